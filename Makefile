@@ -1,0 +1,33 @@
+# Every target sets up what it needs: Python 3.11 or later is all that must be there.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: scenarios test bench results lint types venv clean
+
+scenarios: venv        ## prove the reference queue and break the naive ones
+	$(BIN)/pytest scenarios
+
+test: venv             ## test the harness itself
+	$(BIN)/pytest tests
+
+bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
+	$(BIN)/python -m queueproof.cost
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: venv
+	$(BIN)/mypy
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,61 @@
+"""Proves or breaks a PostgreSQL job queue.
+
+Everything that a Python queue under test needs is here; the command line is `queueproof`.
+"""
+
+from __future__ import annotations
+
+from queueproof.errors import Exit, QueueError, QueueproofError, ServerError, Source
+from queueproof.queue import (
+    Claim,
+    JobRow,
+    Operation,
+    Parameter,
+    Queue,
+    Result,
+    Row,
+    State,
+    Step,
+    Value,
+    Values,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from queueproof.sqlfile import load as load
+
+__version__: str
+
+__all__ = [
+    "Claim",
+    "Exit",
+    "JobRow",
+    "Operation",
+    "Parameter",
+    "Queue",
+    "QueueError",
+    "QueueproofError",
+    "Result",
+    "Row",
+    "ServerError",
+    "Source",
+    "State",
+    "Step",
+    "Value",
+    "Values",
+    "__version__",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    # Both cost time, and the pytest plugin imports this package in every run of every project.
+    if name == "load":
+        from queueproof.sqlfile import load
+
+        return load
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("queueproof")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

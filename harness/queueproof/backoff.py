@@ -1,0 +1,137 @@
+"""How long a failed job waits before its next attempt, measured on the clock that is moved.
+
+No column is read: a wait lies between the last moment at which a claim came back empty and the
+first at which it did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from queueproof.errors import ServerError
+from queueproof.explore.lab import DEFAULT_BOUND, Lab
+from queueproof.explore.runner import DECADE
+from queueproof.explore.session import drive
+from queueproof.guarantees import Offer
+from queueproof.queue import Claim, Queue
+
+ONE_BY_ONE = 12
+LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
+FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
+SLACK = 1.5  # seconds of real time that a probe may take on a busy machine
+WORKER = "00000000-0000-0000-0000-000000000001"
+
+
+class Wait(NamedTuple):
+    """The wait after one failure.
+
+    Attributes:
+        attempt: The attempt that failed, from 1.
+        least: Seconds after which a claim still came back empty.
+        most: Seconds after which the job was claimed; infinite where it never was.
+    """
+
+    attempt: int
+    least: float
+    most: float
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of one job.
+
+    Attributes:
+        found: One for each failure that was measured.
+        broken: What is wrong with them; empty where nothing is.
+    """
+
+    found: list[Wait] = field(default_factory=list)
+    broken: str = ""
+
+
+def watch(lab: Lab, offer: Offer) -> Waits:
+    """Fail one job again and again, and measure how long it stays away each time."""
+    lab.reset()
+    queue = offer.queue
+    takes_bound = "max_attempts" in queue.takes("enqueue")
+    bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
+    drive(lab.session("producer"), queue.start("enqueue", **lab.defaults()))
+    waits = Waits()
+    job = _claim(lab)
+    for attempt in range(1, min(bound, LATER[-1] + 1)):
+        if job is None:
+            break  # it has ended before max_attempts, which is another guarantee's business
+        exact = attempt <= ONE_BY_ONE or attempt in LATER
+        failed_at = lab.now()
+        try:
+            accepted = _fail(lab, job)
+        except ServerError as error:
+            waits.broken = f"fail at attempt {attempt} answered ERROR {error}"
+            break
+        if not accepted:
+            break
+        least = _least(queue, waits.found)
+        wait, job = _measure(lab, attempt, failed_at, least, FINE if exact else COARSE)
+        waits.found.append(wait)
+        waits.broken = _complaint(wait, least)
+        if waits.broken:
+            break
+    return waits
+
+
+def _least(queue: Queue, found: Sequence[Wait]) -> float:
+    declared = queue.backoff.total_seconds() if queue.backoff else 0.0
+    return max([declared, *(wait.least * (1 - queue.jitter) for wait in found)])
+
+
+def _complaint(wait: Wait, least: float) -> str:
+    if wait.most < least:
+        return (
+            f"after attempt {wait.attempt} the job came back within {wait.most:.1f} s; "
+            f"it had to wait at least {least:.1f} s"
+        )
+    if wait.most == float("inf") and wait.attempt > 1:
+        # A job that never comes back at all is lost: that is no-lost-job's business.
+        return f"after attempt {wait.attempt} the job had not come back within ten years"
+    return ""
+
+
+def _measure(
+    lab: Lab, attempt: int, failed_at: float, least: float, factor: float
+) -> tuple[Wait, Claim | None]:
+    """Claim at ever later moments until the job comes: its next attempt."""
+    empty = 0.0
+    offset = max(0.0, least - SLACK)
+    while offset < DECADE:
+        lab.advance(max(0.0, failed_at + offset - lab.now()))
+        asked = lab.now() - failed_at
+        job = _claim(lab)
+        if job is not None:
+            return Wait(attempt, empty, lab.now() - failed_at), job
+        empty = asked
+        offset = max(empty, 1.0) * factor
+    return Wait(attempt, empty, float("inf")), None
+
+
+def _claim(lab: Lab) -> Claim | None:
+    session = lab.session("w1")
+    arguments = {**lab.defaults(), "worker": WORKER, "limit": 1}
+    try:
+        claims: Sequence[Claim] = drive(session, lab.queue.start("claim", **arguments))
+    except ServerError:
+        claims = ()  # judged where claims are
+    if not claims and session.in_transaction:
+        session.run("ROLLBACK")
+    return claims[0] if claims else None
+
+
+def _fail(lab: Lab, job: Claim) -> bool:
+    session = lab.session("w1")
+    arguments = {**lab.defaults(), "worker": WORKER, "job": job, "error": "it failed"}
+    try:
+        return bool(drive(session, lab.queue.start("fail", **arguments)))
+    finally:
+        if session.in_transaction:
+            session.run("ROLLBACK")

@@ -1,0 +1,510 @@
+"""The command line: init, check, bench, report."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias, cast
+
+import typer
+
+from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
+
+if TYPE_CHECKING:
+    from queueproof.explore.lab import Lab
+    from queueproof.queue import Queue
+
+# Everything heavier is imported where it is used: `queueproof --help` answers at once.
+
+# click's, of which newer typers bring a copy of their own
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+_DEBUG_OPTION = "--traceback"
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class ProfileName(StrEnum):
+    """How thorough a check is."""
+
+    quick = "quick"
+    default = "default"
+    deep = "deep"
+
+
+QueueName: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="A queue file (my_queue.sql), or package.module:Class."),
+]
+Postgres: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="embedded[:16], local[:/path/to/bin], container[:image] or a DSN;"
+        " else $QUEUEPROOF_POSTGRES, else embedded.",
+    ),
+]
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
+    if value:
+        from queueproof import __version__
+
+        typer.echo(f"queueproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Prove or break a PostgreSQL job queue."""
+
+
+# --- check --------------------------------------------------------------------------------------
+
+
+@app.command()
+def check(
+    queue: QueueName,
+    *,
+    postgres: Postgres = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
+    ] = None,
+    profile: Annotated[
+        ProfileName, typer.Option(help="How thorough: seconds, a minute, many minutes.")
+    ] = ProfileName.default,
+    seed: Annotated[
+        int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
+    ] = 0,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as JSON.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as a page.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as JUnit XML.")
+    ] = None,
+    replay: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Run one story again, and nothing else.")
+    ] = None,
+    debug: Annotated[  # noqa: ARG001 - `run` looks for it
+        bool, typer.Option(_DEBUG_OPTION, help="Show the traceback of an internal error.")
+    ] = False,
+) -> int:
+    """Judge a queue by its guarantees.
+
+    Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
+    is broken but something stays unknown, 4 when the queue, the server or an option is no good.
+    """
+    from queueproof.guarantees import select
+    from queueproof.report.junit import to_junit
+    from queueproof.report.page import to_page
+    from queueproof.report.terminal import Output, print_card
+    from queueproof.target import resolve
+
+    wanted = select(None if only is None else _listed(only, "--only"))
+    paths = [path for path in (json, html, junit) if path is not None]
+    if len(set(paths)) < len(paths):
+        raise QueueproofError("--json, --html and --junit need a file each")
+    if replay is not None and (paths or only is not None):
+        raise QueueproofError("--replay runs one story: --only and reports do not go with it")
+    for path in paths:
+        _refuse_unwritable(path)
+    target = resolve(queue)
+    again = ["queueproof", "check", queue]
+    with _on_behalf_of(target):
+        from queueproof.check import check_queue
+
+        if replay is not None:
+            return _replay(target, replay, postgres)
+        with _lab(target, postgres) as lab:
+            if postgres is not None:
+                again += ["--postgres", lab.server.source]
+            out = Output()
+            out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {profile.value}")
+            out.say()
+            with _progress() as progress:
+                card = check_queue(lab, wanted, seed=seed, profile=profile.value, progress=progress)
+    command = f"{shlex.join(again)} --replay"
+    print_card(out, card, command)
+    if json is not None:
+        _write(json, card.to_json() + "\n")
+    if html is not None:
+        _write(html, to_page([card], command))
+    if junit is not None:
+        _write(junit, to_junit(card))
+    return card.exit_code
+
+
+def _replay(target: Queue, token: str, postgres: str | None) -> int:
+    from queueproof.check import decode_token, replay
+    from queueproof.report.terminal import Output, print_story
+
+    digest, guarantee, _, _ = decode_token(token)
+    if digest != target.digest:
+        # Said before a server is started for it.
+        raise QueueproofError(
+            f"this token belongs to another queue, or to another version of {target.name}"
+        )
+    with _lab(target, postgres) as lab:
+        out = Output()
+        out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
+        out.say()
+        story = replay(lab, token)
+    if story is None:
+        out.say("It does not happen any more.")
+        return Exit.HOLDS
+    print_story(out, story)
+    out.say()
+    out.say(f"It happened again: {guarantee} is broken.")
+    return Exit.BROKEN
+
+
+@contextmanager
+def _lab(target: Queue, postgres: str | None) -> Iterator[Lab]:
+    from queueproof.explore.lab import open_lab
+    from queueproof.postgres import open_server
+
+    with open_server(postgres) as server, open_lab(target, server) as lab:
+        yield lab
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    if not sys.stderr.isatty():
+        yield lambda _what, _fraction: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, done: bar.update(task, description=what.ljust(16), completed=done)
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]) -> None:
+    """Write a commented queue file to start from."""
+    template = files("queueproof").joinpath("template.sql").read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template)
+    except FileExistsError:
+        raise QueueproofError(f"{path} exists already, and is left as it is") from None
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+    typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
+    typer.echo(f"  queueproof check {shlex.quote(str(path))}")
+
+
+@app.command()
+def bench(
+    queues: Annotated[
+        list[str],
+        typer.Argument(metavar="QUEUE...", help="Queue files; the first is the yardstick."),
+    ],
+    *,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Jobs per claim.")] = "1,10,100",
+    workers: Annotated[str, typer.Option(metavar="N,...", help="Processes.")] = "1,4,16",
+    postgres: Postgres = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")
+    ] = None,
+) -> None:
+    """Measure jobs per second and the latency of a claim."""
+    from queueproof.report.terminal import Output, rewriting_status
+    from queueproof.target import resolve
+
+    batches, processes = _counts(batch, "--batch"), _counts(workers, "--workers")
+    if json is not None:
+        _refuse_unwritable(json)
+    found = [resolve(queue) for queue in queues]
+    with _bench_extra():
+        from queueproof.cost.bench import run as measure
+
+        with rewriting_status() as progress:
+            report = measure(found, batches, processes, postgres=postgres, progress=progress)
+    if json is not None:
+        _write(json, report.to_json())
+    Output().markdown(report.to_markdown())
+
+
+@app.command()
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="What check and bench wrote with --json."),
+    ],
+    *,
+    html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
+) -> None:
+    """Put cards and benchmarks on one page."""
+    from queueproof.report.page import read_card, to_page
+
+    _refuse_unwritable(html)
+    cards, benches = [], []
+    for path in results:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise QueueproofError(f"cannot read {path}: {error}") from error
+        try:
+            if '"guarantees"' in text:
+                cards.append(read_card(text))
+                continue
+            with _bench_extra():
+                from queueproof.cost.bench import BenchReport
+
+                found = BenchReport.from_json(text)
+                benches.append(found.to_svg() + found.to_html())
+        except QueueproofError as error:
+            raise QueueError(f"{path}: {error}") from error
+    _write(html, to_page(cards, benches=benches))
+    typer.echo(f"Wrote {html}")
+
+
+@contextmanager
+def _bench_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}: install what benchmarks need with pip install 'queueproof[bench]'"
+        raise QueueproofError(message) from error
+
+
+@app.command()
+def guarantees() -> None:
+    """List what a queue is judged by."""
+    from queueproof.guarantees import CATALOGUE
+
+    for guarantee in CATALOGUE.values():
+        later = "" if guarantee.judged else " (not judged by this version)"
+        typer.echo(f"{guarantee.id:<18} {guarantee.sentence}{later}")
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _listed(text: str, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise QueueproofError(f"{option} {text!r}: write names with commas between them")
+    return names
+
+
+def _counts(text: str, option: str) -> list[int]:
+    names = _listed(text, option)
+    if not all(name.isascii() and name.isdigit() and int(name) for name in names):
+        raise QueueproofError(f"{option} {text!r}: write whole numbers from 1 on, such as 1,10")
+    return [int(name) for name in names]
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Find out before the minute of work whether its result can be written.
+
+    Raises:
+        QueueproofError: It cannot.
+    """
+    real = path.resolve()
+    try:
+        if real.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if real.exists() and not os.access(real, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if not real.exists() or real.is_file():
+            beside = _beside(real)
+            beside.touch(exist_ok=False)
+            beside.unlink()
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all.
+
+    Raises:
+        QueueproofError: It cannot be written.
+    """
+    real = path.resolve()
+    beside = _beside(real)
+    try:
+        if real.exists() and not real.is_file():  # /dev/stdout, a pipe: nothing to put in place
+            real.write_text(text, encoding="utf-8")
+            return
+        try:
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(real)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+class _StoppedError(KeyboardInterrupt):
+    """A signal asks for an orderly end. Hypothesis would take a SystemExit for a finding."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+    raise _StoppedError(number)
+
+
+@contextmanager
+def _on_behalf_of(queue: Queue) -> Iterator[None]:
+    """Give errors of a queue's own the queue's name, or its line."""
+    from queueproof.target import blame
+
+    try:
+        yield
+    except QueueError as error:
+        if error.source is not None or str(error).startswith(queue.name):
+            raise
+        raise QueueError(f"{queue.name}: {error}") from error
+    except QueueproofError:
+        raise
+    except Exception as error:
+        culprit = next((b for e in _causes(error) if (b := blame(e, queue))), None)
+        if culprit is not None:
+            raise culprit from error
+        raise
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _stop)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: As they stand after `queueproof`.
+
+    Returns:
+        The exit code; what went wrong is on stderr then.
+    """
+    command = typer.main.get_command(app)
+    try:
+        # Not `command.main`: it has its own exit codes for mistakes and interrupts.
+        with command.make_context("queueproof", [*arguments]) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as done:
+        return done.exit_code
+    except _UsageError as error:
+        error.show()
+        return Exit.UNUSABLE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.HOLDS
+    except BaseException as error:  # noqa: BLE001 - every end has its exit code
+        causes = _causes(error)
+        for cause in causes:
+            if isinstance(cause, _StoppedError):
+                return _say(f"stopped by {cause}", 128 + cause.number)
+            if isinstance(cause, KeyboardInterrupt):
+                return _say("interrupted", Exit.INTERRUPTED)
+        if told := next(filter(None, map(_outage, causes)), None):
+            return _say(told, Exit.UNUSABLE)
+        for cause in causes:
+            if isinstance(cause, QueueError):
+                return _say(str(cause), Exit.UNUSABLE, prefix="")
+            if isinstance(cause, QueueproofError):
+                return _say(str(cause), Exit.UNUSABLE)
+        if _DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
+            traceback.print_exception(error)
+        return _say(
+            f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
+            "This is a bug of queueproof's. Please report it with the queue and what this prints:"
+            f"\n  {shlex.join(['queueproof', *arguments])} {_DEBUG_OPTION}",
+            Exit.INTERNAL,
+        )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and all that it came from; Hypothesis reports what did not repeat as a group."""
+    found: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or one in found:
+            continue
+        found.append(one)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
+        todo += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+    return found
+
+
+def _outage(error: BaseException) -> str | None:
+    """What to say where the ground under the run has gone: the disk or the server."""
+    import psycopg
+
+    from queueproof.explore.session import ConnectionLostError
+
+    state = getattr(error, "sqlstate", None) if _from_server(error) else None
+    detail = " ".join(str(error).split())
+    if state == "53100":
+        return f"the disk of the PostgreSQL server is full: {detail}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {detail}"
+    lost = isinstance(error, ConnectionLostError | psycopg.OperationalError)
+    if lost or (state or "").startswith(("57P0", "53", "58")):
+        return (
+            "PostgreSQL went away or gave up in the middle of the run, so there is no verdict: "
+            f"{detail}"
+        )
+    return None
+
+
+def _from_server(error: BaseException) -> bool:
+    import psycopg
+
+    return isinstance(error, ServerError | psycopg.Error)
+
+
+def _say(message: str, code: int, *, prefix: str = "queueproof: ") -> int:
+    print(f"{prefix}{message}", file=sys.stderr)  # noqa: T201 - where errors go
+    return code

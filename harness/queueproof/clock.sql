@@ -1,0 +1,58 @@
+-- A clock that the harness moves. This schema stands ahead of pg_catalog in the database's
+-- search_path, so that now() and its kin, DEFAULTs included, bind to it.
+CREATE SCHEMA clock;
+
+-- A row is a move: from the real moment `since` on, the clock shows real time plus `shift`.
+CREATE TABLE clock.moves (since timestamptz PRIMARY KEY, shift interval NOT NULL);
+
+-- The same for what stands still in a transaction. Its body is written anew at each move, as a CASE over the
+-- moments of the moves: a transaction that began before a move keeps its now(), as it must. Being
+-- one expression it is inlined, so that a call costs no lookup and indexes are used as ever.
+-- An open transaction may go on using the old body, where now() cannot tell the difference.
+CREATE FUNCTION clock.shift(moment timestamptz) RETURNS interval
+LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT interval '0'$$;
+
+CREATE FUNCTION clock.at(actual timestamptz) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+  SELECT actual + COALESCE(
+    (SELECT m.shift FROM clock.moves m WHERE m.since <= actual ORDER BY m.since DESC LIMIT 1),
+    interval '0');
+$$;
+
+CREATE FUNCTION clock.now() RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS
+  'SELECT pg_catalog.now() + clock.shift(pg_catalog.now())';
+
+CREATE FUNCTION clock.transaction_timestamp() RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS
+  'SELECT pg_catalog.now() + clock.shift(pg_catalog.now())';
+
+CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS
+  'SELECT clock.at(pg_catalog.statement_timestamp())';
+
+CREATE FUNCTION clock.clock_timestamp() RETURNS timestamptz
+LANGUAGE sql VOLATILE AS
+  'SELECT clock.at(pg_catalog.clock_timestamp())';
+
+CREATE FUNCTION clock.timeofday() RETURNS text
+LANGUAGE sql VOLATILE AS
+  'SELECT pg_catalog.to_char(clock.clock_timestamp(), ''Dy Mon DD HH24:MI:SS.US YYYY TZ'')';
+
+-- What the keyword forms CURRENT_TIMESTAMP(p) and LOCALTIMESTAMP(p) are rewritten to.
+CREATE FUNCTION clock.now(digits int) RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+  SELECT pg_catalog.date_trunc('second', t)
+    + pg_catalog.make_interval(secs => pg_catalog.round(
+        extract(epoch FROM t - pg_catalog.date_trunc('second', t)), digits)::float8)
+  FROM clock.now() AS t;
+$$;
+
+CREATE FUNCTION clock.local_now() RETURNS timestamp
+LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.now()::timestamp';
+
+CREATE FUNCTION clock.local_now(digits int) RETURNS timestamp
+LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.now(digits)::timestamp';
+
+GRANT USAGE ON SCHEMA clock TO PUBLIC;
+GRANT SELECT ON clock.moves TO PUBLIC;

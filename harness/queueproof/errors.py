@@ -1,0 +1,67 @@
+"""The errors that a person at the keyboard meets, each with the exit code of its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+
+class Exit(IntEnum):
+    """Exit codes of the command line; public and frozen."""
+
+    HOLDS = 0
+    BROKEN = 1
+    INCONCLUSIVE = 2
+    UNUSABLE = 4
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+class QueueproofError(Exception):
+    """A mistake or a missing piece that the user can mend; shown as one message, no traceback."""
+
+
+class ServerUnavailableError(QueueproofError):
+    """No PostgreSQL could be had from the requested source, or it cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in a queue file.
+
+    Attributes:
+        path: The file as the user named it.
+        line: Line, from 1.
+    """
+
+    path: Path
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+class QueueError(QueueproofError):
+    """The queue under test cannot be used: malformed file, rejected SQL, an operation that fails.
+
+    Attributes:
+        source: Where in the queue file, if it is known.
+    """
+
+    def __init__(self, message: str, source: Source | None = None) -> None:
+        super().__init__(f"{source}: {message}" if source else message)
+        self.source = source
+
+
+class ServerError(Exception):
+    """What the server answered instead of rows: SQLSTATE and message, as PostgreSQL sent them.
+
+    Thrown into the operation's generator at the step that failed.
+    """
+
+    def __init__(self, sqlstate: str, message: str, position: int | None = None) -> None:
+        super().__init__(f"{sqlstate}: {message}")
+        self.sqlstate = sqlstate
+        self.message = message
+        self.position = position  # character of the step's SQL as sent, from 1

@@ -1,0 +1,1 @@
+"""Controlled runs: programs, schedules, the runner that steps them, and shrinking."""

@@ -1,0 +1,430 @@
+"""A queue installed in a database of its own, with a movable clock and a reset to the beginning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from graphlib import CycleError, TopologicalSorter
+from importlib.resources import files
+from typing import Literal, TypeAlias
+
+import psycopg
+from psycopg import pq, sql
+
+from queueproof.errors import QueueError, ServerError
+from queueproof.explore.session import ConnectionLostError, Session
+from queueproof.postgres import Server
+from queueproof.queue import Queue, Step
+from queueproof.sql import compile_statement, position_in
+
+DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
+GATE_KEYS = {"first": 815_101, "second": 815_102}
+RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
+
+_TABLES = """
+SELECT c.oid::regclass::text, c.relkind, c.relispartition
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+ORDER BY c.oid
+"""
+_SEQUENCES = """
+SELECT c.oid::regclass::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock' ORDER BY c.oid
+"""
+_COLUMNS = """
+SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
+FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+"""
+_TRIGGERS = """
+SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
+FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
+"""
+_FOREIGN_KEYS = """
+SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
+FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
+"""
+# A function with a search_path of its own would miss the clock (design: The clock).
+_PINNED = """
+SELECT p.oid::regprocedure::text, split_part(setting, '=', 2), p.prokind = 'p'
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest(p.proconfig) AS setting
+WHERE setting LIKE 'search_path=%' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
+"""
+# A session that has asked for it stops here: it takes its first key, which the scheduler holds,
+# and then its second. Two keys make a turnstile; with one it could slip through two gates.
+_GATE = """
+CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.current_setting('queueproof.gate', true) = pg_catalog.lower(TG_LEVEL) THEN
+    PERFORM pg_catalog.pg_advisory_lock(%(first)s, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock(%(first)s, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_lock(%(second)s, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock(%(second)s, pg_catalog.pg_backend_pid());
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  RETURN NEW;
+END $$
+"""
+_ARRAYS = """
+SELECT t.oid, t.typarray FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
+WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
+"""
+
+
+Gate: TypeAlias = Literal["statement", "row"]
+"""Where inside a statement a session stops: with its snapshot taken and nothing read, or with a
+row chosen and locked."""
+
+
+class Lab:
+    """Where one queue's runs take place: its database, its sessions, its clock.
+
+    Attributes:
+        queue: The queue under test.
+        server: The server that it is installed on.
+        conninfo: Of its database.
+        arrays: Array type of each type that the queue's schema defines, by oid.
+        tables: The queue's tables, as regclass text.
+    """
+
+    def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
+        self.queue = queue
+        self.server = server
+        self.conninfo = conninfo
+        self.arrays: dict[int, int] = {}
+        self.tables: list[str] = []
+        self._admin = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        self._sessions: dict[str, Session] = {}
+        self._used: set[str] = set()
+        self._shift = 0.0
+        self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
+        self._resets = 0
+        self._gate: Gate | None = None
+        self._planner: Mapping[str, str] = {}
+        try:
+            self._install()
+        except BaseException:
+            self._admin.close()
+            raise
+        self._control = Session(conninfo, "the scheduler")
+        self._control.run("SET search_path = pg_catalog")
+        self._control.pgconn.prepare(b"blockers", b"SELECT pg_catalog.pg_blocking_pids($1::int4)")
+
+    # --- installation ---------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        run = self._admin.execute
+        name = sql.Identifier(self._admin.info.dbname)
+        run(files("queueproof").joinpath("clock.sql").read_text())
+        run("CREATE SCHEMA queue")
+        for setting in (
+            sql.SQL("search_path = queue, clock, pg_catalog"),
+            sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
+            sql.SQL("timezone = 'UTC'"),
+            sql.SQL("client_min_messages = error"),
+        ):
+            run(sql.SQL("ALTER DATABASE {} SET ").format(name) + setting)
+        installer = Session(self.conninfo, "the installer")
+        try:
+            self._run_install(installer)
+        finally:
+            installer.close()
+        for function, path, procedure in run(_PINNED).fetchall():
+            kind = "PROCEDURE" if procedure else "FUNCTION"
+            rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
+            run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
+        self.arrays = {int(oid): int(array) for oid, array in run(_ARRAYS).fetchall()}
+        found = run(_TABLES).fetchall()
+        self.tables = [table for table, _, _ in found]
+        # A trigger of a partitioned table is its partitions' too.
+        self._heaps = {table: self._columns(table) for table, kind, _ in found if kind == "r"}
+        self._gated_tables = [table for table, _, partition in found if not partition]
+        for table, kind, _ in found:
+            if kind == "r":
+                run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        self._reset_sql, self._renew_sql = self._reset_statements()
+        run(_GATE % GATE_KEYS)
+
+    def _run_install(self, installer: Session) -> None:
+        steps = self.queue.start("install")
+        try:
+            step = next(steps)
+            while True:
+                installer.send(step)
+                while not installer.ready(1.0):
+                    pass
+                try:
+                    result = installer.result()
+                except ServerError as error:
+                    raise rejected(step, error) from error
+                step = steps.send(result)
+        except StopIteration:
+            if installer.in_transaction:
+                raise QueueError("schema leaves a transaction open: end it with COMMIT") from None
+
+    def _columns(self, table: str) -> str:
+        """The columns that hold data of their own, as SQL."""
+        row = self._admin.execute(_COLUMNS, [table]).fetchone()
+        return str(row[0]) if row else ""
+
+    def _reset_statements(self) -> tuple[str, str]:
+        """SQL that brings every table and sequence back to what they held after `install`."""
+        run = self._admin.execute
+        restore = []
+        for number, table in enumerate(self._parents_first()):
+            if run(
+                "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
+            ).fetchone() == (True,):
+                continue
+            if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
+                continue
+            columns = self._columns(table)
+            run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
+            restore.append(
+                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+                f"SELECT {columns} FROM clock.saved_{number}"
+            )
+        for (sequence,) in run(_SEQUENCES).fetchall():
+            row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
+            if row:
+                restore.append(f"SELECT setval('{sequence}'::regclass, {row[0]}, {row[1]})")
+        quiet, loud = [], []
+        firing = "AR" if self.server.superuser else "OAR"  # pg_trigger.tgenabled
+        if self.server.superuser:
+            quiet = ["SET LOCAL session_replication_role = replica"]
+        for table, trigger, enabled in run(_TRIGGERS).fetchall():
+            if table in self.tables and enabled in firing:
+                how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
+                quiet.append(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+                loud.append(f"ALTER TABLE {table} ENABLE {how}TRIGGER {trigger}")
+        truncate = [f"TRUNCATE {', '.join(self.tables)}"] if self.tables else []
+        # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
+        empty = [f"DELETE FROM {table}" for table in self.tables]
+        delete = empty if self.server.superuser else truncate
+        renewed = ["BEGIN", *quiet, *truncate, *restore, *loud, "COMMIT"]
+        swift = ["BEGIN", *quiet, *delete, *restore, *loud, "COMMIT"]
+        return "; ".join(swift), "; ".join(renewed)
+
+    def _parents_first(self) -> list[str]:
+        """The tables in an order in which foreign keys let their rows be put in."""
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.tables, ()))
+        for child, parent in self._admin.execute(_FOREIGN_KEYS).fetchall():
+            if child in self.tables and parent in self.tables:
+                sorter.add(child, parent)
+        try:
+            return list(sorter.static_order())
+        except CycleError:
+            return self.tables
+
+    # --- between and during runs ----------------------------------------------------------------
+
+    def reset(self, *, renew: bool = False) -> None:
+        """Bring the database back to the beginning and the clock back to real time."""
+        for key in self._used:
+            session = self._sessions.get(key)
+            if session is not None and (session.closed or not self._quiet(session)):
+                self.discard(session)
+        self._used.clear()
+        self._resets += 1
+        full = renew or self._resets % RENEW_EVERY == 0
+        self._control.run(self._renew_sql if full else self._reset_sql)
+        self._shift = 0.0
+        if self._moves:
+            self._moves.clear()
+            self._set_clock()
+
+    def _quiet(self, session: Session) -> bool:
+        """Cancel, drain and roll back a session; whether it may be used again."""
+        try:
+            if session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                session.cancel()
+            if session.in_transaction:
+                session.run("ROLLBACK")
+            session.run("DISCARD ALL")
+        except (ConnectionLostError, ServerError):
+            return False
+        return True
+
+    def session(self, key: str) -> Session:
+        """The open session under a key; a new connection where there is none."""
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = Session(self.conninfo, key, self.arrays)
+            self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {session.pid})")
+        if key not in self._used:
+            if self._gate:
+                session.run(f"SET queueproof.gate = '{self._gate}'")
+            for name, value in self._planner.items():
+                session.run(f"SET {name} = {value}")
+        self._used.add(key)
+        return session
+
+    def set_gate(self, gate: Gate | None) -> None:
+        """Make statements that change the queue's tables stop inside, or let them run through.
+
+        The triggers are there only while they are wanted: a row trigger locks its row a little
+        earlier than the untouched statement would.
+        """
+        if gate == self._gate:
+            return
+        self.reset()
+        for table in self.tables:
+            self.execute(f'DROP TRIGGER IF EXISTS "~queueproof" ON {table}')
+        self._gate = gate
+        events = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
+        for table in self._gated_tables if gate else ():
+            self.execute(
+                f'CREATE TRIGGER "~queueproof" BEFORE {events[gate or "row"]} ON {table} '
+                f"FOR EACH {(gate or 'row').upper()} EXECUTE FUNCTION clock.gate()"
+            )
+
+    def set_planner(self, settings: Mapping[str, str] | None) -> None:
+        """Make the queue's sessions plan under some settings from the next run on."""
+        self._planner = settings or {}
+
+    def rewrite_tables(self) -> None:
+        """Turn the rows' physical order round, as pg_repack or dump and restore may.
+
+        Without superuser rights foreign keys and triggers would act: then nothing is done.
+        """
+        if not self.server.superuser:
+            return
+        for table, columns in self._heaps.items():
+            self._control.run(
+                "BEGIN; SET LOCAL session_replication_role = replica; "
+                f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
+                f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
+                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+                "SELECT * FROM turned; COMMIT"
+            )
+
+    @property
+    def control_pid(self) -> int:
+        """The scheduler's backend, which holds the gates' keys."""
+        return self._control.pid
+
+    def open_gate(self, session: Session) -> None:
+        """Let a session that has stopped at a gate go on, and no further than to the next one."""
+        first, second = (f"{key}, {session.pid}" for key in GATE_KEYS.values())
+        self._control.run(
+            f"SELECT pg_advisory_lock({second}); SELECT pg_advisory_unlock({first}); "
+            f"SELECT pg_advisory_lock({first}); SELECT pg_advisory_unlock({second})"
+        )
+
+    def discard(self, session: Session) -> None:
+        """Close a session and wait until its backend has rolled back and gone."""
+        for key, known in list(self._sessions.items()):
+            if known is session:
+                del self._sessions[key]
+        session.close()
+        self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {session.pid})")
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = %s)"
+        while self._admin.execute(gone, [session.pid]).fetchone() != (True,):
+            pass
+
+    def drop(self, key: str) -> None:
+        """Close the session under a key, if there is one, and wait until its backend is gone."""
+        if key in self._sessions:
+            self.discard(self._sessions[key])
+
+    def blockers(self, session: Session) -> list[int]:
+        """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
+        answer = self._control.pgconn.exec_prepared(b"blockers", [str(session.pid).encode()])
+        value = answer.get_value(0, 0) if answer.ntuples else None
+        if value is None:
+            raise ConnectionLostError("the server closed the scheduler's connection")
+        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+
+    def now(self) -> float:
+        """Seconds on the database's clock since an arbitrary moment."""
+        return time.monotonic() + self._shift
+
+    def advance(self, seconds: float) -> None:
+        """Move the database's clock forward; transactions that are open keep their `now()`."""
+        row = self._admin.execute("SELECT clock_timestamp()::timestamptz(6)::text").fetchone()
+        assert row is not None
+        self._shift += seconds
+        self._moves.insert(0, (row[0], self._shift))
+        self._set_clock()
+
+    def _set_clock(self) -> None:
+        cases = " ".join(
+            f"WHEN moment >= '{since}' THEN interval '{shift!r} seconds'"
+            for since, shift in self._moves
+        )
+        body = f"CASE {cases} ELSE interval '0' END" if cases else "interval '0'"
+        rows = "; ".join(
+            f"INSERT INTO clock.moves VALUES ('{since}', '{shift!r} seconds')"
+            for since, shift in self._moves[:1]
+        )
+        self._control.run(
+            "CREATE OR REPLACE FUNCTION clock.shift(moment timestamptz) RETURNS interval "
+            f"LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT {body}$$; "
+            f"{rows or 'DELETE FROM clock.moves'}"
+        )
+
+    def defaults(self) -> dict[str, object]:
+        """Arguments for an operation that nothing depends on."""
+        arguments: dict[str, object] = {
+            "payload": "{}",
+            "priority": 0,
+            "delay": timedelta(0),
+            "max_attempts": self.queue.max_attempts or DEFAULT_BOUND,
+            "queue": "default",
+        }
+        if self.queue.lease is not None:
+            arguments["lease"] = self.queue.lease
+        return arguments
+
+    def execute(self, statement: str) -> Sequence[tuple[object, ...]]:
+        """Run a statement of the harness's own, outside the queue's sessions."""
+        cursor = self._admin.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """Close every connection."""
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._control.close()
+        self._admin.close()
+
+
+def rejected(step: Step, error: ServerError) -> QueueError:
+    """The user's error for SQL that the server rejected, with its place in the file."""
+    where = ""
+    source = step.source
+    if error.position is not None:
+        offset = position_in(compile_statement(step.sql), error.position)
+        before = step.sql[:offset]
+        line = before.count("\n")
+        column = offset - (before.rfind("\n") + 1) + 1
+        if source is not None:
+            source = type(source)(source.path, source.line + line)
+        text = step.sql.split("\n")[line]
+        where = f"\n  {text}\n  {' ' * (column - 1)}^"
+    return QueueError(
+        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}", source
+    )
+
+
+@contextmanager
+def open_lab(queue: Queue, server: Server) -> Iterator[Lab]:
+    """Install a queue in a fresh database of a server; both are gone afterwards.
+
+    Raises:
+        QueueError: The queue's SQL was rejected.
+    """
+    with server.database() as conninfo:
+        lab = Lab(queue, server, conninfo)
+        try:
+            yield lab
+        finally:
+            lab.close()

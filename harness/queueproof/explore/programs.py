@@ -1,0 +1,145 @@
+"""Who does what: programs as data, small enough to print, shrink and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+
+class Do(NamedTuple):
+    """One operation of an actor.
+
+    Attributes:
+        kind: An operation of a queue, `crash` (the actor's connection is closed for good),
+            `advance` (the database's clock moves) or `rewrite` (the tables' physical order turns).
+        n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
+            jobs, counted from 0 over its whole life, and for a batch which of its claims; for a
+            crash the worker's number, 0 for the
+            actor itself; for an enqueue which of the program's job specifications.
+        seconds: For an advance.
+        queue: For a claim.
+    """
+
+    kind: str
+    n: int = 0
+    seconds: float = 0.0
+    queue: str = "default"
+
+
+class JobSpec(NamedTuple):
+    """A job to enqueue.
+
+    Attributes:
+        priority: Higher first.
+        delay: Seconds until it may run.
+        bound: Its max_attempts; 0: what the queue's header says.
+        queue: Where it goes.
+    """
+
+    priority: int = 0
+    delay: float = 0.0
+    bound: int = 0
+    queue: str = "default"
+
+
+Script: TypeAlias = tuple[str, tuple[Do, ...]]
+"""An actor and what it does, in this order."""
+
+Stage: TypeAlias = tuple[Script, ...]
+"""Scripts whose steps are interleaved."""
+
+
+class Program(NamedTuple):
+    """Jobs, and stages that follow one another; within a stage every interleaving is legal.
+
+    Attributes:
+        jobs: Enqueued one after the other before the first stage.
+        stages: What the actors do.
+        reserve: Further job specifications, for `enqueue` within a stage.
+    """
+
+    jobs: tuple[JobSpec, ...]
+    stages: tuple[Stage, ...]
+    reserve: tuple[JobSpec, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Operations and jobs: what shrinking makes smaller."""
+        return len(self.jobs) + sum(len(dos) for stage in self.stages for _, dos in stage)
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that its jobs go to."""
+        return sorted({"default", *(job.queue for job in (*self.jobs, *self.reserve))})
+
+    @property
+    def races(self) -> bool:
+        """Whether anybody acts beside somebody else."""
+        return any(len(stage) > 1 for stage in self.stages)
+
+    def to_data(self) -> list[Any]:
+        """Nested lists of numbers and strings, for a replay token."""
+        return [
+            [list(job) for job in self.jobs],
+            [[[actor, [list(do) for do in dos]] for actor, dos in stage] for stage in self.stages],
+            [list(job) for job in self.reserve],
+        ]
+
+    @classmethod
+    def from_data(cls, data: Sequence[Any]) -> Program:
+        """The program that `to_data` wrote."""
+        jobs, stages, reserve = data
+        return cls(
+            tuple(JobSpec(*job) for job in jobs),
+            tuple(
+                tuple((str(actor), tuple(Do(*do) for do in dos)) for actor, dos in stage)
+                for stage in stages
+            ),
+            tuple(JobSpec(*job) for job in reserve),
+        )
+
+
+def claim(limit: int = 1, queue: str = "default") -> Do:
+    """Claim at most `limit` jobs of a queue."""
+    return Do("claim", limit, queue=queue)
+
+
+def complete(nth: int = 0) -> Do:
+    """Complete the worker's `nth` claimed job."""
+    return Do("complete", nth)
+
+
+def fail(nth: int = 0) -> Do:
+    """Fail the worker's `nth` claimed job."""
+    return Do("fail", nth)
+
+
+def heartbeat(nth: int = 0) -> Do:
+    """Extend the lease of the worker's `nth` claimed job."""
+    return Do("heartbeat", nth)
+
+
+def advance(seconds: float) -> Do:
+    """Move the database's clock."""
+    return Do("advance", seconds=seconds)
+
+
+def crash(worker: int = 0) -> Do:
+    """Close a worker's connection for good: `w<worker>`, or the actor itself."""
+    return Do("crash", worker)
+
+
+RECOVER = Do("recover")
+REWRITE = Do("rewrite")
+COMPLETE_ALL = Do("complete_many")
+OBSERVE = Do("jobs")
+
+
+def script(actor: str, *dos: Do) -> Script:
+    """An actor's script."""
+    return actor, dos
+
+
+def in_turn(*scripts: Script) -> tuple[Stage, ...]:
+    """Scripts one after the other, as stages of one actor each."""
+    return tuple((one,) for one in scripts)

@@ -1,0 +1,822 @@
+"""One run: a program's steps sent to the server in the order that a schedule gives."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+from queueproof.errors import QueueError, ServerError, ServerUnavailableError
+from queueproof.explore.lab import DEFAULT_BOUND, Gate, Lab
+from queueproof.explore.programs import Do, JobSpec, Program
+from queueproof.explore.session import Session
+from queueproof.history import Answer, Call, History, Ref, Wait
+from queueproof.queue import Claim, JobRow, Operation, Result, Step
+from queueproof.sql import first_keyword
+
+FIRST_LOOK = 0.0003  # seconds; most statements answer sooner, so that nobody asks who blocks them
+NEXT_LOOK = 0.001
+PATIENCE = 60.0  # seconds; a statement that neither answers nor waits for a lock is given up
+DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
+DRAIN_BATCH = 10
+DRAINER = "drainer"
+RETRIES = 10
+# Seconds; odd, so that no lease or delay ends exactly then.
+HOUR, DAY = 3607.3, 90061.7
+DECADE = 3660 * DAY
+
+_NESTED = dict.fromkeys(
+    ("enable_hashagg", "enable_hashjoin", "enable_material", "enable_sort", "enable_mergejoin"),
+    "off",
+)
+_NO_INDEX = dict.fromkeys(("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off")
+PLANNERS: Mapping[str, Mapping[str, str]] = {
+    "default settings": {},
+    "nested loops only": _NESTED,
+    "nested loops only, no index": {**_NESTED, **_NO_INDEX},
+    "no index": _NO_INDEX,
+    "no sequential scan": {"enable_seqscan": "off"},
+}
+"""Planner settings: what a queue promises it promises under any plan."""
+
+_DEADLOCK = "40P01"
+# No disk, no memory, shutting down, I/O error: nothing that an operation of a queue has done.
+_SERVER_TROUBLE = ("53", "57P", "58")
+
+# Statements that take no lock and show nothing: no worker can act differently after them.
+_QUIET = frozenset({"BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
+# An autocommit statement is BEGIN, itself, COMMIT. The moment before that COMMIT, when its locks
+# are held and its effect is unseen, is a seam.
+_HOLDABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES"})
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One line of a run's trace.
+
+    Attributes:
+        actor: Who acted.
+        call: Index of the call, -1 for none.
+        event: `start`, `sql`, `done` (not committed yet), `stops`, `waits`, `goes on`, `commit`,
+            `rewrite`, `answer`, `error`, `clock` or `crash`.
+        text: SQL, or what was answered.
+    """
+
+    actor: str
+    call: int
+    event: str
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Choice:
+    """A moment at which the schedule chose.
+
+    Attributes:
+        options: How many actors could go on.
+        taken: Which one did; 0 is the one that acted last, if it could.
+        preempts: Whether any other option takes the turn from an actor that could go on.
+    """
+
+    options: int
+    taken: int
+    preempts: bool
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run did.
+
+    Attributes:
+        history: What was asked and answered.
+        trace: What happened, in order.
+        choices: Every moment at which the schedule chose.
+        steps: Statements that actors sent in the stages.
+        errors: What the server answered to which step, by the index of the call.
+        certain: How many choices had been met when several sessions waited and a lock was
+            released: from then on the server decides who goes on. None where that never was.
+    """
+
+    history: History = field(default_factory=History)
+    trace: list[Beat] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    steps: int = 0
+    errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
+    certain: int | None = None
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether the schedule alone did not decide what happened."""
+        return self.certain is not None
+
+
+@dataclass(slots=True)
+class _Flight:
+    """An operation between its invocation and its answer."""
+
+    call: Call
+    session: Session
+    generator: Operation[Any]
+    step: Step
+    named: Sequence[Claim] = ()
+    gated: bool = False  # it has stopped inside its statement
+    wrapped: bool = False  # the running statement stands in a transaction of the harness
+    holding: Result | None = None  # the answer of a statement whose COMMIT is still to come
+    committed: int = 0  # how many of its transactions have taken effect
+    victim: bool = False  # it was cancelled to end a deadlock
+
+
+@dataclass(slots=True)
+class _Actor:
+    """Somebody who acts: a worker, a reaper, a producer, the clock, a nemesis."""
+
+    name: str
+    identity: str
+    todo: deque[Do] = field(default_factory=deque)
+    flight: _Flight | None = None
+    blocked: bool = False
+    alive: bool = True
+    claims: list[tuple[Ref, Claim]] = field(default_factory=list)
+    ended: set[Ref] = field(default_factory=set)
+    holding: bool = False  # its session stands in the transaction of its claim
+
+    def open_claims(self) -> list[int]:
+        """Which of its claims it has not ended."""
+        return [n for n, (ref, _) in enumerate(self.claims) if ref not in self.ended]
+
+
+class Runner:
+    """Runs programs under schedules.
+
+    Args:
+        lab: Where.
+        split: Whether a statement outside a transaction is split from its commit.
+        held: Whether claims end inside their transaction: they are made with limit 1.
+        gate: Where inside their statements sessions stop.
+        planner: Under which of `PLANNERS` they plan.
+
+    Attributes:
+        gate: The same.
+        planner: The same.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        *,
+        split: bool = True,
+        held: bool = False,
+        gate: Gate | None = None,
+        planner: str | None = None,
+    ) -> None:
+        self._lab = lab
+        self.gate = gate
+        self.planner = planner
+        self._queue = lab.queue
+        self._split = split
+        self._batch_size = 1 if held else DRAIN_BATCH
+        self._lease = lab.queue.lease.total_seconds() if lab.queue.lease else None
+
+    def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+        """One run from a fresh start.
+
+        Args:
+            program: Who does what.
+            schedule: The option taken at each choice; 0, go on, where it has ended.
+
+        Raises:
+            QueueError: An operation did something that no queue may.
+            ConnectionLostError: The server closed a connection.
+        """
+        self._lab.set_gate(self.gate)
+        self._lab.set_planner(PLANNERS[self.planner] if self.planner else None)
+        self._lab.reset()
+        self._run = Run()
+        self._moment = 0
+        self._actors: dict[str, _Actor] = {}
+        self._owners: dict[int, _Actor] = {}
+        self._schedule = deque(schedule)
+        self._reserve = deque(program.reserve)
+        self._queues = program.queues if "queue" in self._queue.takes("claim") else ["default"]
+        self._splitting = False
+        for spec in program.jobs:
+            self._reserve.appendleft(spec)
+            self._perform(self._actor("producer"), Do("enqueue"))
+        self._splitting = self._split
+        for stage in program.stages:
+            self._stage(stage)
+        self._splitting = False
+        self._drain()
+        return self._run
+
+    # --- stages and choices ---------------------------------------------------------------------
+
+    def _actor(self, name: str) -> _Actor:
+        if name not in self._actors:
+            self._actors[name] = _Actor(name, _identity(name))
+        return self._actors[name]
+
+    def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
+        acting = []
+        for name, dos in stage:
+            actor = self._actor(name)
+            actor.todo.extend(dos)
+            acting.append(actor)
+        last: _Actor | None = None
+        while True:
+            able = [actor for actor in acting if self._able(actor)]
+            if not able:
+                if self._break_deadlock():
+                    continue
+                return
+            going_on = last in able
+            if last is not None and going_on:
+                able.remove(last)
+                able.insert(0, last)
+            taken = 0
+            if len(able) > 1:
+                if self._schedule:
+                    taken = self._schedule.popleft() % len(able)
+                self._run.choices.append(Choice(len(able), taken, preempts=going_on))
+            last = able[taken]
+            self._go_on(last)
+            self._settle_blocked()
+
+    def _able(self, actor: _Actor) -> bool:
+        if not actor.alive or actor.blocked:
+            return False
+        if actor.flight is not None:
+            return True
+        while actor.todo and not self._possible(actor, actor.todo[0]):
+            actor.todo.popleft()
+        return bool(actor.todo)
+
+    def _possible(self, actor: _Actor, do: Do) -> bool:
+        """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
+        match do.kind:
+            case "complete" | "fail" | "heartbeat":
+                known = do.n < len(actor.claims) and do.kind in self._queue.offers
+                # In the transaction of a claim its worker acts on that claim and no other.
+                return known and not (actor.holding and do.n != len(actor.claims) - 1)
+            case "complete_many":
+                batch = self._batch(actor, do.n)
+                held_is_other = actor.holding and batch != actor.claims[-1:]
+                return bool(batch) and "complete_many" in self._queue.offers and not held_is_other
+            case "claim":
+                return not actor.holding  # its worker claims nothing else until it ends
+            case "crash":
+                return self._victim(actor, do).alive
+            case "enqueue":
+                return bool(self._reserve)
+            case "advance" | "rewrite":
+                return True
+            case _:
+                return do.kind in self._queue.offers
+
+    @staticmethod
+    def _batch(actor: _Actor, nth: int) -> list[tuple[Ref, Claim]]:
+        """What the worker's `nth` successful claim got."""
+        calls = list(dict.fromkeys(ref.call for ref, _ in actor.claims))
+        batch = [c for c in actor.claims if nth < len(calls) and c[0].call == calls[nth]]
+        # A worker finishes its jobs in any order: every other one names its batch backwards.
+        return batch[::-1] if actor.name == "w2" else batch
+
+    def _victim(self, actor: _Actor, do: Do) -> _Actor:
+        return self._actor(f"w{do.n}") if do.n else actor
+
+    # --- one step of one actor ------------------------------------------------------------------
+
+    def _go_on(self, actor: _Actor) -> None:
+        flight = actor.flight
+        if flight is None:
+            do = actor.todo.popleft()
+            if do.kind == "crash":
+                self._crash(self._victim(actor, do))
+                return
+            if do.kind == "advance":
+                self._advance(actor, do.seconds)
+                return
+            if do.kind == "rewrite":
+                self._lab.rewrite_tables()
+                self._note(actor, "rewrite", call=self._instant("rewrite", actor.name))
+                return
+            flight = self._begin(actor, do)
+            if flight is None:
+                return
+        self._run.steps += 1
+        if flight.gated:
+            self._note(actor, "goes on")
+            flight.gated = False
+            self._lab.open_gate(flight.session)
+            self._await(actor, flight)
+            return
+        if flight.holding is not None:
+            self._note(actor, "commit")
+            self._launch(actor, flight, Step("COMMIT"))
+            return
+        while True:
+            step = flight.step
+            keyword = first_keyword(step.sql)
+            inside = flight.session.in_transaction
+            flight.wrapped = self._splitting and not inside and keyword in _HOLDABLE
+            self._note(actor, "sql", step.sql)
+            self._launch(actor, flight, step)
+            stopped = actor.blocked or flight.gated
+            if actor.flight is not flight or stopped or keyword not in _QUIET:
+                return
+
+    def _launch(self, actor: _Actor, flight: _Flight, step: Step) -> None:
+        begin = flight.wrapped and not flight.session.in_transaction
+        flight.session.send(step, begin=begin)
+        self._await(actor, flight)
+
+    def _await(self, actor: _Actor, flight: _Flight) -> None:
+        """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
+        if self._settle(flight):
+            self._receive(actor, flight)
+            return
+        if flight.gated:
+            self._note(actor, "stops")
+            return
+        actor.blocked = True
+        blockers = self._blockers(flight)
+        for other in blockers:
+            flight.call.waits.append(
+                Wait(other.name, other.flight.call.index if other.flight else None)
+            )
+        self._note(actor, "waits", " and ".join(other.name for other in blockers))
+
+    def _settle(self, flight: _Flight) -> bool:
+        """Wait until a session has answered (True), or has stopped or waits for another (False)."""
+        session = flight.session
+        look = FIRST_LOOK
+        given_up = time.monotonic() + PATIENCE
+        while not session.ready(look):
+            pids = self._lab.blockers(flight.session)
+            if self._lab.control_pid in pids:
+                if self._splitting:
+                    flight.gated = True
+                    return False
+                self._lab.open_gate(flight.session)
+            if any(pid in self._owners for pid in pids):
+                return False
+            look = NEXT_LOOK
+            if time.monotonic() > given_up:
+                raise QueueError(
+                    f"{flight.call.kind} has neither answered nor waited for another worker "
+                    f"after {PATIENCE:.0f} s: {flight.step.sql.strip()[:200]}",
+                    flight.step.source,
+                )
+        return True
+
+    def _blockers(self, flight: _Flight) -> list[_Actor]:
+        pids = self._lab.blockers(flight.session)
+        found = [self._owners[pid] for pid in pids if pid in self._owners]
+        # A heartbeat on a second connection may wait for its own worker's open transaction.
+        return [other for other in self._actors.values() if other in found]
+
+    def _settle_blocked(self) -> None:
+        """Let those go on whose locks were released, until nothing changes any more."""
+        waiting = sum(actor.blocked for actor in self._actors.values())
+        changed = True
+        while changed:
+            changed = False
+            for actor in self._actors.values():
+                flight = actor.flight
+                if not actor.blocked or flight is None:
+                    continue
+                answered = self._settle(flight)
+                if answered or flight.gated:
+                    actor.blocked = False
+                    changed = True
+                    if waiting > 1 and self._run.certain is None:
+                        self._run.certain = len(self._run.choices)
+                    self._note(actor, "goes on" if answered else "stops")
+                if answered:
+                    self._receive(actor, flight)
+
+    def _receive(self, actor: _Actor, flight: _Flight) -> None:
+        """Take a statement's answer; bring the operation to its next statement or its end."""
+        try:
+            result = flight.session.result()
+        except ServerError as error:
+            self._fail(actor, flight, error)
+            return
+        if flight.holding is not None:
+            result, flight.holding, flight.wrapped = flight.holding, None, False
+            flight.committed += 1
+        elif flight.wrapped:
+            result = replace(result, in_transaction=False)
+            if not self._harmless(flight, result):
+                flight.holding = result
+                self._note(actor, "done")
+                return
+            flight.session.run("COMMIT")
+            flight.wrapped = False
+        elif not result.in_transaction and result.command != "ROLLBACK":
+            flight.committed += 1
+        try:
+            flight.step = flight.generator.send(result)
+        except StopIteration as stop:
+            self._finish(actor, flight, stop.value)
+
+    def _harmless(self, flight: _Flight, result: Result) -> bool:
+        """Whether a statement neither wrote nor locked a row, so that its commit shows nothing."""
+        if result.affected and result.command != "SELECT":
+            return False
+        flight.session.send(Step("SELECT pg_catalog.pg_current_xact_id_if_assigned()::text"))
+        while not flight.session.ready(NEXT_LOOK):
+            pass
+        row = flight.session.result().rows[0]
+        return next(iter(row.values())).text is None
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _begin(self, actor: _Actor, do: Do) -> _Flight | None:
+        """Invoke an operation, up to its first statement."""
+        self._moment += 1
+        history = self._run.history
+        call = Call(len(history.calls), do.kind, actor.name, self._moment, self._lab.now())
+        history.calls.append(call)
+        arguments, named = self._arguments(actor, do, call)
+        generator = self._queue.start(do.kind, **arguments)
+        second = do.kind == "heartbeat" and actor.holding
+        session = self._lab.session(f"{actor.name}, second connection" if second else actor.name)
+        self._owners[session.pid] = actor
+        self._note(actor, "start", call=call)
+        try:
+            step = next(generator)
+        except StopIteration as stop:
+            flight = _Flight(call, session, generator, Step(""), named)
+            actor.flight = flight
+            self._finish(actor, flight, stop.value)
+            return None
+        actor.flight = _Flight(call, session, generator, step, named)
+        return actor.flight
+
+    def _arguments(
+        self, actor: _Actor, do: Do, call: Call
+    ) -> tuple[dict[str, object], Sequence[Claim]]:
+        arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
+        if self._queue.lease is not None:
+            arguments["lease"] = self._queue.lease
+        named: list[Claim] = []
+        match do.kind:
+            case "enqueue":
+                arguments |= self._enqueue_arguments(self._reserve.popleft(), call)
+            case "claim":
+                takes = self._queue.takes("claim")
+                call.limit = arguments["limit"] = max(1, do.n) if "limit" in takes else 1
+                call.queue = do.queue
+            case "complete" | "fail" | "heartbeat":
+                ref, claim = actor.claims[do.n]
+                call.refs, named = (ref,), [claim]
+                arguments |= {"job": claim, "error": "it failed"}
+            case "complete_many":
+                batch = self._batch(actor, do.n)
+                call.refs = tuple(ref for ref, _ in batch)
+                named = [claim for _, claim in batch]
+                arguments["jobs"] = named
+            case "cleanup":
+                arguments["age"] = timedelta(seconds=do.seconds)
+            case _:
+                pass
+        return arguments, named
+
+    def _enqueue_arguments(self, spec: JobSpec, call: Call) -> dict[str, object]:
+        takes = self._queue.takes("enqueue")
+        header = self._queue.max_attempts
+        call.priority = spec.priority if "priority" in takes else 0
+        call.delay = spec.delay if "delay" in takes else 0.0
+        bound = header
+        if "max_attempts" in takes:
+            bound = spec.bound or header or DEFAULT_BOUND
+        call.bound = bound if header is not None else None
+        call.queue = spec.queue if "queue" in takes else "default"
+        return {
+            "queue": spec.queue,
+            "payload": f'{{"call": {call.index}}}',
+            "priority": call.priority,
+            "delay": timedelta(seconds=call.delay),
+            "max_attempts": bound or DEFAULT_BOUND,
+        }
+
+    def _finish(self, actor: _Actor, flight: _Flight, value: Any) -> None:  # noqa: ANN401
+        """An operation has answered."""
+        call = flight.call
+        actor.flight = None
+        self._read_answer(call, value)
+        if flight.session.in_transaction:
+            self._stays_open(actor, flight)
+        elif call.kind in {"complete", "complete_many", "fail"}:
+            actor.holding = False
+        if call.kind == "claim":
+            actor.claims += [(Ref(call.index, claim.id), claim) for claim in value]
+        elif call.kind in {"complete", "fail"} and call.answer == "accepted":
+            actor.ended.update(call.refs)
+        elif call.kind == "complete_many" and call.answer == "accepted":
+            actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
+        self._return(call)
+        self._note(actor, "answer", self._told(call, value), call=call)
+
+    def _read_answer(self, call: Call, value: Any) -> None:  # noqa: ANN401
+        call.answer = "accepted"
+        match call.kind:
+            case "enqueue" | "recover":
+                call.ids = tuple(value)
+            case "claim":
+                ids = [claim.id for claim in value]
+                call.ids = tuple(dict.fromkeys(ids))
+                call.repeated = tuple(i for n, i in enumerate(ids) if i in ids[:n])
+            case "complete" | "fail" | "heartbeat":
+                call.answer = "accepted" if value else "rejected"
+            case "complete_many":
+                call.answer = "unknown" if value is None else "accepted"
+                call.ids = tuple(value or ())
+            case "jobs":
+                rows: list[JobRow] = value
+                call.states = {row.id: row.state for row in rows}
+                call.ids = tuple(row.id for row in rows)
+
+    def _stays_open(self, actor: _Actor, flight: _Flight) -> None:
+        """An operation ended inside a transaction: only a claim that got a job may."""
+        call = flight.call
+        if call.kind == "claim" and not call.ids:
+            flight.session.run("ROLLBACK")
+        elif call.kind == "claim":
+            call.held = actor.holding = True
+        else:
+            raise QueueError(
+                f"{call.kind} leaves its transaction open: end it with COMMIT", flight.step.source
+            )
+
+    def _fail(self, actor: _Actor, flight: _Flight, error: ServerError) -> None:
+        """The server answered with an error: the operation is over, unless the queue goes on."""
+        if error.sqlstate.startswith(_SERVER_TROUBLE):
+            raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
+        flight.holding, flight.wrapped = None, False
+        lost = actor.holding and flight.call.kind != "heartbeat"
+        if flight.session.in_transaction:
+            flight.session.run("ROLLBACK")
+        try:
+            flight.step = flight.generator.throw(error)
+        except ServerError as unhandled:
+            error = unhandled
+        except StopIteration as stop:
+            self._finish(actor, flight, stop.value)
+            return
+        else:
+            return
+        call = flight.call
+        state = _DEADLOCK if flight.victim else error.sqlstate
+        call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
+        call.answer = _answer_of_error(state, flight, self._queue.retry_on)
+        actor.flight = None
+        self._return(call)
+        self._note(actor, "error", call.error, call=call)
+        self._run.errors[call.index] = (error, flight.step)
+        if lost:
+            # The error rolled back the transaction that was the claim: the worker lost its job.
+            self._crash(actor)
+
+    def _return(self, call: Call) -> None:
+        self._moment += 1
+        call.returned, call.ended = self._moment, self._lab.now()
+
+    def _instant(self, kind: str, actor: str) -> Call:
+        """Record something that takes no time."""
+        history = self._run.history
+        self._moment += 1
+        call = Call(len(history.calls), kind, actor, self._moment, self._lab.now())
+        history.calls.append(call)
+        call.answer = "accepted"
+        self._return(call)
+        return call
+
+    def _advance(self, actor: _Actor, seconds: float) -> None:
+        call = self._instant("advance", actor.name)
+        call.delay = seconds
+        self._lab.advance(seconds)
+        self._note(actor, "clock", f"{seconds:g}", call=call)
+
+    def _crash(self, actor: _Actor) -> None:
+        """A worker's process dies: its connections close, and its name never acts again."""
+        flight = actor.flight
+        if flight is not None:
+            if actor.blocked or flight.gated:
+                flight.session.cancel()
+            if flight.committed:
+                flight.call.answer = "unknown"
+        actor.alive, actor.blocked, actor.holding, actor.flight = False, False, False, None
+        actor.todo.clear()
+        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+            del self._owners[pid]
+        for key in (actor.name, f"{actor.name}, second connection"):
+            self._lab.drop(key)
+        call = self._instant("crash", actor.name)
+        self._note(actor, "crash", call=call)
+
+    # --- deadlocks ------------------------------------------------------------------------------
+
+    def _break_deadlock(self) -> bool:
+        """Cancel one of those that wait in a circle; whether there was such a circle.
+
+        The victim is always the one that joined the program last: Postgres' own choice depends on
+        its timers, and replays would differ.
+        """
+        circle = self._circle()
+        if not circle:
+            return False
+        victim = circle[-1]
+        flight = victim.flight
+        assert flight is not None
+        # A heartbeat that waits for its own worker's transaction stands alone in its circle.
+        flight.victim = len(circle) > 1
+        flight.session.cancel()
+        victim.blocked = False
+        self._receive(victim, flight)
+        self._settle_blocked()
+        return True
+
+    def _circle(self) -> list[_Actor]:
+        waiting = {
+            actor.name: {other.name for other in self._blockers(actor.flight)}
+            for actor in self._actors.values()
+            if actor.blocked and actor.flight
+        }
+        return [self._actors[name] for name in waiting if name in _reachable(waiting, name)]
+
+    # --- the end of a run -----------------------------------------------------------------------
+
+    def _perform(self, actor: _Actor, do: Do) -> Call | None:
+        """One operation from beginning to end; None where it has no subject or is still waiting."""
+        if not actor.alive or actor.flight is not None or not self._possible(actor, do):
+            return None
+        index = len(self._run.history.calls)
+        actor.todo.appendleft(do)
+        self._go_on(actor)
+        self._run_out(actor)
+        return None if actor.flight is not None else self._run.history.calls[index]
+
+    def _run_out(self, actor: _Actor) -> None:
+        """Bring the actor's operation to its end, if nobody stands in its way."""
+        while actor.flight is not None and not actor.blocked:
+            self._go_on(actor)
+        self._settle_blocked()
+
+    def _drain(self) -> None:
+        """End what is open, then claim and complete until every job has come out."""
+        self._finish_open()
+        drainer = self._actor(DRAINER)
+        moves = [0.0]
+        if self._lease is not None:
+            moves.append(past(self._lease))
+        moves += [HOUR, DAY, 40 * DAY, DECADE]
+        for seconds in moves:
+            if seconds:
+                self._advance(drainer, seconds)
+            self._sweep(drainer)
+            if not self._outstanding(drainer):
+                break
+
+    def _finish_open(self) -> None:
+        """Live workers complete what they hold; those that cannot are gone."""
+        workers = [actor for actor in self._actors.values() if actor.claims or actor.flight]
+        for _ in workers:  # ending one may let another go on
+            for actor in workers:
+                self._run_out(actor)
+                for nth in actor.open_claims():
+                    for _ in range(RETRIES):
+                        call = self._complete(actor, nth)
+                        if call is None or call.answer not in {"retry", "error"}:
+                            break
+        for actor in workers:
+            able = not self._queue.offers.isdisjoint({"complete", "complete_many"})
+            unfinished = actor.open_claims() and not able
+            if actor.alive and (actor.blocked or actor.holding or unfinished):
+                self._crash(actor)
+                self._settle_blocked()
+
+    def _complete(self, actor: _Actor, nth: int) -> Call | None:
+        """Complete a claimed job, in its batch where the queue completes in batches only."""
+        ref = actor.claims[nth][0]
+        if "complete" in self._queue.offers or "complete_many" not in self._queue.offers:
+            return self._perform(actor, Do("complete", nth))
+        if ref in actor.ended:
+            return None  # the batch of another job
+        calls = list(dict.fromkeys(claimed.call for claimed, _ in actor.claims))
+        return self._perform(actor, Do("complete_many", calls.index(ref.call)))
+
+    def _sweep(self, drainer: _Actor) -> None:
+        """Recover and claim until nothing more comes."""
+        began = self._lab.now()
+        for _ in range(RETRIES):
+            recovered = self._perform(drainer, Do("recover"))
+            if recovered is None or (recovered.answer == "accepted" and not recovered.ids):
+                break
+        for queue in self._queues:
+            self._empty(drainer, queue)
+        sweep = self._instant("sweep", drainer.name)
+        sweep.began = began
+
+    def _empty(self, drainer: _Actor, queue: str) -> None:
+        """Claim and complete until nothing more comes."""
+        refused = 0
+        for _ in range(DRAIN_CLAIMS):
+            before = len(drainer.claims)
+            call = self._perform(drainer, Do("claim", self._batch_size, queue=queue))
+            if call is None:
+                break
+            if call.answer in {"retry", "error"} and refused < RETRIES:
+                refused += 1
+            elif not call.ids:
+                break
+            for nth in range(before, len(drainer.claims)):
+                self._complete(drainer, nth)
+            if drainer.holding:  # nothing here ends its transaction
+                break
+
+    def _outstanding(self, drainer: _Actor) -> bool:
+        """Whether a job may still come out."""
+        if "jobs" in self._queue.offers:
+            call = self._perform(drainer, Do("jobs"))
+            if call is not None and call.states is not None:
+                self._run.history.final = call.states
+                return any(state in {"queued", "running"} for state in call.states.values())
+        history = self._run.history
+        enqueued = {job for call in history.of_kind("enqueue") for job in call.ids}
+        done = {
+            ref.job
+            for call in history.of_kind("complete", "complete_many")
+            if call.answer == "accepted"
+            for ref in call.refs
+        }
+        return bool(enqueued - done)
+
+    # --- the trace ------------------------------------------------------------------------------
+
+    def _note(self, actor: _Actor, event: str, text: str = "", call: Call | None = None) -> None:
+        if call is None and actor.flight is not None:
+            call = actor.flight.call
+        self._run.trace.append(Beat(actor.name, call.index if call else -1, event, text))
+
+    @staticmethod
+    def _told(call: Call, value: Any) -> str:  # noqa: ANN401
+        match call.kind:
+            case "claim":
+                if not value:
+                    return "nothing"
+                return ", ".join(_describe(claim) for claim in value)
+            case "enqueue":
+                return f"job {', '.join(call.ids)}"
+            case "recover":
+                return f"job {', '.join(call.ids)}" if call.ids else "nothing"
+            case "complete_many" if call.answer == "accepted":
+                return f"job {', '.join(call.ids)} accepted" if call.ids else "rejected"
+            case "jobs":
+                states = call.states or {}
+                return ", ".join(f"job {job}: {state}" for job, state in states.items())
+            case _:
+                return call.answer
+
+
+@lru_cache(maxsize=4096)
+def _identity(name: str) -> str:
+    """A worker's name as the queue sees it: a UUID, the same in every run."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+def _reachable(waiting: Mapping[str, set[str]], start: str) -> set[str]:
+    """Everybody whom an actor waits for, directly or through others."""
+    reached: set[str] = set()
+    frontier = set(waiting[start])
+    while frontier:
+        name = frontier.pop()
+        reached.add(name)
+        frontier |= waiting.get(name, set()) - reached
+    return reached
+
+
+def _describe(claim: Claim) -> str:
+    shown = [
+        f"{name} {value}"
+        for name, value in claim.token.items()
+        if name in {"attempt", "attempts", "try", "tries"}
+    ]
+    return f"job {claim.id}" + (f" ({', '.join(shown)})" if shown else "")
+
+
+def _answer_of_error(sqlstate: str, flight: _Flight, retry_on: frozenset[str]) -> Answer:
+    if sqlstate in retry_on and sqlstate != _DEADLOCK:
+        return "retry"
+    return "unknown" if flight.committed else "error"
+
+
+def past(lease: float) -> float:
+    """Seconds after which a lease has certainly run out: some real time passes as well."""
+    return lease * 1.0567 + 1.7

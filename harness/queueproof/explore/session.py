@@ -1,0 +1,255 @@
+"""One asynchronous libpq session: a statement is sent, and either answers or waits for a lock."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
+from types import MappingProxyType
+
+from psycopg import postgres, pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from queueproof.errors import QueueproofError, ServerError
+from queueproof.queue import Operation, Parameter, Result, Step, T, Value, Values
+from queueproof.sql import compile_statement
+
+TEXT_OID = 25
+INTERVAL_OID = 1186
+_FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+_FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
+
+
+class ConnectionLostError(QueueproofError):
+    """The server closed a connection that the harness had not closed."""
+
+
+class Session:
+    """A connection on which statements are started and later settled.
+
+    Attributes:
+        name: Whose it is, for messages.
+        pid: The backend's process id.
+    """
+
+    def __init__(self, conninfo: str, name: str, arrays: Mapping[int, int] | None = None) -> None:
+        self.name = name
+        self._arrays = arrays or {}
+        self.pgconn: PGconn = pq.PGconn.connect(conninfo.encode())
+        if self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(f"cannot connect: {self.pgconn.get_error_message()}")
+        self.pid = self.pgconn.backend_pid
+        self._answer: PGresult | None = None
+        self._pipelined = False
+        self._poll = select.poll()
+        self._poll.register(self.pgconn.socket, select.POLLIN)
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed ones included."""
+        return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self.pgconn.status != pq.ConnStatus.OK
+
+    def send(self, step: Step, *, begin: bool = False) -> None:
+        """Start a statement without waiting for its answer.
+
+        Args:
+            step: The statement.
+            begin: Whether a BEGIN goes ahead of it, in the same message.
+        """
+        if begin:
+            self.pgconn.enter_pipeline_mode()
+            self._pipelined = True
+            self.pgconn.send_query_params(b"BEGIN", None)
+        self._send(step)
+        if begin:
+            self.pgconn.pipeline_sync()
+
+    def _send(self, step: Step) -> None:
+        compiled = compile_statement(step.sql)
+        if not compiled.names:
+            self.pgconn.send_query_params(compiled.sql.encode(), None)
+            return
+        values, types = [], []
+        for name in compiled.names:
+            text, oid = self._encode(step.params[name])
+            values.append(text)
+            types.append(oid)
+        self.pgconn.send_query_params(compiled.sql.encode(), values, types)
+
+    def _encode(self, value: Parameter) -> tuple[bytes | None, int]:
+        match value:
+            case Value():
+                return value.text, value.oid
+            case Values():
+                return array_literal(value.texts), self._array_of(value.oid)
+            case None:
+                return None, 0
+            case bool():
+                return (b"t" if value else b"f"), 16
+            case int():
+                return str(value).encode(), 23 if -(2**31) <= value < 2**31 else 20
+            case float():
+                return repr(value).encode(), 701
+            case timedelta():
+                return f"{value.total_seconds()} seconds".encode(), INTERVAL_OID
+            case str():
+                return value.encode(), 0
+
+    def _array_of(self, oid: int) -> int:
+        if oid in self._arrays:
+            return self._arrays[oid]
+        known = postgres.types.get(oid)
+        return known.array_oid if known else 0
+
+    def ready(self, seconds: float) -> bool:
+        """Wait up to some seconds for the running statement; whether its answer is complete."""
+        while not self._complete():
+            if not self._poll.poll(seconds * 1000):
+                return False
+            self.pgconn.consume_input()
+            seconds = 0.0
+        return True
+
+    def _complete(self) -> bool:
+        """Take what has arrived; whether that is all."""
+        while not self.pgconn.is_busy():
+            answer = self.pgconn.get_result()
+            if answer is None:
+                # In a pipeline this ends one of its statements, outside it ends the answer.
+                if not self._pipelined or self.pgconn.status != pq.ConnStatus.OK:
+                    return True
+            elif answer.status == pq.ExecStatus.PIPELINE_SYNC:
+                self.pgconn.exit_pipeline_mode()
+                self._pipelined = False
+                return True
+            elif answer.status != pq.ExecStatus.PIPELINE_ABORTED:
+                self._answer = answer
+        return False
+
+    def result(self) -> Result:
+        """The answer of a statement that is ready.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+        answer, self._answer = self._answer, None
+        if answer is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(
+                f"the server closed the connection of {self.name}: "
+                f"{self.pgconn.get_error_message().strip() or 'no reason given'}"
+            )
+        return self._read(answer)
+
+    def _read(self, answer: PGresult) -> Result:
+        if answer.status in _FATAL:
+            raise _server_error(answer)
+        if answer.status not in _FINISHED:
+            # COPY would leave the connection waiting for data that never comes.
+            raise QueueproofError(
+                f"a statement answered {pq.ExecStatus(answer.status).name}; "
+                "a queue's steps cannot be COPY"
+            )
+        command = (answer.command_status or b"").decode()
+        columns, oids = _shape(answer)
+        rows = [
+            MappingProxyType(
+                {c: Value(answer.get_value(r, n), oids[n]) for n, c in enumerate(columns)}
+            )
+            for r in range(answer.ntuples)
+        ]
+        affected = command.rpartition(" ")[2]
+        return Result(
+            columns=columns,
+            oids=oids,
+            rows=rows,
+            affected=int(affected) if affected.isdigit() else 0,
+            in_transaction=self.in_transaction,
+            command=command.partition(" ")[0],
+        )
+
+    def run(self, sql: str) -> None:
+        """Execute statements that cannot wait for a lock, synchronously.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+        answer = self.pgconn.exec_(sql.encode())
+        if self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(f"the server closed the connection of {self.name}")
+        if answer.status in _FATAL:
+            raise _server_error(answer)
+
+    def cancel(self) -> None:
+        """Ask the server to cancel the running statement, and wait until it has answered."""
+        canceller = self.pgconn.get_cancel()
+        while not self.ready(0.01):
+            canceller.cancel()
+
+    def close(self) -> None:
+        """Close the connection; the server rolls back what was open."""
+        self.pgconn.finish()
+
+
+def execute(session: Session, step: Step) -> Result:
+    """Run a statement to its end; for sessions that nobody can make wait.
+
+    Raises:
+        ServerError: The server answered with an error.
+        ConnectionLostError: The connection broke.
+    """
+    session.send(step)
+    while not session.ready(1.0):
+        pass
+    return session.result()
+
+
+def drive(session: Session, operation: Operation[T]) -> T:
+    """Run an operation alone, from its first statement to its answer.
+
+    Raises:
+        ServerError: The server answered with an error that the operation does not handle.
+        ConnectionLostError: The connection broke.
+    """
+    try:
+        step = next(operation)
+        while True:
+            step = operation.send(execute(session, step))
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer
+
+
+def _shape(answer: PGresult) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    fields = range(answer.nfields)
+    return (
+        tuple((answer.fname(n) or b"?column?").decode() for n in fields),
+        tuple(answer.ftype(n) for n in fields),
+    )
+
+
+def _server_error(answer: PGresult) -> ServerError:
+    field = answer.error_field
+    state = (field(pq.DiagnosticField.SQLSTATE) or b"XX000").decode()
+    message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    position = field(pq.DiagnosticField.STATEMENT_POSITION)
+    return ServerError(state, message, int(position) if position else None)
+
+
+@lru_cache(maxsize=4096)
+def array_literal(texts: tuple[bytes | None, ...]) -> bytes:
+    """PostgreSQL's text form of a one-dimensional array (manual, 8.15.6)."""
+    quoted = [
+        b"NULL"
+        if text is None
+        else b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+        for text in texts
+    ]
+    return b"{" + b",".join(quoted) + b"}"

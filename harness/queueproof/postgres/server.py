@@ -1,0 +1,239 @@
+"""A server to run on, whatever its source, and the databases that a run gets there."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database, lock_key
+
+OLDEST = 140000
+PREFIX = "queueproof"
+
+
+class Conninfo(str):
+    """A connection string whose repr, which tracebacks and debuggers show, keeps its secrets."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<{self.public}>"
+
+    @property
+    def public(self) -> str:
+        """Where it leads and as whom, without the rest."""
+        if self.is_ambiguous:
+            return "not a connection string"
+        try:
+            given = conninfo_to_dict(self)
+        except psycopg.Error:
+            return "not a connection string"
+        shown = ("host", "hostaddr", "port", "user", "dbname")
+        return make_conninfo("", **{key: given[key] for key in shown if key in given})
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """Whether libpq takes a part of the password for the host, the port or the database."""
+        # it ends user and password at the first @, if that stands before the first /
+        head, at, tail = self.partition("://")[2].partition("@")
+        return "@" in tail or (bool(at) and "/" in head)
+
+
+class Facts(NamedTuple):
+    """What a server says about itself and about the role that we are."""
+
+    version: int
+    role: str
+    superuser: bool
+    createdb: bool
+    fsync: str
+    synchronous_commit: str
+    standby: bool
+    read_only: bool
+    pooled: bool  # somebody between us and the backend gave us a process id of its own
+
+    @property
+    def durable(self) -> bool:
+        """Whether an acknowledged commit survives a crash."""
+        return self.fsync == "on" and self.synchronous_commit != "off"
+
+    @property
+    def description(self) -> str:
+        """The settings that figures and crash verdicts depend on."""
+        shown = f"fsync={self.fsync}"
+        if self.fsync == "on":
+            shown += f", synchronous_commit={self.synchronous_commit}"
+        return shown if self.durable else f"{shown} (fast, not crash-safe)"
+
+
+def settings(*, durable: bool) -> dict[str, str]:
+    """Return the settings of a server that we start.
+
+    Nothing happens behind the run's back (no autovacuum, no deadlock timer before the scheduler's
+    own verdict, no JIT that changes a claim's cost), and nothing is kept outside the data
+    directory (shared memory in files), where a killed server would leave it.
+
+    Args:
+        durable: Whether commits must survive a crash.
+    """
+    return {
+        "autovacuum": "off",
+        "deadlock_timeout": "60s",
+        "jit": "off",
+        "max_connections": "100",
+        "wal_level": "minimal",
+        "max_wal_senders": "0",
+        "dynamic_shared_memory_type": "mmap",
+        "log_min_messages": "log",  # a run provokes errors by the thousand
+        "fsync": "on" if durable else "off",
+        "synchronous_commit": "on" if durable else "off",
+        "full_page_writes": "on" if durable else "off",
+        "shared_buffers": "512MB" if durable else "128MB",
+        "max_wal_size": "4GB" if durable else "256MB",
+    }
+
+
+def options(chosen: Mapping[str, str]) -> list[str]:
+    """Return settings as arguments of `postgres`."""
+    return [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
+
+
+def examine(conninfo: Conninfo) -> Facts:
+    """Connect, and ask what we need to know.
+
+    Raises:
+        ServerUnavailableError: The server cannot be reached, or is too old to be asked.
+    """
+    try:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            version = connection.info.server_version
+            refuse_old(version)
+            (row,) = connection.execute(
+                "SELECT current_user, rolsuper, rolcreatedb,"
+                " current_setting('fsync'), current_setting('synchronous_commit'),"
+                " pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
+                " pg_backend_pid() <> %s"
+                " FROM pg_catalog.pg_roles WHERE rolname = current_user",
+                [connection.info.backend_pid],
+            ).fetchall()
+    except psycopg.Error as error:
+        # libpq names host, port and user in its message, never the password
+        raise ServerUnavailableError(
+            f"PostgreSQL at {conninfo.public or 'its default address'} does not let us in:"
+            f" {str(error).strip()}\nTry the same address in psql."
+        ) from None
+    return Facts(version, *row)
+
+
+def refuse_old(version: int) -> None:
+    """Raise ServerUnavailableError for a server_version_num that we do not work with."""
+    if version < OLDEST:
+        raise ServerUnavailableError(
+            f"this is PostgreSQL {spoken(version)}; queueproof needs {spoken(OLDEST)} or newer."
+        )
+
+
+def spoken(version: int) -> str:
+    """Return a server_version_num as people say it: 180004 is 18.4."""
+    return f"{version // 10000}.{version % 10000}"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A PostgreSQL server that is there for as long as its `open_server` block runs.
+
+    Attributes:
+        source: What `open_server` takes to get the same again, but never a password.
+        version: server_version_num, such as 180004.
+        durable: Whether an acknowledged commit survives a crash of the server.
+        superuser: Whether we may do everything there.
+        label: One line for headers and reports.
+        bin_directory: Where psql and pgbench of this server are, if that is known.
+    """
+
+    source: str
+    version: int
+    durable: bool
+    superuser: bool
+    label: str
+    bin_directory: Path | None
+    _admin: Conninfo = field(repr=False)
+    _database_settings: Mapping[str, str] = field(repr=False)
+    _watchdog: Watchdog | None = field(repr=False)  # None: the databases go with the server
+
+    @contextmanager
+    def database(self, prefix: str = PREFIX) -> Iterator[str]:
+        """Create an empty database, and drop it at the end of the block.
+
+        It is dropped with its sessions, also when the block raised or the connection died; on a
+        server that is not ours, also when this process is killed.
+
+        Args:
+            prefix: What its name begins with, `queueproof` at least; a random part follows.
+
+        Yields:
+            A libpq connection string.
+
+        Raises:
+            ServerUnavailableError: The database cannot be created or connected to.
+            ValueError: The prefix could make the database look like somebody else's.
+        """
+        if not prefix.startswith(PREFIX):
+            raise ValueError(f"the prefix {prefix!r} must begin with {PREFIX!r}")
+        name = f"{prefix}_{secrets.token_hex(8)}"
+        if self._watchdog:
+            self._watchdog.ask("database", name=name, conninfo=self._admin, path=sys.path)
+        try:
+            self._create(name)
+        except psycopg.errors.DuplicateDatabase:
+            self._forget(name)  # somebody's: never drop it
+            raise
+        except psycopg.Error as error:
+            self._drop(name)
+            raise ServerUnavailableError(
+                f"no database could be created on {self.label}: {str(error).strip()}"
+            ) from None
+        except BaseException:
+            self._drop(name)
+            raise
+        try:
+            yield Conninfo(make_conninfo(self._admin, dbname=name))
+        finally:
+            self._drop(name)
+
+    def _create(self, name: str) -> None:
+        named = sql.Identifier(name)
+        with psycopg.connect(self._admin, autocommit=True) as connection:
+            connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
+            # template1 may hold somebody's tables, and cannot be copied while somebody is in it
+            connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
+            for setting, value in self._database_settings.items():
+                connection.execute(
+                    sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                        named, sql.Identifier(setting), sql.Literal(value)
+                    )
+                )
+        if self._watchdog:  # its pg_hba.conf may let us into the databases that it names only
+            new = make_conninfo(self._admin, dbname=name)
+            psycopg.connect(new).close()
+
+    def _drop(self, name: str) -> None:
+        # the server may be gone: then so is the database, or the watchdog tries again at the end
+        with suppress(psycopg.Error):
+            drop_database(self._admin, name)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        if self._watchdog:
+            with suppress(WatchdogError):
+                self._watchdog.ask("forget", name=name)

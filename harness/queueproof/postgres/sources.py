@@ -1,0 +1,151 @@
+"""From the user's word for a server to the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres import container, local
+from queueproof.postgres.server import Conninfo, Facts, Server, examine, spoken
+from queueproof.postgres.watchdog import Watchdog
+
+CONNECT_SECONDS = 10  # psycopg's own is two minutes, for a host that swallows packets
+DEFAULT_IMAGE = "postgres:18"
+SOURCES = (
+    "embedded[:16], local[:/path/to/bin], container[:image]"
+    " or a DSN such as postgresql://user@host/postgres"
+)
+
+
+@contextmanager
+def open_server(source: str | None = None, *, durable: bool = False) -> Iterator[Server]:
+    """Provide a server until the end of the block; what was started for it is gone then.
+
+    It is gone as well if the process is interrupted or killed in the block: see `watchdog`.
+
+    Args:
+        source: `embedded` (PostgreSQL 18 from a Python package) or `embedded:16`; `local` (the
+            newest that is installed) or `local:/path/to/bin`; `container` (Docker; the image of
+            $QUEUEPROOF_POSTGRES_IMAGE or postgres:18) or `container:image`; or the DSN of a
+            running server, which gets fresh databases of our own name. None stands for
+            $QUEUEPROOF_POSTGRES, and then for `embedded`.
+        durable: Whether the server that is started must keep what it acknowledged when it
+            crashes: the setting for benchmarks and crash tests. A server with a DSN is left
+            with its own settings; see `Server.durable`.
+
+    Yields:
+        The server, which answers.
+
+    Raises:
+        ServerUnavailableError: There is no such server, or it cannot be used.
+    """
+    wanted = Conninfo(source or os.environ.get("QUEUEPROOF_POSTGRES") or "embedded")
+    source = None  # it may hold a password, and pytest prints the arguments of failed functions
+    with Watchdog() as watchdog:
+        yield _open(wanted, watchdog, durable=durable)
+
+
+def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
+    if "=" in wanted or wanted.startswith(("postgresql://", "postgres://")):
+        return _somebodys(wanted, watchdog)
+    kind = wanted.split(":", 1)[0]
+    bin_directory: Path | None = None
+    where: str = kind
+    match kind:
+        case "embedded" | "local":
+            detail = wanted.removeprefix(kind).removeprefix(":")
+            find = local.find_embedded if kind == "embedded" else local.find_installed
+            programs = find(detail)
+            admin, bin_directory = local.start(watchdog, programs, durable=durable)
+            source = str(wanted) if kind == "embedded" else f"local:{programs.directory}"
+        case "container":
+            image = wanted.removeprefix(kind).removeprefix(":")
+            image = image or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
+            admin = container.start(watchdog, image, durable=durable)
+            source, where = f"container:{image}", f"container {image}"
+        case _:
+            # no more than its first word is repeated: the rest may hold a password
+            raise ServerUnavailableError(
+                f"unknown PostgreSQL source that begins with {kind!r}: write {SOURCES}."
+            )
+    facts = examine(admin)
+    return Server(
+        source=source,
+        version=facts.version,
+        durable=facts.durable,
+        superuser=facts.superuser,
+        label=f"PostgreSQL {spoken(facts.version)}, {where}, {facts.description}",
+        bin_directory=bin_directory,
+        _admin=admin,
+        _database_settings={},
+        _watchdog=None,
+    )
+
+
+def _somebodys(dsn: Conninfo, watchdog: Watchdog) -> Server:
+    _refuse_malformed(dsn)
+    if "connect_timeout" not in conninfo_to_dict(dsn):
+        dsn = Conninfo(make_conninfo(dsn, connect_timeout=CONNECT_SECONDS))
+    facts = examine(dsn)
+    _refuse(facts)
+    given = {"jit": "off"} | ({"deadlock_timeout": "60s"} if facts.superuser else {})
+    return Server(
+        source=dsn.public,
+        version=facts.version,
+        durable=facts.durable,
+        superuser=facts.superuser,
+        label=f"PostgreSQL {spoken(facts.version)} at {dsn.public}, {facts.description}",
+        bin_directory=None,
+        _admin=dsn,
+        _database_settings=given,
+        _watchdog=watchdog,
+    )
+
+
+def _refuse_malformed(dsn: Conninfo) -> None:
+    """Raise for what libpq would misread: its messages quote what it took for a host or port.
+
+    That can be a part of the password, so none of this repeats anything of the DSN.
+    """
+    if dsn.is_ambiguous:
+        raise ServerUnavailableError(
+            "the DSN cannot be read: in a user, password or option write @ as %40, / as %2F,"
+            " : as %3A and % as %25."
+        )
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise ServerUnavailableError(
+            "the DSN cannot be read: write postgresql://user:password@host:port/database, with"
+            " special characters percent-encoded, or \"host=... dbname=... password='...'\"."
+        ) from None
+
+
+def _refuse(facts: Facts) -> None:
+    if facts.pooled:
+        raise ServerUnavailableError(
+            "a connection pooler such as PgBouncer stands before this server, and it would move"
+            " our sessions between backends. Give the DSN of the server itself."
+        )
+    if facts.standby:
+        raise ServerUnavailableError(
+            "this server is a standby, which is read-only. Give the DSN of its primary."
+        )
+    if facts.read_only:
+        raise ServerUnavailableError(
+            "transactions are read-only here. Set default_transaction_read_only = off for role"
+            f" {facts.role!r} or its database, or use another."
+        )
+    if not (facts.createdb or facts.superuser):
+        role = sql.Identifier(facts.role).as_string()
+        raise ServerUnavailableError(
+            f"role {facts.role!r} may not create databases, and queueproof works only in fresh"
+            f" ones of its own. Have an administrator run: ALTER ROLE {role} CREATEDB;"
+        )

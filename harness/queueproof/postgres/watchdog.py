@@ -1,0 +1,316 @@
+"""The process that outlives the run: it starts the run's server, and cleans up when the run ends.
+
+Exit handlers do not survive `kill -9`; a pipe does, because the kernel closes the run's end of it
+however the run ends. So everything that could be left behind is first made known here, and cleaning
+up is written once: the normal end of a run closes the pipe too, and waits.
+
+The server is this process' child. Its pid therefore cannot pass to a stranger before it is
+signalled here, and an `initdb` that is still running when the run dies is not left to itself.
+
+Run as a script by `python -I -S`, which starts in 30 ms: standard library only. psycopg and
+testcontainers are imported once there is a database or a container to remove.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self, TypeAlias, cast
+
+Request: TypeAlias = dict[str, Any]
+
+START_SECONDS = 120  # for initdb, and again for the server: a slow disk is not a broken one
+STOP_SECONDS = 10  # the postmaster itself kills after five what ignores its SIGQUIT
+CONTAINER_SECONDS = 2  # dockerd may finish creating a container after its client has died
+DATABASE_SECONDS = 60
+TAIL = 15  # lines of a failed program's output that are shown
+
+
+class WatchdogError(Exception):
+    """What the watchdog was asked to do and could not; the message is the program's own."""
+
+
+class Watchdog:
+    """The run's end: a context manager that asks, and whose end is the clean-up.
+
+    What is registered is removed in reverse order: `directory` makes a private directory, and
+    removes it together with the server whose `data` is in it; `server` runs initdb and starts it;
+    `container` and `database` are names to remove; `forget` says that a name is gone already.
+    """
+
+    def __enter__(self) -> Self:
+        self._asked: list[Request] = []
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(  # noqa: S603 - our own script
+            [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is for the run alone
+            cwd="/",
+        )
+        return self
+
+    def ask(self, do: str, **what: object) -> None:
+        """Have one thing done, or remembered for the end.
+
+        Args:
+            do: `directory`, `server`, `container`, `database` or `forget`.
+            **what: Its particulars; see the functions below.
+
+        Raises:
+            WatchdogError: It could not be done.
+        """
+        pipe = cast("IO[bytes]", self._process.stdin)
+        replies = cast("IO[bytes]", self._process.stdout)
+        request = {"do": do, **what}
+        with self._lock:
+            _note(self._asked, request)
+            try:
+                pipe.write(json.dumps(request).encode() + b"\n")
+                pipe.flush()
+                reply = replies.readline()
+            except OSError:
+                reply = b""
+        if not reply:
+            raise WatchdogError("the watchdog process was killed")
+        if error := json.loads(reply):
+            raise WatchdogError(error)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._process.communicate()
+        if self._process.returncode != 0:
+            end(self._asked)  # somebody killed the watchdog: better late than never
+
+
+def main(parent: int) -> None:
+    """Serve requests until the run has ended, then clean up.
+
+    Args:
+        parent: Process id of the run.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # a handler, not SIG_IGN, which the server would inherit
+        signal.signal(number, lambda *_: None)
+    asked: list[Request] = []
+    children: list[subprocess.Popen[bytes]] = []  # never polled: a zombie keeps its pid taken
+    for request in _requests(parent):
+        _note(asked, request)
+        error = ""
+        try:
+            match request["do"]:
+                case "directory":
+                    _make_directory(request)
+                case "server":
+                    children.append(_start_server(request))
+        except FileExistsError as exists:
+            asked.remove(request)  # not ours
+            error = str(exists)
+        except (OSError, subprocess.SubprocessError, WatchdogError) as failure:
+            error = str(failure)
+        with suppress(BrokenPipeError):
+            os.write(1, json.dumps(error).encode() + b"\n")
+    end(asked)
+
+
+def _note(asked: list[Request], request: Request) -> None:
+    if request["do"] == "forget":
+        asked[:] = [known for known in asked if known.get("name") != request["name"]]
+    else:
+        asked.append(request)
+
+
+def end(asked: list[Request]) -> None:
+    """Remove everything that was asked for, the latest first; what is gone already is no error."""
+    for request in reversed(asked):
+        with suppress(Exception):  # one that resists must not keep the others
+            match request["do"]:
+                case "directory":
+                    _remove_directory(Path(request["path"]))
+                case "container":
+                    sys.path[:] = request["path"]
+                    _remove_container(request["name"])
+                case "database":
+                    sys.path[:] = request["path"]
+                    drop_database(request["conninfo"], request["name"])
+
+
+def drop_database(conninfo: str, name: str) -> None:
+    """Drop a database of this run, with its sessions, once the session that creates it has ended.
+
+    That session may still be at it after its client was killed. It holds the advisory lock of
+    `lock_key`, so that the database cannot appear after it was found missing.
+
+    Args:
+        conninfo: Of another database of the same server, the one that it was created from.
+        name: The database.
+
+    Raises:
+        psycopg.Error: The server cannot be reached or refuses.
+    """
+    import psycopg  # noqa: PLC0415 - not in a watchdog that has no database to drop
+    from psycopg import sql  # noqa: PLC0415
+
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        connection.execute(f"SET statement_timeout = '{DATABASE_SECONDS}s'")
+        connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
+        connection.execute(
+            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+        )
+
+
+def lock_key(database: str) -> int:
+    """Return the advisory lock that stands for a database name: its 16 hex digits as a bigint."""
+    return int(database[-16:], 16) - 2**63
+
+
+def _requests(parent: int) -> Iterator[Request]:
+    """Yield until the run's end of the pipe is closed.
+
+    A worker that the run forked holds that end open as well, and may survive it: after a second
+    without a request, look whether the run itself is still there.
+    """
+    pending = b""
+    while True:
+        if select.select([0], [], [], 1.0)[0]:
+            received = os.read(0, 65536)
+            if not received:
+                return
+            *lines, pending = (pending + received).split(b"\n")
+            yield from map(json.loads, lines)
+        elif os.getppid() != parent:
+            return
+
+
+def _make_directory(request: Request) -> None:
+    """Make `path`, for nobody but `owner` ([uid, gid], None for this user) to enter."""
+    Path(request["path"]).mkdir(mode=0o700)
+    if request["owner"]:
+        os.chown(request["path"], *request["owner"])
+
+
+def _start_server(request: Request) -> subprocess.Popen[bytes]:
+    """Run the command line `initdb`, start `postgres` and wait until it takes connections."""
+    directory = Path(request["directory"])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
+    # the time zone is named because initdb would look for it in the whole zone database
+    settings: dict[str, Any] = {"env": environment | {"LC_ALL": "C", "TZ": "UTC"}, "cwd": "/"}
+    settings["stdin"] = subprocess.DEVNULL
+    if request["owner"]:
+        uid, gid = request["owner"]
+        settings |= {"user": uid, "group": gid, "extra_groups": []}
+    initdb = subprocess.run(  # noqa: S603 - programs that the user chose
+        request["initdb"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=START_SECONDS,
+        check=False,
+        **settings,
+    )
+    if initdb.returncode:
+        raise WatchdogError(_tail(initdb.stderr))
+    log = directory / "log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(request["postgres"], stdout=output, stderr=output, **settings)  # noqa: S603
+    status = directory / "data" / "postmaster.pid"
+
+    def settled() -> bool:
+        with suppress(OSError):
+            if status.read_text().rstrip().endswith("ready"):
+                return True
+        return server.poll() is not None
+
+    if not _wait(settled, START_SECONDS) or server.poll() is not None:
+        server.kill()
+        raise WatchdogError(_tail(log.read_bytes()) or f"exit code {server.wait()}, empty log")
+    return server
+
+
+def _tail(output: bytes) -> str:
+    return "\n".join(output.decode(errors="replace").strip().splitlines()[-TAIL:])
+
+
+def _stop_server(data: Path) -> None:
+    """Stop the server of a data directory at once: what it holds is not needed any more."""
+    status = data / "postmaster.pid"
+    try:
+        lines = status.read_text().splitlines()
+        pid = int(lines[0])
+    except (OSError, ValueError, IndexError):
+        return  # never started, or stopped by somebody
+    for number in (signal.SIGQUIT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        if _wait(lambda: _ended(pid), STOP_SECONDS):
+            break
+    if status.exists():
+        # killed, not stopped: its System V segment (the interlock on the data directory,
+        # "key id" in line 7) would stay until the machine restarts
+        with suppress(IndexError, ValueError):
+            ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
+
+
+def _ended(pid: int) -> bool:
+    with suppress(ChildProcessError):
+        if os.waitpid(pid, os.WNOHANG)[0] == pid:
+            return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def _remove_directory(path: Path) -> None:
+    _stop_server(path / "data")
+
+    def removed() -> bool:
+        # again and again: the backends of a server that was killed may still write into it
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+
+    _wait(removed, STOP_SECONDS)
+
+
+def _remove_container(name: str) -> None:
+    # an extra that most runs do without
+    from docker.errors import NotFound  # type: ignore[import-untyped]  # noqa: PLC0415
+    from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
+
+    client = DockerClient().client
+
+    def removed() -> bool:
+        try:
+            client.containers.get(name).remove(force=True, v=True)
+        except NotFound:
+            return False
+        return True
+
+    _wait(removed, CONTAINER_SECONDS)
+    client.close()
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    """Return whether the condition came true in time; asked for every 5 ms."""
+    give_up = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,298 @@
+"""The scenarios as a pytest run: options, a header, one card per queue, a summary.
+
+pytest loads this module in every run of every project that has queueproof installed. It does
+nothing there: no option, no fixture, no import but pytest's own, unless the scenarios are run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import pytest
+
+if TYPE_CHECKING:
+    from queueproof.explore.lab import Lab
+    from queueproof.postgres import Server
+    from queueproof.queue import Queue
+    from queueproof.report.card import Card, Judgement
+
+_PACKAGE = "queueproof.scenarios"
+_NAME = "queueproof-examiner"
+MOST_AT_ONCE = 4  # queues; each has some connections, and somebody's server may allow few
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the options, where the scenarios are run: `--queue` may be taken in other projects."""
+    config = cast("pytest.Config", pluginmanager.get_plugin("pytestconfig"))
+    if not _are_run(config.invocation_params.args, config.invocation_params.dir):
+        return
+    group = parser.getgroup("queueproof", "queueproof: a PostgreSQL job queue, proved or broken")
+    group.addoption(
+        "--queue",
+        action="append",
+        metavar="QUEUE",
+        help="Judge this queue instead of ours: a file, or package.module:Class. Repeatable.",
+    )
+    group.addoption(
+        "--postgres",
+        metavar="SOURCE",
+        help="embedded[:16], local[:/path/to/bin], container[:image] or a DSN.",
+    )
+    group.addoption(
+        "--queueproof-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Of random programs and schedules: same seed, same verdicts.",
+    )
+    group.addoption(
+        "--queueproof-profile",
+        choices=("quick", "default", "deep"),
+        help="How thorough; quick for our own queues, default for yours.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up what the scenarios need, where they are run."""
+    if hasattr(config.option, "queueproof_profile"):
+        for marker in (
+            "guarantee(id): the guarantee that a scenario asks for",
+            "thorough: left out of the quick profile, for time",
+        ):
+            config.addinivalue_line("markers", marker)
+        config.pluginmanager.register(Examiner(config), _NAME)
+
+
+def examiner(config: pytest.Config) -> Examiner:
+    """What judges the queues of this run.
+
+    Raises:
+        pytest.UsageError: The scenarios were collected without being named.
+    """
+    found: Examiner | None = config.pluginmanager.get_plugin(_NAME)
+    if found is None:
+        raise pytest.UsageError("name the scenarios: pytest scenarios, or --pyargs " + _PACKAGE)
+    return found
+
+
+def _are_run(arguments: Sequence[str], directory: Path) -> bool:
+    """Whether the scenarios, or some of them, are named on the command line."""
+    spec = find_spec(_PACKAGE)
+    homes = [Path(home).resolve() for home in (spec and spec.submodule_search_locations) or ()]
+    named = [arg.partition("::")[0] for arg in arguments if not arg.startswith("-")]
+    if any(f"{name}.".startswith(f"{_PACKAGE}.") for name in named):
+        return True
+    places = [(directory / name).resolve() for name in named or [""]]
+    return any(place.is_relative_to(home) for place in places for home in homes)
+
+
+class Verdict:
+    """The verdict on one guarantee of one queue, as a test asks for it.
+
+    Attributes:
+        queue: The queue.
+        judgement: What was found.
+    """
+
+    def __init__(self, queue: Queue, judgement: Judgement) -> None:
+        self.queue = queue
+        self.judgement = judgement
+
+    def must_hold(self) -> None:
+        """Pass where the guarantee holds, or breaks as the queue itself declares."""
+        judgement = self.judgement
+        match judgement.verdict:
+            case "holds" if judgement.id in self.queue.breaks:
+                self._fail(f"{judgement.reason}. Drop it from [breaks], or look more thoroughly.")
+            case "holds" | "accepted":
+                return
+            case "not-offered":
+                pytest.skip(judgement.reason)
+            case "inconclusive":
+                self._fail(f"inconclusive: {judgement.reason}")
+            case "broken":
+                from queueproof.report.terminal import without_diagram
+
+                again = f"queueproof check {self.queue.name} --replay {judgement.replay}"
+                told = without_diagram(judgement.story or judgement.reason)
+                self._fail(f"{told}\n\nOnce more:\n  {again}")
+
+    def _fail(self, message: str) -> NoReturn:
+        pytest.fail(f"{self.queue.name}: {message}", pytrace=False)
+
+
+class Examiner:
+    """Judges each queue once per run, on one server, for all the tests that ask.
+
+    Args:
+        config: Of the run.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._resources = ExitStack()
+        self._cards: dict[str, Card] = {}
+        self._asked: dict[str, set[str]] = {}
+        self._futures: dict[str, Future[Card]] = {}
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE))
+        self.seed: int = config.option.queueproof_seed
+        self.profile: str = config.option.queueproof_profile or (
+            "default" if config.option.queue else "quick"
+        )
+
+    @cached_property
+    def named(self) -> list[Queue]:
+        """The queues of `--queue`."""
+        from queueproof.target import resolve
+
+        with _usage_errors():
+            return [resolve(name) for name in self._config.option.queue or ()]
+
+    @cached_property
+    def server(self) -> Server:
+        """The run's server, started at its first use and gone at the end."""
+        from queueproof.postgres import open_server
+
+        with _usage_errors():
+            return self._resources.enter_context(open_server(self._config.option.postgres))
+
+    @contextmanager
+    def lab(self, queue: Queue) -> Iterator[Lab]:
+        """A queue installed on the run's server until the end of the block."""
+        from queueproof.explore.lab import open_lab
+
+        with open_lab(queue, self.server) as lab:
+            yield lab
+
+    def verdict(self, queue: Queue, guarantee: str) -> Verdict:
+        """What is found on one guarantee of a queue.
+
+        A queue is judged once, for all that the collected tests ask of it.
+        """
+        card = self._cards.get(queue.name)
+        if card is None:
+            future = self._futures.pop(queue.name, None)
+            with _failures(queue):
+                card = future.result() if future else self._check(queue, self._asked[queue.name])
+            self._cards[queue.name] = card
+        return Verdict(queue, next(j for j in card.guarantees if j.id == guarantee))
+
+    def judge(self, queue: Queue, guarantees: Iterable[str] | None = None) -> Card:
+        """Judge a queue by some guarantees, or by all."""
+        with _failures(queue):
+            return self._check(queue, guarantees)
+
+    def _check(self, queue: Queue, guarantees: Iterable[str] | None) -> Card:
+        from queueproof.check import check_queue
+        from queueproof.guarantees import select
+
+        with self.lab(queue) as lab:
+            return check_queue(lab, select(guarantees), seed=self.seed, profile=self.profile)
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    def pytest_report_header(self) -> list[str]:
+        """Name the queues, the server and the seed."""
+        queues = ", ".join(queue.name for queue in self.named) or "those of strategies/"
+        lines = [f"queueproof: {queues}; seed {self.seed}, profile {self.profile}"]
+        if not self._config.option.collectonly:
+            lines.append(f"server: {self.server.label}")
+        return lines
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Drop what is about our queues, if others are asked for, and what is not for a glance."""
+        kept = [item for item in items if self._wants(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    def _wants(self, item: pytest.Item) -> bool:
+        if self.named:
+            return "queue" in getattr(item, "fixturenames", ())
+        asked = self.profile != "quick" or "thorough" in self._config.option.markexpr
+        return asked or item.get_closest_marker("thorough") is None
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note what will be asked of each queue."""
+        for item in session.items:
+            marker, queue = item.get_closest_marker("guarantee"), _queue_of(item)
+            if marker is not None and queue is not None:
+                self._asked.setdefault(queue.name, set()).add(marker.args[0])
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Begin to judge the queues, some at a time: a check waits for its server half the time."""
+        # pytest-xdist has processes for that, and each would judge every queue.
+        if session.config.option.collectonly or hasattr(session.config, "workerinput"):
+            return
+        queues = {q.name: q for item in session.items if (q := _queue_of(item)) is not None}
+        _ = self.server  # in this thread: what fails here ends the run
+        self._futures = {
+            name: self._pool.submit(self._check, queues[name], asked)
+            for name, asked in self._asked.items()
+        }
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show what holds of which queue, and one story of what the naive queue does."""
+        from queueproof.report.terminal import summary, without_diagram
+
+        if not self._cards:
+            return
+        terminalreporter.section("verdicts")
+        shown = {name: Path(name).stem for name in self._cards}
+        width = max(map(len, shown.values()))
+        for name, card in self._cards.items():
+            told = summary(card.guarantees)
+            terminalreporter.write_line(f"{shown[name]:<{width}}  {told}")
+        stories = [
+            (card.queue, judgement.story)
+            for card in self._cards.values()
+            for judgement in card.guarantees
+            if judgement.verdict == "accepted" and judgement.id == "single-claim"
+        ]
+        for queue, story in stories[:1]:
+            terminalreporter.section(f"why a claim must lock: {Path(queue).name}")
+            terminalreporter.write_line(without_diagram(story or ""))
+
+    def pytest_unconfigure(self) -> None:
+        """Stop the server, and with it what is still being judged on it."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._resources.close()
+        self._pool.shutdown()
+
+
+def _queue_of(item: pytest.Item) -> Queue | None:
+    parameters = getattr(item, "callspec", None)
+    return parameters.params.get("queue") if parameters else None
+
+
+@contextmanager
+def _failures(queue: Queue) -> Iterator[None]:
+    """Show a queue that cannot be used as a failure of the test, in one message."""
+    from queueproof.errors import QueueError
+
+    try:
+        yield
+    except QueueError as error:
+        named = error.source or str(error).startswith(queue.name)
+        pytest.fail(str(error) if named else f"{queue.name}: {error}", pytrace=False)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Show a user's mistake as pytest shows its own: one line, exit code 4."""
+    from queueproof.errors import QueueproofError
+
+    try:
+        yield
+    except QueueproofError as error:
+        raise pytest.UsageError(str(error)) from error

@@ -1,0 +1,211 @@
+"""What a queue under test is: a few declared facts, and operations as generators of SQL steps.
+
+An operation never touches a connection. It yields a `Step`, receives the server's `Result`, and
+returns its answer, so that one definition runs under every driver: the step scheduler, free
+workers, the load generator. The idea is sans-IO (https://sans-io.readthedocs.io), applied to SQL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+
+from queueproof.errors import Source
+
+T = TypeVar("T")
+
+VOID = 2278  # pg_type.oid of void, what a function returns that returns nothing
+
+
+class Value(NamedTuple):
+    """One value as the server sent it, so that a token travels back unchanged in value and type.
+
+    Attributes:
+        text: PostgreSQL's text form, None for NULL.
+        oid: The type that the server reported (`pg_type.oid`).
+    """
+
+    text: bytes | None
+    oid: int
+
+    def __str__(self) -> str:
+        return "NULL" if self.text is None else self.text.decode()
+
+    def __int__(self) -> int:
+        return int(str(self))
+
+
+class Values(NamedTuple):
+    """A column of values, sent as an array of the column's type."""
+
+    texts: tuple[bytes | None, ...]
+    oid: int  # of one element
+
+
+Row: TypeAlias = Mapping[str, Value]
+Parameter: TypeAlias = Value | Values | str | int | bool | float | timedelta | None
+
+
+class Step(NamedTuple):
+    """One statement for the server.
+
+    Attributes:
+        sql: A single statement; `:name` stands for a parameter bound by the server.
+        params: A value for each `:name`. Python values are bound as int4/int8, float8, bool,
+            interval (timedelta) and, for str, as a literal whose type the server infers.
+        source: Where the statement stands, if it stands in a file.
+    """
+
+    sql: str
+    params: Mapping[str, Parameter] = {}
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The server's answer to a step.
+
+    Attributes:
+        columns: Column names; empty for a statement without columns (`BEGIN`, plain `UPDATE`).
+        oids: The columns' types.
+        rows: One mapping per row.
+        affected: Rows inserted, updated, deleted or selected; 0 where the server names no count.
+        in_transaction: Whether the session stands inside a transaction after the step.
+        command: The command tag's first word (`UPDATE`).
+    """
+
+    columns: tuple[str, ...] = ()
+    oids: tuple[int, ...] = ()
+    rows: Sequence[Row] = ()
+    affected: int = 0
+    in_transaction: bool = False
+    command: str = ""
+
+
+Operation: TypeAlias = Generator[Step, Result, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One job in a worker's hands.
+
+    Attributes:
+        id: The job's id as text.
+        token: Every column that the claim returned: what the queue may check an owner by.
+    """
+
+    id: str
+    token: Mapping[str, Value] = field(default_factory=dict)
+
+
+State: TypeAlias = Literal["queued", "running", "completed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """One job as the queue's own `jobs` operation reports it."""
+
+    id: str
+    state: State
+    attempts: int | None = None
+
+
+OPERATIONS: Mapping[str, frozenset[str]] = {
+    "install": frozenset(),
+    "enqueue": frozenset({"payload", "priority", "delay", "max_attempts", "queue"}),
+    "claim": frozenset({"worker", "limit", "lease", "queue"}),
+    "complete": frozenset({"worker", "job"}),
+    "complete_many": frozenset({"worker", "jobs"}),
+    "fail": frozenset({"worker", "job", "error"}),
+    "heartbeat": frozenset({"worker", "job", "lease"}),
+    "recover": frozenset({"lease"}),
+    "jobs": frozenset(),
+    "cleanup": frozenset({"age"}),
+}
+"""Every operation of a queue and the arguments that it may take."""
+
+
+class Queue:
+    """A queue under test. Derive from it and write the operations that the queue has.
+
+    `install`, `enqueue` and `claim` are required; the others are offered by being there. Each is
+    a generator of `Step`s. An operation takes the arguments of `OPERATIONS` that its signature
+    names, so `def claim(self, worker)` is a claim without a limit: it takes at most one job.
+
+        def install(self) -> Operation[None]
+        def enqueue(self, payload, priority, delay, max_attempts, queue) -> Operation[list[str]]
+        def claim(self, worker, limit, lease, queue) -> Operation[list[Claim]]
+        def complete(self, worker, job) -> Operation[bool]
+        def complete_many(self, worker, jobs) -> Operation[frozenset[str] | None]
+        def fail(self, worker, job, error) -> Operation[bool]
+        def heartbeat(self, worker, job, lease) -> Operation[bool]
+        def recover(self, lease) -> Operation[list[str]]
+        def jobs(self) -> Operation[list[JobRow]]
+        def cleanup(self, age) -> Operation[None]
+
+    `job` is a `Claim`; ids are text; `delay`, `lease` and `age` are timedeltas. `complete_many`
+    returns the ids that it accepted, or None where it cannot say which.
+
+    Attributes:
+        lease: How long a claim holds without a heartbeat; None: it never runs out.
+        max_attempts: Most attempts of a job, crashes included; None: not promised.
+        backoff: Least wait before a failed job's second attempt; None: none promised.
+        jitter: By which fraction a wait may be shorter than an earlier one of the same job.
+        order: What a claim takes first.
+        concurrency_limit: Most jobs running at once; None: no cap.
+        isolation: The transaction isolation level of the workers.
+        promises: Guarantees that are judged only where promised.
+        retry_on: SQLSTATEs that mean "nothing this time".
+        breaks: Guarantee id to reason: breaks that are known and accepted.
+    """
+
+    lease: timedelta | None = None
+    max_attempts: int | None = None
+    backoff: timedelta | None = None
+    jitter: float = 0.0
+    order: Literal["priority, fifo", "fifo", "none"] = "none"
+    concurrency_limit: int | None = None
+    isolation: str = "read committed"
+    promises: frozenset[str] = frozenset()
+    retry_on: frozenset[str] = frozenset()
+    breaks: Mapping[str, str] = {}
+
+    required: ClassVar[tuple[str, ...]] = ("install", "enqueue", "claim")
+
+    @property
+    def name(self) -> str:
+        """How the user named the queue."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits that change when the queue's definition does."""
+        classes = type(self).__mro__[: type(self).__mro__.index(Queue)]
+        source = "".join(inspect.getsource(one) for one in classes)
+        return hashlib.sha256(source.encode()).hexdigest()[:12]
+
+    @cached_property
+    def offers(self) -> frozenset[str]:
+        """The operations that this queue has."""
+        return frozenset(name for name in OPERATIONS if callable(getattr(self, name, None)))
+
+    def takes(self, operation: str) -> frozenset[str]:
+        """Which arguments of `OPERATIONS[operation]` the operation takes."""
+        return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)
+
+    def start(self, operation: str, **arguments: object) -> Operation[Any]:
+        """Begin an operation with those of the arguments that it takes."""
+        taken = self.takes(operation)
+        method = getattr(self, operation)
+        generator: Operation[Any] = method(**{k: v for k, v in arguments.items() if k in taken})
+        return generator
+
+
+def ids_of(claims: Iterable[Claim]) -> list[str]:
+    """The ids of some claims, in their order."""
+    return [claim.id for claim in claims]

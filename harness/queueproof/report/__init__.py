@@ -1,0 +1,1 @@
+"""What a person or a machine reads afterwards: stories and cards."""

@@ -1,0 +1,85 @@
+"""The card: the verdict on every guarantee of one queue, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal, TypeAlias
+
+from queueproof.errors import Exit
+
+Verdict: TypeAlias = Literal["holds", "broken", "inconclusive", "not-offered", "accepted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on one guarantee.
+
+    Attributes:
+        id: The guarantee.
+        verdict: What was found.
+        reason: One sentence.
+        story: How it broke; None where it did not.
+        replay: A token for `--replay`; None where there is no story.
+        evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
+    """
+
+    id: str
+    verdict: Verdict
+    reason: str
+    story: str | None = None
+    replay: str | None = None
+    evidence: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """All verdicts on one queue.
+
+    Attributes:
+        queue: As the user named it.
+        postgres: The server: version, source, durability.
+        seed: Of the random programs and schedules.
+        seconds: Wall-clock.
+        guarantees: In the order of the catalogue.
+    """
+
+    queue: str
+    postgres: str
+    seed: int
+    seconds: float
+    guarantees: Sequence[Judgement]
+
+    @property
+    def verdict(self) -> Literal["holds", "broken", "inconclusive"]:
+        """Of the whole: broken beats inconclusive beats holds."""
+        found = {judgement.verdict for judgement in self.guarantees}
+        if "broken" in found:
+            return "broken"
+        return "inconclusive" if "inconclusive" in found else "holds"
+
+    @property
+    def exit_code(self) -> Exit:
+        """Of the command line."""
+        codes = {
+            "holds": Exit.HOLDS,
+            "broken": Exit.BROKEN,
+            "inconclusive": Exit.INCONCLUSIVE,
+        }
+        return codes[self.verdict]
+
+    def to_json(self) -> str:
+        """The public form (card.json)."""
+        return json.dumps(
+            {
+                "queue": self.queue,
+                "postgres": self.postgres,
+                "verdict": self.verdict,
+                "seed": self.seed,
+                "seconds": round(self.seconds, 2),
+                "guarantees": [asdict(judgement) for judgement in self.guarantees],
+            },
+            indent=2,
+            ensure_ascii=False,
+        )

@@ -1,0 +1,59 @@
+"""Cards and benchmarks as one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from queueproof.errors import QueueproofError
+from queueproof.guarantees import CATALOGUE
+from queueproof.report.card import Card, Judgement
+from queueproof.report.terminal import summary, without_diagram
+
+
+def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
+    """A page without scripts, that takes nothing from the network.
+
+    Args:
+        cards: Verdicts, of a queue each.
+        replay: The command that replays a story, up to its token; None: told by the card's queue.
+        benches: Benchmarks, as HTML fragments.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "without_diagram": without_diagram,
+        "diagram": _diagram,
+        "summary": summary,
+    }
+    template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        cards=cards, benches=benches, catalogue=CATALOGUE, replay=replay
+    )
+
+
+def read_card(text: str) -> Card:
+    """Read a card.json.
+
+    Raises:
+        QueueproofError: It is something else, or was written by a version that knew more.
+    """
+    try:
+        found = json.loads(text)
+        judgements = [Judgement(**judgement) for judgement in found["guarantees"]]
+        facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
+        unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
+    except (ValueError, KeyError, TypeError) as error:
+        raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
+    if unknown:
+        raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
+    return Card(*facts, judgements)
+
+
+def _diagram(story: str) -> str:
+    """The Mermaid source of a story."""
+    return story.partition("```mermaid\n")[2].partition("\n```")[0]

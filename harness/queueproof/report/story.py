@@ -1,0 +1,310 @@
+"""A broken guarantee as the shortest story: who did what, in which order, and what it broke."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+
+from queueproof.backoff import Wait, Waits
+from queueproof.checker import Violation
+from queueproof.explore.runner import DRAINER, PLANNERS, Beat, Run
+from queueproof.guarantees import CATALOGUE
+from queueproof.history import Call
+from queueproof.plans import REWRITE, Overclaim
+
+COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
+LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
+SHOWN_SQL = 60
+_STOPPED = "(has its snapshot, has read nothing)"
+_WORKER = re.compile(r"w\d+")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What one actor did in one go."""
+
+    actor: str
+    lines: list[str] = field(default_factory=list)
+    waiting: bool = False
+    uncommitted: bool = False
+
+
+class _Statements:
+    """The statements of a story, each under a letter."""
+
+    def __init__(self) -> None:
+        self.letters: dict[str, str] = {}
+
+    def letter(self, sql: str) -> str:
+        """The letter of a statement, a new one at its first appearance."""
+        text = textwrap.dedent(sql).strip()
+        if text not in self.letters:
+            number = len(self.letters)
+            prefix = ascii_lowercase[number // 26 - 1] if number >= len(ascii_lowercase) else ""
+            self.letters[text] = prefix + ascii_lowercase[number % 26]
+        return self.letters[text]
+
+
+def tell(run: Run, violation: Violation, planner: str | None = None) -> str:
+    """A story as text: a timeline with a column per actor, the SQL, the reason, and a diagram."""
+    settings = PLANNERS[planner] if planner else {}
+    calls = run.history.calls
+    beats = _relevant(run.trace, calls, violation)
+    statements = _Statements()
+    entries = _entries(beats, calls, statements)
+    for entry in entries:  # before lines are wrapped, which may cut an id
+        entry.lines = [_plain_ids(line, calls) for line in entry.lines]
+    guarantee = CATALOGUE[violation.guarantee]
+    parts = [
+        f"{guarantee.id}: {guarantee.sentence}",
+        f"Broken: {violation.because}.",
+        _before(calls, beats),
+        settings and "Planner: " + ", ".join(f"{k} = {v}" for k, v in settings.items()) + ".",
+        _timeline(entries),
+        *(
+            f"[{letter}]\n{textwrap.indent(sql, '    ')}"
+            for sql, letter in statements.letters.items()
+        ),
+        f"Why it matters: {guarantee.why}.",
+        "```mermaid\n" + _diagram(entries) + "\n```",
+    ]
+    return _plain_ids("\n\n".join(part for part in parts if part), calls)
+
+
+def tell_overclaim(over: Overclaim) -> str:
+    """The story of a claim that a plan made take more than its limit."""
+    guarantee = CATALOGUE["claim-limit"]
+    settings = "\n".join(f"    SET {k} = {v};" for k, v in PLANNERS[over.cell.setting].items())
+    parts = [
+        f"{guarantee.id}: {guarantee.sentence}",
+        f"Broken: w1 asked for at most {over.cell.limit} and took {over.taken}.",
+        f"The table held {over.cell.filling}; {over.cell.setting}.",
+        settings and f"Settings:\n{settings}",
+        *(
+            f"{textwrap.indent(textwrap.dedent(sql).strip(), '    ')}\n\n"
+            f"Its plan:\n{textwrap.indent(plan, '    ')}"
+            for sql, plan in over.plans
+        ),
+        REWRITE,
+        f"Why it matters: {guarantee.why}.",
+        (
+            "```mermaid\nsequenceDiagram\n"
+            f"    w1->>PostgreSQL: claim, at most {over.cell.limit}\n"
+            f"    PostgreSQL-->>w1: {over.taken} jobs\n```"
+        ),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def tell_waits(waits: Waits) -> str:
+    """The story of a job whose waits after its failures are wrong."""
+    guarantee = CATALOGUE["backoff"]
+    told = [
+        f"    attempt {wait.attempt} failed; the job was claimable after {_duration(wait)}"
+        for wait in waits.found
+    ]
+    parts = [
+        f"{guarantee.id}: {guarantee.sentence}",
+        f"Broken: {waits.broken}.",
+        "Before: job 1 was enqueued, and its worker failed it again and again.",
+        "\n".join(told),
+        f"Why it matters: {guarantee.why}.",
+        "```mermaid\nsequenceDiagram\n"
+        + "\n".join(
+            f"    w1->>PostgreSQL: fail at attempt {wait.attempt}\n"
+            f"    Note over w1: {_duration(wait)}"
+            for wait in waits.found
+        )
+        + "\n```",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _duration(wait: Wait) -> str:
+    """Whole seconds, as they repeat from run to run."""
+    if wait.most == float("inf"):
+        return f"more than {wait.least:.0f} s"
+    return f"{wait.least:.0f} to {wait.most:.0f} s"
+
+
+# --- what belongs into the story ----------------------------------------------------------------
+
+
+def _relevant(trace: Sequence[Beat], calls: Sequence[Call], violation: Violation) -> list[Beat]:
+    """The trace from the first stage to the answer that broke the guarantee."""
+    guilty = violation.call
+    last = max(
+        (n for n, beat in enumerate(trace) if 0 <= beat.call <= guilty),
+        default=len(trace) - 1,
+    )
+    ends = [n for n, beat in enumerate(trace) if beat.call == guilty]
+    if ends:
+        last = _first_wait(trace, ends) if violation.guarantee == "non-blocking" else ends[-1]
+    setup = {
+        call.index for call in calls if call.kind == "enqueue" and call.actor == "producer"
+    } & _undisturbed(calls)
+    return [beat for beat in trace[: last + 1] if beat.call not in setup]
+
+
+def _first_wait(trace: Sequence[Beat], ends: Sequence[int]) -> int:
+    return next((n for n in ends if trace[n].event == "waits"), ends[-1])
+
+
+def _undisturbed(calls: Sequence[Call]) -> set[int]:
+    """Calls before the first that is not an enqueue: the jobs that the story begins with."""
+    first = next((call.index for call in calls if call.kind != "enqueue"), len(calls))
+    return {
+        call.index
+        for call in calls[:first]
+        if not any(call.overlaps(other) for other in calls[first:])
+    }
+
+
+def _before(calls: Sequence[Call], beats: Iterable[Beat]) -> str:
+    told = {beat.call for beat in beats}
+    jobs = [c for c in calls if c.kind == "enqueue" and c.index not in told and c.ids]
+    jobs = [c for c in jobs if c.index in _undisturbed(calls)]
+    if not jobs:
+        return ""
+    return "Before: " + "; ".join(_enqueued(call) for call in jobs) + "."
+
+
+def _enqueued(call: Call) -> str:
+    facts = []
+    if call.priority:
+        facts.append(f"priority {call.priority}")
+    if call.delay:
+        facts.append(f"due in {call.delay:g} s")
+    if call.bound is not None:
+        facts.append(f"max_attempts {call.bound}")
+    return f"job {call.ids[0]} was enqueued" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _entries(beats: Iterable[Beat], calls: Sequence[Call], statements: _Statements) -> list[_Entry]:
+    """Beats as entries: what one actor did without anybody else in between."""
+    entries: list[_Entry] = []
+    for beat in beats:
+        call = calls[beat.call] if beat.call >= 0 else None
+        if beat.actor == DRAINER and (call is None or call.kind in {"jobs", "sweep"}):
+            continue
+        if not entries or entries[-1].actor != beat.actor:
+            if entries and entries[-1].uncommitted:
+                entries[-1].lines.append("(not committed yet)")
+            entries.append(_Entry(beat.actor))
+        _add(entries[-1], beat, call, statements)
+    return [entry for entry in entries if entry.lines]
+
+
+def _add(entry: _Entry, beat: Beat, call: Call | None, statements: _Statements) -> None:
+    draining = beat.actor == DRAINER
+    match beat.event:
+        case "start" if call is not None:
+            entry.lines.append(_invocation(call))
+        case "sql" if not draining:
+            entry.lines.append(f"[{statements.letter(beat.text)}] {_abridged(beat.text)}")
+        case "done":
+            entry.uncommitted = True
+        case "commit":
+            if not entry.uncommitted:
+                entry.lines.append("COMMIT")
+            entry.uncommitted = False
+        case "waits":
+            entry.lines.append(f"waits for {beat.text}")
+        case "stops":
+            entry.lines.append(_STOPPED)
+        case "goes on" if entry.lines[-1:] == [_STOPPED]:
+            entry.lines.pop()  # nobody acted meanwhile
+        case "goes on":
+            entry.lines.append("goes on")
+        case "answer":
+            entry.lines.append(f"=> {beat.text}")
+            entry.uncommitted = False
+        case "error":
+            entry.lines.append(f"=> ERROR {beat.text}")
+            entry.uncommitted = False
+        case "clock":
+            entry.lines.append(f"{beat.text} s pass")
+        case "rewrite":
+            entry.lines.append("the tables are rewritten, their rows in another physical order")
+        case "crash":
+            entry.lines.append("crashes")
+            entry.uncommitted = False
+
+
+def _invocation(call: Call) -> str:
+    match call.kind:
+        case "claim":
+            return f"claim, at most {call.limit}"
+        case "complete" | "fail" | "heartbeat" | "complete_many":
+            return f"{call.kind} job {', '.join(ref.job for ref in call.refs)}"
+        case "enqueue":
+            facts = f", due in {call.delay:g} s" if call.delay else ""
+            return f"enqueue{facts}"
+        case _:
+            return call.kind
+
+
+def _abridged(sql: str) -> str:
+    """A statement's beginning: its first line that is not a comment."""
+    lines = [line.strip() for line in sql.strip().splitlines()]
+    text = next((line for line in lines if line and not line.startswith("--")), "")
+    return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
+
+
+# --- how it is drawn ----------------------------------------------------------------------------
+
+
+def _timeline(entries: Sequence[_Entry]) -> str:
+    actors = _columns(entries)
+    lines = [
+        "    " + "".join(actor.ljust(COLUMN + 2) for actor in actors).rstrip(),
+        "    " + "".join(("-" * COLUMN).ljust(COLUMN + 2) for _ in actors).rstrip(),
+    ]
+    for number, entry in enumerate(entries, 1):
+        margin = " " * ((COLUMN + 2) * actors.index(entry.actor))
+        wrapped = [
+            piece
+            for line in entry.lines
+            for piece in textwrap.wrap(line, COLUMN, subsequent_indent="  ") or [""]
+        ]
+        for n, piece in enumerate(wrapped):
+            lines.append(f"{number if n == 0 else '':>2}  {margin}{piece}".rstrip())
+    return "\n".join(lines)
+
+
+def _columns(entries: Sequence[_Entry]) -> list[str]:
+    """The actors: workers by their number, then the others as they appear."""
+    actors = list(dict.fromkeys(entry.actor for entry in entries))
+    return sorted(actors, key=lambda actor: (not _WORKER.fullmatch(actor), len(actor), actor))
+
+
+def _diagram(entries: Sequence[_Entry]) -> str:
+    """The same as a Mermaid sequence diagram."""
+    lines = ["sequenceDiagram"]
+    lines += [f"    participant {actor}" for actor in _columns(entries)]
+    lines.append("    participant PostgreSQL")
+    for entry in entries:
+        for line in entry.lines:
+            # A semicolon or a hash would end the message.
+            text = re.sub(r"[;#]", " ", line).strip()
+            if line.startswith("=>"):
+                lines.append(f"    PostgreSQL-->>{entry.actor}: {text[3:]}")
+            elif line.startswith(
+                ("waits", "goes on", "crashes", "(", "the tables")
+            ) or line.endswith("pass"):
+                lines.append(f"    Note over {entry.actor}: {text}")
+            else:
+                lines.append(f"    {entry.actor}->>PostgreSQL: {text}")
+    return "\n".join(lines)
+
+
+def _plain_ids(text: str, calls: Sequence[Call]) -> str:
+    """Job ids that differ from run to run, as the numbers in which they were enqueued."""
+    ids = [job for call in calls if call.kind == "enqueue" for job in call.ids]
+    for number, job in enumerate(ids, 1):
+        if len(job) > LONG_ID:
+            text = text.replace(job, str(number))
+    return text

@@ -1,0 +1,131 @@
+"""The card for the person at the keyboard: a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from queueproof.report.card import Card, Judgement
+
+STYLES = {
+    "holds": "green",
+    "accepted": "yellow",
+    "broken": "bold red",
+    "inconclusive": "magenta",
+    "not-offered": "dim",
+}
+_MERMAID = re.compile(r"\n*```mermaid\n.*?```\n*", re.DOTALL)
+
+
+class Output(Console):
+    """A console that prints text as it is and falls silent when nobody reads any more."""
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        super().__init__(file=file, markup=False, highlight=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Go on without output: the verdict, and so the exit code, is not `head`'s to decide."""
+        self.quiet = True
+        # What is still buffered would fail once more when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def say(self, text: str | Text = "") -> None:
+        """Print a line that only the terminal itself may break, so that it can be copied."""
+        self.print(text, soft_wrap=True)
+
+    def markdown(self, text: str) -> None:
+        """Print Markdown: drawn on a terminal, as it is elsewhere."""
+        if self.is_terminal:
+            self.print(Markdown(text))
+        else:
+            self.say(text.rstrip())
+
+
+@contextmanager
+def rewriting_status() -> Iterator[Callable[[str], None]]:
+    """One line on the terminal that says what is being done; nothing elsewhere."""
+    console = Console(stderr=True, markup=False)
+    with console.status("") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def print_card(out: Output, card: Card, replay: str) -> None:
+    """Print the verdicts, the stories of what broke, and last the verdict of the whole.
+
+    Args:
+        out: Where.
+        card: The verdicts.
+        replay: The command that replays a story, up to its token.
+    """
+    if out.is_terminal:
+        out.print(_table(card.guarantees))
+    else:
+        for judgement in card.guarantees:
+            out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
+    broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
+    for judgement in broken:
+        out.say()
+        out.rule(style="red") if out.is_terminal else out.say("-" * 78)
+        print_story(out, judgement.story or judgement.reason)
+    if broken:
+        out.say()
+        out.say("Once more:" if len(broken) == 1 else "Each once more:")
+    for judgement in broken:
+        out.say(f"  {replay} {judgement.replay}")
+    out.say()
+    out.say(_whole(card))
+
+
+def print_story(out: Output, story: str) -> None:
+    """Print a story; its diagram's source is for a page or an issue that draws it."""
+    head, _, rest = story.partition("\n")
+    out.say(Text(head, style="bold"))
+    out.say(rest)
+
+
+def without_diagram(story: str) -> str:
+    """A story without its Mermaid source."""
+    return _MERMAID.sub("\n", story).rstrip()
+
+
+def summary(judgements: Iterable[Judgement]) -> str:
+    """Which guarantees have which verdict, worst first; how many, of the usual ones."""
+    found: dict[str, list[str]] = {}
+    for judgement in judgements:
+        found.setdefault(judgement.verdict, []).append(judgement.id)
+    named = [
+        f"{', '.join(found[verdict])} {verdict}"
+        for verdict in ("broken", "inconclusive", "accepted")
+        if verdict in found
+    ]
+    holding, missing = len(found.get("holds", ())), len(found.get("not-offered", ()))
+    counted = [f"{holding} hold{'s' * (holding == 1)}"] if holding else []
+    return "; ".join([*named, *counted, *([f"{missing} not offered"] if missing else [])])
+
+
+def _table(judgements: Sequence[Judgement]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("guarantee", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for judgement in judgements:
+        style = STYLES[judgement.verdict]
+        faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
+        table.add_row(judgement.id, Text(judgement.verdict, style), Text(judgement.reason, faint))
+    return table
+
+
+def _whole(card: Card) -> Text:
+    found = (card.verdict, STYLES[card.verdict])
+    told = summary(card.guarantees)
+    return Text.assemble(found, f": {card.queue} ({told}; {card.seconds:.0f} s)")

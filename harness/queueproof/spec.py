@@ -1,0 +1,371 @@
+"""The life of one job: which answer is legal in which state, as one pure step function.
+
+What is legal is drawn as widely as the guarantees' sentences allow. After a lease has run out and
+until somebody takes the job over, its holder's operations may be accepted or rejected; a queue may
+recover in `claim` itself or through `recover`; an operation whose answer was lost may or may not
+have happened. All times are seconds on the database's clock, and every comparison asks whether a
+thing is certain: an operation began at some moment between `began` and `ended`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from queueproof.history import Answer, Call
+from queueproof.queue import State
+
+FOREVER = float("inf")
+SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
+
+
+class Phase(StrEnum):
+    """Where a job stands."""
+
+    ABSENT = "absent"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
+
+
+class Breach(NamedTuple):
+    """A guarantee that an answer breaks.
+
+    Attributes:
+        guarantee: Its id.
+        because: The sentence that says why.
+        in_turn: A job was claimed twice although nothing raced and no lease was in play.
+        doubtful: It looks like a lease that was cut short, but a queue that hands out its jobs
+            twice `in_turn` does the same whatever the lease.
+    """
+
+    guarantee: str
+    because: str
+    in_turn: bool = False
+    doubtful: bool = False
+
+
+class Job(NamedTuple):
+    """A job's state.
+
+    Attributes:
+        phase: Where it stands.
+        due: Earliest moment at which it may be claimed.
+        bound: Most attempts; None where none is promised.
+        claims: Attempts so far.
+        last: The latest claim of the job, whatever became of it.
+        holder: The claim call whose worker may still act on the job: it holds it, or it lost its
+            lease and nobody has taken the job over yet. In a finished job: who finished it.
+        fresh_until: Until then the holder's lease certainly runs.
+        stale_after: From then on it has certainly run out.
+        crashed: The holder's worker is gone.
+        released: The job was recovered after that holder.
+        recovered: A recovery has answered the job since it was claimed.
+        failed_once: A `fail` was accepted, so that the queue may have ended the job.
+        suspect: An operation was accepted although its claim had ended; it counts as fencing
+            unless the job runs again, which is the graver fact.
+    """
+
+    phase: Phase = Phase.ABSENT
+    due: float = 0.0
+    bound: int | None = None
+    claims: int = 0
+    last: Call | None = None
+    holder: Call | None = None
+    fresh_until: float = 0.0
+    stale_after: float = 0.0
+    crashed: bool = False
+    released: bool = False
+    recovered: bool = False
+    failed_once: bool = False
+    suspect: Breach | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no attempt is left; also where nothing is promised, so that one may be."""
+        return self.bound is None or self.claims >= self.bound
+
+
+class Act(NamedTuple):
+    """What one call meant for one job.
+
+    Attributes:
+        call: The call.
+        kind: The call's kind; a batch completion is `complete` for each of its jobs.
+        answer: For this job.
+        last: The latest claim of the job, whatever became of it.
+        holder: The claim call that the operation names, None where it names none.
+        named: False for a heartbeat of the job's worker that names another job.
+        seen: The state that an observation reported.
+    """
+
+    call: Call
+    kind: str
+    answer: Answer = "accepted"
+    holder: Call | None = None
+    named: bool = True
+    seen: State | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a queue declares, as far as the life of a job depends on it.
+
+    Attributes:
+        lease: Seconds; None: a claim never runs out.
+        held: The claim is the row lock of a transaction left open.
+        worker_heartbeat: The heartbeat names a worker, not a job.
+        takes_over: `claim` itself takes over stale jobs: there is a lease and no `recover`.
+        recoveries: The run's calls of `recover`.
+    """
+
+    lease: float | None
+    held: bool
+    worker_heartbeat: bool
+    takes_over: bool
+    recoveries: Sequence[Call] = ()
+
+
+def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
+    """Whether the holder's lease ran during the whole call."""
+    if job.crashed:
+        return False
+    if rules.lease is None:
+        return rules.held
+    return call.ended < job.fresh_until
+
+
+def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    """The states that a job may be in after an act, or the guarantee that the act breaks."""
+    unknown = act.answer == "unknown"
+    match act.kind:
+        case "enqueue":
+            return _enqueue(job, act.call, unknown=unknown)
+        case "claim":
+            if unknown:
+                return [job, *_claimed_unseen(rules, job, act.call)]
+            return _claim(rules, job, act.call)
+        case "complete" | "fail":
+            if unknown:
+                outcome = _finish(rules, job, act)
+                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+            if act.answer == "rejected":
+                return _reject(rules, job, act)
+            return _finish(rules, job, act)
+        case "heartbeat":
+            if unknown:
+                return [job, *_extended(rules, job, act)]
+            if act.answer == "rejected":
+                return _reject(rules, job, act) if act.named else [job]
+            return _heartbeat(rules, job, act)
+        case "recover":
+            if unknown:
+                outcome = _recover(rules, job, act.call)
+                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+            return _recover(rules, job, act.call)
+        case "crash":
+            return [_crash(rules, job, act.call)]
+        case _:
+            return [job]
+
+
+def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
+    if job.phase != Phase.ABSENT:
+        return [job]  # an enqueue whose answer was lost made another job, if any
+    queued = job._replace(phase=Phase.QUEUED, due=call.began + call.delay, bound=call.bound)
+    return [job, queued] if unknown else [queued]
+
+
+def _running(rules: Rules, job: Job, call: Call) -> Job:
+    lease = FOREVER if rules.lease is None else rules.lease
+    return job._replace(
+        phase=Phase.RUNNING,
+        claims=job.claims + 1,
+        last=call,
+        holder=call,
+        fresh_until=call.began + lease,
+        stale_after=call.ended + lease,
+        crashed=False,
+        released=False,
+        recovered=False,
+    )
+
+
+def _claim(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
+    who = call.actor
+    if job.phase == Phase.ABSENT:
+        return Breach("not-early", f"{who} claimed a job whose enqueue had not been committed")
+    if job.phase in FINISHED and job.last is not None and job.last.overlaps(call):
+        return Breach(
+            "single-claim",
+            f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
+        )
+    if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
+        return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
+    if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
+        return _double_hold(rules, job, job.holder, call)
+    if _past_bound(job):
+        return Breach(
+            "retry-bound",
+            f"{who} started attempt {job.claims + 1} of a job that may be attempted {job.bound} "
+            f"time{'s' if job.bound != 1 else ''}",
+        )
+    if job.claims == 0 and call.ended < job.due:
+        return Breach(
+            "not-early",
+            f"{who} claimed a job at least {job.due - call.ended:.0f} s before its time",
+        )
+    return [_running(rules, job, call)]
+
+
+def _past_bound(job: Job) -> bool:
+    return job.bound is not None and job.claims >= job.bound
+
+
+def _still_held(rules: Rules, job: Job, call: Call) -> bool:
+    if rules.lease is None and not rules.held:
+        return not job.crashed
+    return certainly_fresh(rules, job, call)
+
+
+def _double_hold(rules: Rules, job: Job, holder: Call, call: Call) -> Breach:
+    """Blame (queue-file.md, 21): a lease that was taken over, or a claim that raced another."""
+    owner = "the same claim" if holder is call else f"{holder.actor}"
+    raced = holder.overlaps(call)
+    taken_over = (
+        rules.takes_over
+        or call.began - holder.ended > SHORT
+        or any(_acted_between(recovery, holder, call) for recovery in rules.recoveries)
+    )
+    if not raced and (job.recovered or taken_over):
+        until = "its transaction is open" if rules.held else "its lease is fresh"
+        because = f"{call.actor} got a job that {owner} holds, while {until}"
+        return Breach("live-lease", because, doubtful=not job.recovered)
+    because = f"{call.actor} got a job that {owner} already holds"
+    return Breach("single-claim", because, in_turn=not raced)
+
+
+def _acted_between(recovery: Call, holder: Call, call: Call) -> bool:
+    after = recovery.returned is None or recovery.returned > holder.invoked
+    return after and recovery.invoked < (call.returned or 0)
+
+
+def _claimed_unseen(rules: Rules, job: Job, call: Call) -> list[Job]:
+    """A claim whose answer was lost may have taken the job; its worker is gone."""
+    outcome = _claim(rules, job, call)
+    return [] if isinstance(outcome, Breach) else [o._replace(crashed=True) for o in outcome]
+
+
+def _is_holder(job: Job, act: Act) -> bool:
+    return job.holder is not None and job.holder is act.holder
+
+
+def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    verb = "complete" if act.kind == "complete" else "fail"
+    if job.phase in {Phase.QUEUED, Phase.RUNNING} and _is_holder(job, act):
+        if act.kind == "complete":
+            return [job._replace(phase=Phase.COMPLETED, crashed=False, released=False)]
+        ended = job._replace(crashed=False, released=False, failed_once=True)
+        return [
+            ended._replace(phase=Phase.QUEUED, holder=None, due=act.call.began),
+            ended._replace(phase=Phase.FAILED),
+        ]
+    return _accepted_after_its_end(rules, job, act, verb)
+
+
+def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list[Job] | Breach:
+    """An operation was accepted that names a claim which had ended (rules 5 and 6)."""
+    who = act.call.actor
+    if act.kind == "heartbeat" and rules.worker_heartbeat:
+        # Sent for an older claim, it may extend what the worker holds now.
+        mine = job.phase == Phase.RUNNING and job.holder is not None and job.holder.actor == who
+        return _extended(rules, job, act._replace(named=False)) if mine else [job]
+    if job.phase in FINISHED and _is_holder(job, act):
+        breach = Breach("fencing", f"{who} was allowed to {verb} a job that it had {job.phase}")
+        return [job._replace(suspect=job.suspect or breach)]
+    if job.phase == Phase.RUNNING and job.holder is not None:
+        mine = job.holder.actor == who
+        since = (
+            "it has claimed the job again since" if mine else f"{job.holder.actor} has the job now"
+        )
+        return Breach(
+            "fencing", f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
+        )
+    if job.phase in FINISHED:
+        return Breach(
+            "fencing",
+            f"{who} was allowed to {verb} a job that it had lost and that had {job.phase}",
+        )
+    breach = Breach("fencing", f"{who} was allowed to {verb} a job that it had given back")
+    if job.phase == Phase.QUEUED and job.last is act.holder:
+        # Whether its fail had ended the job or not is unknown: either way it may run again.
+        return [job._replace(suspect=job.suspect or breach)]
+    return breach
+
+
+def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    holds = job.phase == Phase.RUNNING and _is_holder(job, act)
+    if holds and (rules.held or rules.lease is not None) and certainly_fresh(rules, job, act.call):
+        return Breach(
+            "live-lease",
+            f"{act.call.actor} was refused {act.kind} although it holds the job and its "
+            f"{'transaction is open' if rules.held else 'lease is fresh'}",
+        )
+    return [job]
+
+
+def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
+    lease = FOREVER if rules.lease is None else rules.lease
+    stale_after = max(job.stale_after, act.call.ended + lease)
+    if not act.named:
+        # A heartbeat may extend its job only or all jobs of its worker (rule 3): this one is of
+        # another job, so that it moves the certain end of the lease and not its certain run.
+        return [job._replace(stale_after=stale_after)]
+    return [
+        job._replace(
+            phase=Phase.RUNNING,
+            fresh_until=max(job.fresh_until, act.call.began + lease),
+            stale_after=stale_after,
+            released=False,
+        )
+    ]
+
+
+def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    if not act.named:
+        same = job.holder is not None and job.holder.actor == act.call.actor
+        return _extended(rules, job, act) if same and job.phase == Phase.RUNNING else [job]
+    if _is_holder(job, act) and job.phase == Phase.RUNNING:
+        return _extended(rules, job, act)
+    if _is_holder(job, act) and job.phase == Phase.QUEUED:
+        return [job] if rules.worker_heartbeat else _extended(rules, job, act)
+    return _accepted_after_its_end(rules, job, act, "extend")
+
+
+def _recover(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
+    if job.phase != Phase.RUNNING:
+        return [job]
+    if certainly_fresh(rules, job, call) and job.holder is not None:
+        return Breach(
+            "live-lease",
+            f"{call.actor} recovered a job from {job.holder.actor}, whose "
+            f"{'transaction is open' if rules.held else 'lease is fresh'}",
+        )
+    queued = job._replace(phase=Phase.QUEUED, released=True, recovered=True)
+    if not job.exhausted:
+        return [queued]
+    return [queued, job._replace(phase=Phase.FAILED, holder=None, released=True)]
+
+
+def _crash(rules: Rules, job: Job, call: Call) -> Job:
+    if job.holder is None or job.holder.actor != call.actor or job.phase in FINISHED:
+        return job
+    if rules.held and job.phase == Phase.RUNNING:
+        return job._replace(phase=Phase.QUEUED, holder=None, crashed=True, released=True)
+    return job._replace(crashed=True)

@@ -1,0 +1,465 @@
+"""SQL text: statements and parameters with their offsets, and the time that the harness moves.
+
+PostgreSQL's lexical rules (manual, chapter 4.1) come from sqlglot's tokenizer, stripped of the
+keywords and commands that it needs for parsing and that would swallow parameters here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+
+from sqlglot import TokenType
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import TokenError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class UnterminatedError(ValueError):
+    """A string, quoted name, dollar quote or comment that is never closed.
+
+    Attributes:
+        offset: Where the line begins that opens it.
+    """
+
+    def __init__(self, offset: int) -> None:
+        """Point at a line's start."""
+        super().__init__("a string, quoted name, dollar quote or comment is never closed")
+        self.offset = offset
+
+
+class Statement(NamedTuple):
+    """One statement of a text.
+
+    Attributes:
+        text: Without its semicolon and without comments around it.
+        offset: Where it begins in the text.
+    """
+
+    text: str
+    offset: int
+
+
+class Edit(NamedTuple):
+    """A stretch of the original that was replaced; offsets are half-open, from 0."""
+
+    start: int
+    end: int
+    sent_start: int
+    sent_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A statement as the server gets it.
+
+    Attributes:
+        sql: With `$1` to `$n`.
+        names: The parameters, `$1` first.
+        offsets: Where each is first used in the original.
+        edits: What was replaced, in order.
+    """
+
+    sql: str
+    names: tuple[str, ...]
+    offsets: tuple[int, ...]
+    edits: tuple[Edit, ...]
+
+
+class Token(NamedTuple):
+    """A token that is not a comment.
+
+    Attributes:
+        kind: sqlglot's type; words of every sort are VAR, whatever they mean.
+        raw: The characters as they stand in the text.
+        value: The characters without their quotes.
+        start: Where it begins.
+        end: Where it ends, exclusive.
+    """
+
+    kind: TokenType
+    raw: str
+    value: str
+    start: int
+    end: int
+
+    @property
+    def word(self) -> str:
+        """An unquoted word in upper case, else nothing."""
+        return self.raw.upper() if self.kind is TokenType.VAR else ""
+
+    @property
+    def name(self) -> str:
+        """A name as PostgreSQL folds it, quoted or not, else nothing."""
+        if self.kind is TokenType.VAR:
+            return self.raw.lower()
+        return self.value if self.kind is TokenType.IDENTIFIER else ""
+
+
+class _Lexer(Postgres.Tokenizer):
+    """Strings, names, numbers and comments; no keyword, command or number base is special."""
+
+    KEYWORDS: ClassVar = {"::": TokenType.DCOLON, ":=": TokenType.COLON_EQ}
+    COMMANDS: ClassVar = set()
+    BIT_STRINGS: ClassVar = []
+    HEX_STRINGS: ClassVar = []
+
+
+QUOTED = frozenset({TokenType.STRING, TokenType.BYTE_STRING, TokenType.IDENTIFIER})
+"""What stands between quotes, and should rarely span lines."""
+
+# sqlglot takes `$1,$` for the opening of a dollar quote. No tag begins with a digit.
+_POSITIONAL = re.compile(r"(?<![\w$])\$(?=\d)")
+
+
+@lru_cache(maxsize=1024)
+def tokens(text: str) -> tuple[Token, ...]:
+    """The tokens of a text, comments left out.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    try:
+        return _scan(text)
+    except TokenError:
+        raise UnterminatedError(_opening(text)) from None
+
+
+def _scan(text: str) -> tuple[Token, ...]:
+    found = _Lexer(dialect="postgres").tokenize(_POSITIONAL.sub("@", text))
+    return tuple(
+        Token(t.token_type, text[t.start : t.end + 1], t.text, t.start, t.end + 1) for t in found
+    )
+
+
+def _opening(text: str) -> int:
+    """Start of the line that opens what is never closed: every longer piece of the text fails."""
+    end = text.rfind("\n") + 1
+    while end:
+        try:
+            _scan(text[:end])
+        except TokenError:
+            end = text.rfind("\n", 0, end - 1) + 1
+        else:
+            break
+    return end
+
+
+def line_comments(text: str) -> Iterator[int]:
+    """Where each `--` comment begins that is not itself inside a string or a block comment.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    ends = [0, *(token.end for token in tokens(text))]
+    starts = [*(token.start for token in tokens(text)), len(text)]
+    for gap, end in zip(ends, starts, strict=True):
+        position, depth = gap, 0
+        while mark := _MARKS[depth > 0].search(text, position, end):
+            position = mark.end()
+            if mark[0].startswith("--"):
+                yield mark.start()
+            else:
+                depth += 1 if mark[0] == "/*" else -1
+
+
+_MARKS = {False: re.compile(r"--[^\n\r]*|/\*"), True: re.compile(r"/\*|\*/")}
+
+
+def split(text: str) -> list[Statement]:
+    """The statements of a text, as psql splits them.
+
+    A semicolon ends a statement unless it stands in parentheses (CREATE RULE) or between BEGIN
+    ATOMIC and its END. Comments around a statement are left out, but for a planner hint before it.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    statements: list[Statement] = []
+    pending: list[Token] = []
+    previous_end = parentheses = atomic = 0
+    for token in tokens(text):
+        if token.raw == ";" and not parentheses and not atomic:
+            statements += _statement(text, pending, previous_end)
+            pending, previous_end = [], token.end
+            continue
+        if token.raw in "()":
+            parentheses = max(0, parentheses + (1 if token.raw == "(" else -1))
+        elif token.word == "ATOMIC" and pending and pending[-1].word == "BEGIN":
+            atomic += 1
+        elif atomic and token.word in {"CASE", "END"}:
+            atomic += 1 if token.word == "CASE" else -1
+        pending.append(token)
+    return statements + _statement(text, pending, previous_end)
+
+
+# pg_hint_plan reads the comment before a statement, but none that is itself commented out.
+_HINT = re.compile(r"^[ \t]*(/\*\+[^*]*\*/)\s*\Z", re.MULTILINE)
+
+
+def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[Statement]:
+    if not found:
+        return []
+    hint = _HINT.search(text[previous_end : found[0].start])
+    start = previous_end + hint.start(1) if hint else found[0].start
+    return [Statement(text[start : found[-1].end], start)]
+
+
+def first_keyword(sql: str) -> str:
+    """The first word of a statement in upper case; empty where it has none.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    return next((token.word for token in tokens(sql) if token.word), "")
+
+
+Replacement: TypeAlias = tuple[int, int, str]
+
+
+@lru_cache(maxsize=1024)
+def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
+    """Turn `:name` into `$1` to `$n`, and the keyword forms of the time into the clock's functions.
+
+    The clock is a schema `clock` ahead of `pg_catalog` in the search_path: it catches `now()`,
+    but neither `CURRENT_TIMESTAMP` nor `pg_catalog.now()` nor `'now'::timestamptz`. These are
+    rewritten, in the bodies of functions too.
+
+    Args:
+        sql: One statement.
+        move_clock: Whether to rewrite the forms of the time.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    found = tokens(sql)
+    first_use: dict[str, int] = {}
+    replacements: list[Replacement] = []
+    for colon, name in _parameters(found):
+        first_use.setdefault(name.raw, colon.start)
+        number = list(first_use).index(name.raw) + 1
+        replacements.append((colon.start, name.end, f"${number}"))
+    if move_clock:
+        # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies
+        # on it is broken, and a rewrite would excuse it.
+        frozen = bool(found) and found[0].word in {"CREATE", "ALTER"}
+        replacements += _times(found, literals=not frozen)
+        replacements += _times_in_body(found)
+    sent, edits = _replace(sql, sorted(replacements))
+    return Compiled(sent, tuple(first_use), tuple(first_use.values()), edits)
+
+
+def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Edit, ...]]:
+    pieces: list[str] = []
+    edits: list[Edit] = []
+    position = length = 0
+    for start, end, new in replacements:
+        length += start - position
+        pieces += [sql[position:start], new]
+        edits.append(Edit(start, end, length, length + len(new)))
+        position, length = end, length + len(new)
+    return "".join([*pieces, sql[position:]]), tuple(edits)
+
+
+def position_in(compiled: Compiled, server_position: int) -> int:
+    """Where in the original stands what PostgreSQL points at.
+
+    Args:
+        compiled: The statement as it was sent.
+        server_position: Character of the sent SQL, from 1, as PostgreSQL's error reports it.
+
+    Returns:
+        Offset in the original, from 0; the start of what was replaced, if it points inside.
+    """
+    sent = max(0, server_position - 1)
+    shift = 0
+    for edit in compiled.edits:
+        if sent < edit.sent_start:
+            break
+        if sent < edit.sent_end:
+            return edit.start
+        shift = edit.end - edit.sent_end
+    return sent + shift
+
+
+_OPERANDS = frozenset(
+    {
+        TokenType.VAR,
+        TokenType.IDENTIFIER,
+        TokenType.NUMBER,
+        TokenType.STRING,
+        TokenType.R_PAREN,
+        TokenType.R_BRACKET,
+    }
+)
+
+
+def _parameters(found: Sequence[Token]) -> Iterator[tuple[Token, Token]]:
+    """Each colon and the name that follows it, without the colons of array slices."""
+    slices = _slice_colons(found)
+    for colon, name in pairwise(found):
+        if (
+            colon.kind is TokenType.COLON
+            and name.kind is TokenType.VAR
+            and name.start == colon.end
+            and colon.start not in slices
+        ):
+            yield colon, name
+
+
+def _slice_colons(found: Sequence[Token]) -> set[int]:
+    """Offsets of the colons that belong to `a[1:n]`.
+
+    `a[:n]` is a slice, as PostgreSQL reads it: a subscript by a parameter is `a[(:n)]`. With a
+    second colon after an operand, `a[:m : n]`, that one is the slice's and the first a parameter's.
+    """
+    slices: set[int] = set()
+    opened: list[tuple[bool, list[int]]] = []  # in a subscript?, its candidates
+    before: Token | None = None
+    for token in found:
+        if token.raw in {"[", "("}:
+            # `ARRAY[:a, :b]` lists elements; it has no slice.
+            subscript = (
+                token.raw == "["
+                and before is not None
+                and before.kind in _OPERANDS
+                and before.word != "ARRAY"
+            )
+            opened.append((subscript, []))
+        elif token.raw in {"]", ")"} and opened:
+            subscript, candidates = opened.pop()
+            if subscript and candidates:
+                slices.add(candidates[-1])
+        elif token.raw == ":" and opened and before is not None:
+            candidates = opened[-1][1]
+            if before.kind in _OPERANDS or (before.raw == "[" and not candidates):
+                candidates.append(token.start)
+        before = token
+    return slices
+
+
+_KEYWORDS_OF_TIME = {
+    "CURRENT_TIMESTAMP": ("clock.now", ""),
+    "LOCALTIMESTAMP": ("clock.local_now", ""),
+    "CURRENT_DATE": ("clock.now", "date"),
+    "CURRENT_TIME": ("clock.now", "timetz"),
+    "LOCALTIME": ("clock.local_now", "time"),
+}
+_FUNCTIONS_OF_TIME = frozenset(
+    {"now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday"}
+)
+_TYPES_OF_TIME = frozenset({"timestamptz", "timestamp", "timetz", "time", "date"})
+
+
+def _times(found: Sequence[Token], *, literals: bool) -> Iterator[Replacement]:
+    """The forms of the time that a function in the search_path cannot shadow."""
+    index = 0
+    while index < len(found):
+        keyword = _keyword_at(found, index)
+        qualified = keyword or _qualified_at(found, index)
+        hit = qualified or (_literal_at(found, index) if literals else None)
+        if hit:
+            last, new = hit
+            yield found[index].start, found[last].end, new
+            index = last
+        index += 1
+
+
+Hit: TypeAlias = tuple[int, str]  # index of the last token that is replaced, and by what
+
+
+def _raws(found: Sequence[Token], start: int, count: int) -> list[str]:
+    return [token.raw for token in found[start : start + count]]
+
+
+def _keyword_at(found: Sequence[Token], index: int) -> Hit | None:
+    function, cast = _KEYWORDS_OF_TIME.get(found[index].word, ("", ""))
+    # Reserved words may still be labels (AS), attributes (.) and parameters (:).
+    if not function or (index and found[index - 1].raw.upper() in {"AS", ".", ":"}):
+        return None
+    end = _after_precision(found, index + 1)
+    precision = "".join(_raws(found, index + 1, end - index - 1))
+    if cast:
+        return end - 1, f"({function}()::{cast}{precision})"
+    return end - 1, function + (precision or "()")
+
+
+def _after_precision(found: Sequence[Token], index: int) -> int:
+    """Index behind `(3)`, or the same index where no precision follows."""
+    match found[index : index + 3]:
+        case [Token(raw="("), Token(kind=TokenType.NUMBER), Token(raw=")")]:
+            return index + 3
+    return index
+
+
+def _qualified_at(found: Sequence[Token], index: int) -> Hit | None:
+    match found[index : index + 4]:
+        case [schema, Token(raw="."), function, Token(raw="(")] if (
+            schema.name == "pg_catalog" and function.name in _FUNCTIONS_OF_TIME
+        ):
+            return index, "clock"
+    return None
+
+
+def _literal_at(found: Sequence[Token], index: int) -> Hit | None:
+    """`'now'::timestamptz`, `CAST('now' AS timestamptz)` or `timestamptz 'now'`."""
+    if _is_now(found, index):
+        follows = found[index + 1].raw.upper() if index + 1 < len(found) else ""
+        in_cast = [raw.upper() for raw in _raws(found, max(0, index - 2), 2)] == ["CAST", "("]
+        cast = follows == "::" or (follows == "AS" and in_cast)
+        return (index, "clock.now()") if cast and _after_type(found, index + 2) else None
+    end = _after_type(found, index)
+    if not end or not _is_now(found, end):
+        return None
+    return end, f"clock.now()::{' '.join(_raws(found, index, end - index))}"
+
+
+def _is_now(found: Sequence[Token], index: int) -> bool:
+    return (
+        index < len(found)
+        and found[index].kind is TokenType.STRING
+        and found[index].value.strip().lower() == "now"
+    )
+
+
+def _after_type(found: Sequence[Token], index: int) -> int:
+    """Index behind a type of date or time; 0 where there is none."""
+    match found[index : index + 2]:
+        case [Token() as schema, Token(raw=".")] if schema.name == "pg_catalog":
+            index += 2
+    if index >= len(found) or found[index].name not in _TYPES_OF_TIME:
+        return 0
+    end = _after_precision(found, index + 1)
+    zone = [token.word for token in found[end : end + 3]]
+    return end + 3 if zone in (["WITH", "TIME", "ZONE"], ["WITHOUT", "TIME", "ZONE"]) else end
+
+
+def _times_in_body(found: Sequence[Token]) -> Iterator[Replacement]:
+    """The same inside the dollar-quoted body of a function, a procedure or a DO block."""
+    words = [token.word for token in found[:4]]
+    anonymous = words[:1] == ["DO"]
+    routine = words[:1] == ["CREATE"] and not {"FUNCTION", "PROCEDURE"}.isdisjoint(words)
+    if not (anonymous or routine) or _language(found) not in {"sql", "plpgsql"}:
+        return
+    for before, token in pairwise(found):
+        if token.kind is TokenType.HEREDOC_STRING and (anonymous or before.word == "AS"):
+            tag = token.raw.index("$", 1) + 1
+            base = token.start + tag
+            try:
+                body = tokens(token.raw[tag:-tag])
+            except UnterminatedError:
+                continue  # PostgreSQL will say what is wrong with it
+            for start, end, new in _times(body, literals=True):
+                yield base + start, base + end, new
+
+
+def _language(found: Sequence[Token]) -> str:
+    for keyword, language in pairwise(found):
+        if keyword.word == "LANGUAGE":
+            return language.value.lower()
+    return "plpgsql"  # what DO takes; a routine must say

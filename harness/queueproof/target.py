@@ -1,0 +1,214 @@
+"""From what the user typed to the queue under test: an SQL file, a Python class, a program."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from queueproof import sqlfile
+from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.guarantees import CATALOGUE, nearest
+from queueproof.queue import OPERATIONS, Queue
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def resolve(name: str) -> Queue:
+    """Find the queue that a command line names.
+
+    Args:
+        name: The path of an SQL file, `package.module:Class`, or `exec: program`.
+
+    Raises:
+        QueueproofError: There is no such queue, or it cannot be used; the message says why.
+    """
+    if name.startswith("exec:"):
+        raise QueueproofError(
+            f"{name}: a program as a queue is not in this version; "
+            "write the queue as an SQL file or as a Python class (package.module:Class)"
+        )
+    if _CLASS.fullmatch(name) and not Path(name).exists():
+        return _from_class(name)
+    if not name.strip():
+        raise QueueproofError("the queue has no name; write a file's path or package.module:Class")
+    return sqlfile.load(name)
+
+
+def blame(error: BaseException, queue: Queue) -> QueueError | None:
+    """The user's error for an exception that a Python queue's own code raised, if it was its own.
+
+    Args:
+        error: Any exception.
+        queue: The queue under test.
+    """
+    if isinstance(queue, sqlfile.SqlFileQueue):
+        return None
+    source = _source_file(type(queue))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
+    if not frames:
+        return None
+    return QueueError(_one_line(error), Source(_shown(source), frames[-1].lineno or 1))
+
+
+# --- a Python class -----------------------------------------------------------------------------
+
+
+def _from_class(name: str) -> Queue:
+    module_name, _, path = name.partition(":")
+    found: object = _module(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = nearest(part, [known for known in vars(found) if not known.startswith("_")])
+            raise QueueproofError(f"{name}: {module_name} has no {part}{near}")
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, Queue)):
+        raise QueueproofError(f"{name}: {path} is not derived from queueproof.Queue")
+    line = _first_line(found)
+    _check_operations(found, line)
+    try:
+        queue = found()
+    except Exception as error:
+        message = f"{path}() cannot be made without arguments: {_one_line(error)}"
+        raise QueueError(message, line) from error
+    _check_facts(queue, line)
+    return queue
+
+
+def _module(name: str) -> ModuleType:
+    # Where the user stands, as `python -m` has it: an entry point's sys.path lacks it.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            raise QueueproofError(f"{name}: no module {missing} here or on Python's path") from None
+        raise _broken_import(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken_import(name, error) from error
+
+
+def _broken_import(name: str, error: BaseException) -> QueueError:
+    message = f"{name} cannot be imported: {_one_line(error)}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return QueueError(message, Source(_shown(error.filename), error.lineno or 1))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
+    ]
+    # The first is this file's own.
+    places = [Source(_shown(frame.filename), frame.lineno or 1) for frame in frames[1:]]
+    return QueueError(message, places[-1] if places else None)
+
+
+def _check_operations(kind: type[Queue], line: Source | None) -> None:
+    for operation in kind.required:
+        if not callable(getattr(kind, operation, None)):
+            written = [n for n, v in vars(kind).items() if callable(v) and n not in OPERATIONS]
+            near = nearest(operation, written).replace("did you mean", "is it")
+            raise QueueError(
+                f"{kind.__qualname__} has no {operation}, which is required{near}", line
+            )
+    for operation, known in OPERATIONS.items():
+        method = getattr(kind, operation, None)
+        if not callable(method):
+            continue
+        if isinstance(inspect.getattr_static(kind, operation), property):
+            continue
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.name in known or parameter.default is not parameter.empty:
+                continue
+            if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+                continue
+            near = nearest(parameter.name, known) or f"; it may take {_listed(known)}"
+            message = f"{operation} cannot be given {parameter.name!r}{near}"
+            raise QueueError(message, _first_line(method) or line)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, timedelta) and value > timedelta(0)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _one_of(*words: str) -> Callable[[object], bool]:
+    return lambda value: value in words
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lease": (lambda v: v is None or _is_duration(v), "timedelta(seconds=30), or None"),
+    "max_attempts": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
+    "backoff": (lambda v: v is None or isinstance(v, timedelta), "timedelta(seconds=5), or None"),
+    "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
+    "order": (
+        _one_of("priority, fifo", "fifo", "none"),
+        "'priority, fifo', 'fifo' or 'none'",
+    ),
+    "concurrency_limit": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
+    "isolation": (
+        _one_of("read committed", "repeatable read", "serializable"),
+        "'read committed', 'repeatable read' or 'serializable'",
+    ),
+    "promises": (lambda v: isinstance(v, frozenset | set), "frozenset({'old-snapshot'})"),
+    "retry_on": (lambda v: isinstance(v, frozenset | set), "frozenset({'55P03'})"),
+    "breaks": (lambda v: isinstance(v, dict), "{'order': 'why it is accepted'}"),
+}
+
+
+def _check_facts(queue: Queue, line: Source | None) -> None:
+    for fact, (fits, wanted) in _FACTS.items():
+        value = getattr(queue, fact)
+        if not fits(value):
+            raise QueueError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
+    for identifier in (*queue.promises, *queue.breaks):
+        if identifier not in CATALOGUE:
+            message = f"unknown guarantee {identifier!r}{nearest(identifier, CATALOGUE)}"
+            raise QueueError(message, line)
+    try:
+        _ = queue.digest
+    except (OSError, TypeError):
+        message = f"{queue.name}: its source cannot be read, and a replay token must name it"
+        raise QueueproofError(message) from None
+
+
+def _source_file(kind: type[Queue]) -> str:
+    try:
+        return inspect.getsourcefile(kind) or ""
+    except TypeError:
+        return ""
+
+
+def _first_line(thing: Any) -> Source | None:  # noqa: ANN401 - a class or a function
+    try:
+        file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
+    except (OSError, TypeError):
+        return None
+    return Source(_shown(file), line) if file else None
+
+
+def _shown(file: str) -> Path:
+    """A file as the user would name it: from where they stand, if it is below."""
+    path = Path(file)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

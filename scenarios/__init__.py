@@ -1,0 +1,1 @@
+"""What `pytest scenarios` runs; one file per family of guarantees."""

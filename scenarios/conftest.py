@@ -1,0 +1,83 @@
+"""Which queues the scenarios judge, and what a test may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from queueproof import Queue, load
+from queueproof.explore.lab import Lab
+from queueproof.guarantees import CATALOGUE, Guarantee, Offer
+from queueproof.postgres import Server
+from queueproof.pytest_plugin import Examiner, Verdict
+from queueproof.pytest_plugin import examiner as examiner_of
+
+STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test about a queue once for each queue of which it can be asked."""
+    if "queue" not in metafunc.fixturenames:
+        return
+    queues = examiner_of(metafunc.config).named
+    if not queues:
+        marker = metafunc.definition.get_closest_marker("guarantee")
+        guarantee = CATALOGUE[marker.args[0]] if marker else None
+        queues = [queue for queue in _ours() if guarantee is None or _offers(queue, guarantee)]
+    metafunc.parametrize("queue", queues, ids=[Path(queue.name).stem for queue in queues])
+
+
+def _ours() -> list[Queue]:
+    reference = STRATEGIES / "skip_locked.sql"
+    others = {*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")} - {reference}
+    return [_load(path) for path in (reference, *sorted(others))]
+
+
+def _load(path: Path) -> Queue:
+    here = Path.cwd()
+    return load(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _offers(queue: Queue, guarantee: Guarantee) -> bool:
+    # Which claims end inside their transaction only a run shows; of ours, those without a lease.
+    return guarantee.needs(Offer(queue, held=queue.lease is None)) is None
+
+
+@pytest.fixture(scope="session")
+def examiner(pytestconfig: pytest.Config) -> Examiner:
+    """What judges queues, each once per run."""
+    return examiner_of(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def server(examiner: Examiner) -> Server:
+    """The run's PostgreSQL."""
+    return examiner.server
+
+
+@pytest.fixture(scope="session")
+def seed(examiner: Examiner) -> int:
+    """Of random programs and schedules."""
+    return examiner.seed
+
+
+@pytest.fixture(scope="session")
+def strategy() -> Callable[[str], Queue]:
+    """A queue of strategies/ by its path there, without `.sql`."""
+    return lambda name: _load(STRATEGIES / f"{name}.sql")
+
+
+@pytest.fixture
+def install(examiner: Examiner) -> Callable[[Queue], AbstractContextManager[Lab]]:
+    """Install a queue in a database of its own, for as long as a block runs."""
+    return examiner.lab
+
+
+@pytest.fixture
+def verdict(request: pytest.FixtureRequest, queue: Queue, examiner: Examiner) -> Verdict:
+    """What is found on the test's guarantee."""
+    marker = request.node.get_closest_marker("guarantee")
+    return examiner.verdict(queue, marker.args[0])

@@ -1,0 +1,1 @@
+"""Queues under test: the reference, and what it is compared with."""

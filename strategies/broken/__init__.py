@@ -1,0 +1,1 @@
+"""Queues with one planted defect each, named in their first line."""

@@ -1,0 +1,896 @@
+"""Whole histories: real time, unknown answers, limits, order, waits, stranded jobs, blame."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queueproof import checker, spec
+from queueproof.checker import Declared, check
+from queueproof.history import Answer, Call, History, Ref, Wait
+from queueproof.queue import State
+from queueproof.spec import Act, Breach, Job, Rules
+
+LEASE = 30.0
+TICK = 0.01  # seconds of real time between two events
+
+
+def declared(
+    *,
+    lease: float | None = LEASE,
+    held: bool = False,
+    worker_heartbeat: bool = False,
+    recovers: bool = True,
+    observable: bool = True,
+    order: str = "none",
+) -> Declared:
+    """A queue's declaration: by default a lease, `recover` and `jobs`."""
+    return Declared(
+        lease=lease,
+        held=held,
+        worker_heartbeat=worker_heartbeat,
+        recovers=recovers,
+        observable=observable,
+        order=order,
+    )
+
+
+class Told:
+    """Writes a history down, call by call."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.moment = 0
+        self.now = 0.0
+
+    def begin(self, kind: str, actor: str = "w1", **facts: Any) -> Call:  # noqa: ANN401
+        """Invoke an operation."""
+        self._tick()
+        calls = self.history.calls
+        call = Call(len(calls), kind, actor, self.moment, self.now, **facts)
+        if kind == "claim" and not call.limit:
+            call.limit = 1
+        calls.append(call)
+        return call
+
+    def end(self, call: Call, *ids: str, answer: Answer = "accepted") -> Call:
+        """Answer an operation."""
+        self._tick()
+        call.returned, call.ended, call.answer = self.moment, self.now, answer
+        call.ids = tuple(dict.fromkeys(ids))
+        call.repeated = tuple(job for n, job in enumerate(ids) if job in ids[:n])
+        return call
+
+    def do(self, kind: str, actor: str = "w1", *ids: str, **facts: Any) -> Call:  # noqa: ANN401
+        """Invoke an operation, and answer it before anything else happens."""
+        answer = facts.pop("answer", "accepted")
+        return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
+
+    def enqueue(self, job: str, **facts: Any) -> Call:  # noqa: ANN401
+        """Enqueue a job."""
+        return self.do("enqueue", "producer", job, **facts)
+
+    def claim(self, actor: str, *ids: str, **facts: Any) -> Call:  # noqa: ANN401
+        """Claim jobs."""
+        return self.do("claim", actor, *ids, **facts)
+
+    def on(self, kind: str, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
+        """Act on a claimed job."""
+        return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+    def sweep(self) -> Call:
+        """A drainer found nothing more to claim."""
+        return self.do("sweep", "drainer")
+
+    def finally_(self, **states: State) -> History:
+        """The history, with what `jobs` reported at its end (`j1="completed"`)."""
+        self.history.final = {name.removeprefix("j"): state for name, state in states.items()}
+        return self.history
+
+    def _tick(self) -> None:
+        self.moment += 1
+        self.now += TICK
+
+
+def broken(history: History, facts: Declared | None = None) -> list[str]:
+    """The ids of the guarantees that a history breaks."""
+    found = check(history, facts or declared()).violations
+    return sorted({violation.guarantee for violation in found})
+
+
+# --- real time and overlap ----------------------------------------------------------------------
+
+
+def test_a_claim_may_get_the_job_of_an_enqueue_that_it_overlaps() -> None:
+    """A job whose enqueue is not answered yet may have been committed already."""
+    told = Told()
+    enqueue = told.begin("enqueue", "producer")
+    claim = told.claim("w1", "1")
+    told.end(enqueue, "1")
+    told.on("complete", claim)
+    assert broken(told.finally_(j1="completed")) == []
+
+
+def test_a_claim_that_was_answered_before_the_enqueue_began_is_early() -> None:
+    """The order of the calls respects real time."""
+    told = Told()
+    told.claim("w1", "1")
+    told.enqueue("1")
+    assert broken(told.finally_(j1="running")) == ["not-early"]
+
+
+def test_a_job_nobody_enqueued_is_the_schemas_own() -> None:
+    """Rule 1: a job that schema# put in may be claimed."""
+    told = Told()
+    told.on("complete", told.claim("w1", "1"))
+    assert broken(told.finally_(j1="completed")) == []
+
+
+def test_of_two_overlapping_operations_either_may_come_first() -> None:
+    """A complete that races a recovery may be accepted or rejected, whoever answers first."""
+    answers: tuple[Answer, ...] = ("accepted", "rejected")
+    for answer in answers:
+        for first in ("complete", "recover"):
+            told = Told()
+            told.enqueue("1")
+            claim = told.claim("w1", "1")
+            told.wait(LEASE + 1)
+            complete = told.begin("complete", "w1", refs=(Ref(claim.index, "1"),))
+            recover = told.begin("recover", "reaper")
+            ends = [(complete, ()), (recover, ("1",) if answer == "rejected" else ())]
+            for call, ids in ends if first == "complete" else reversed(ends):
+                told.end(call, *ids, answer=answer if call is complete else "accepted")
+            if answer == "rejected":
+                told.on("complete", told.claim("w2", "1"))
+            assert broken(told.finally_(j1="completed")) == []
+
+
+def test_two_overlapping_claims_of_one_job_are_one_violation() -> None:
+    """One violation counts once: two workers with one job are single-claim, and nothing else."""
+    told = Told()
+    told.enqueue("1")
+    one, other = told.begin("claim", "w1", limit=1), told.begin("claim", "w2", limit=1)
+    told.end(one, "1")
+    told.end(other, "1")
+    told.on("complete", one)
+    told.on("complete", other)
+    (violation,) = check(told.finally_(j1="completed"), declared()).violations
+    assert ("single-claim", "1", other.index) == (
+        violation.guarantee,
+        violation.job,
+        violation.call,
+    )
+
+
+# --- answers that were lost: rule 7 -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ["retry", "error"])
+def test_an_operation_that_was_not_done_is_neither_accepted_nor_rejected(answer: Answer) -> None:
+    """Rule 7: after an error nothing happened, and a fresh worker may try again."""
+    told = Told()
+    told.enqueue("1")
+    claim = told.claim("w1", "1")
+    told.on("complete", claim, answer=answer)
+    told.on("complete", claim)
+    assert broken(told.finally_(j1="completed")) == []
+
+
+@pytest.mark.parametrize("final", ["completed", "running"])
+def test_a_crash_in_the_middle_of_a_complete_leaves_both_possible(final: State) -> None:
+    """A worker that crashed in the middle of its complete may have completed the job or not."""
+    told = Told()
+    told.enqueue("1")
+    claim = told.claim("w1", "1")
+    lost = told.begin("complete", "w1", refs=(Ref(claim.index, "1"),))
+    lost.answer = "unknown"
+    told.do("crash", "w1")
+    if final == "running":
+        told.wait(LEASE + 1)
+        told.do("recover", "reaper", "1")
+        told.on("complete", told.claim("w2", "1"))
+    assert broken(told.finally_(j1="completed")) == []
+
+
+@pytest.mark.parametrize("took", [True, False])
+def test_a_claim_whose_answer_was_lost_may_have_taken_any_job(*, took: bool) -> None:
+    """After a crash in the middle of a claim the job is free, or free once the lease is over."""
+    told = Told()
+    told.enqueue("1")
+    lost = told.begin("claim", "w1", limit=1)
+    lost.answer = "unknown"
+    told.do("crash", "w1")
+    if took:
+        assert told.claim("w2").ids == ()
+        told.wait(LEASE + 1)
+        told.do("recover", "reaper", "1")
+    told.on("complete", told.claim("w2", "1"))
+    assert broken(told.finally_(j1="completed")) == []
+
+
+def test_a_lost_claims_job_that_never_comes_back_is_stale_recovery() -> None:
+    """Rule 21: a job that cannot be claimed after a crash is stale-recovery."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    lost = told.begin("claim", "w1", limit=1)
+    lost.answer = "unknown"
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_(j1="running")) == ["stale-recovery"]
+
+
+def test_an_unknown_batch_completes_a_subset() -> None:
+    """Rule 16: a count between none and all means that any of the batch may be completed."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    claim = told.claim("w1", "1", "2", limit=2)
+    refs = (Ref(claim.index, "1"), Ref(claim.index, "2"))
+    told.do("complete_many", "w1", refs=refs, answer="unknown")
+    told.on("complete", claim, "1")
+    told.on("complete", claim, "2", answer="rejected")
+    assert broken(told.finally_(j1="completed", j2="completed")) == []
+
+
+def test_a_batch_answers_for_each_of_its_jobs() -> None:
+    """Rule 16: the ids of the answer are accepted, the others are rejected."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    claim = told.claim("w1", "1", "2", limit=2)
+    refs = (Ref(claim.index, "1"), Ref(claim.index, "2"))
+    told.do("complete_many", "w1", "1", refs=refs)
+    (violation,) = check(told.finally_(j1="completed", j2="running"), declared()).violations
+    assert (violation.guarantee, violation.job) == ("live-lease", "2")
+
+
+# --- limits: rule 13 ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "taken"), [(1, 1), (2, 2), (1, 2), (2, 3)])
+def test_a_claim_takes_no_more_than_its_limit(limit: int, taken: int) -> None:
+    """Rule 13: more jobs than asked for, one where nothing was asked for, break claim-limit."""
+    told = Told()
+    jobs = [str(n) for n in range(taken)]
+    for job in jobs:
+        told.enqueue(job)
+    claim = told.claim("w1", *jobs, limit=limit)
+    for job in jobs:
+        told.on("complete", claim, job)
+    states: dict[str, State] = {f"j{job}": "completed" for job in jobs}
+    assert broken(told.finally_(**states)) == (["claim-limit"] if taken > limit else [])
+
+
+def test_a_job_that_one_answer_names_twice_is_held_twice_and_no_more() -> None:
+    """Rule 21: the same job twice in one answer is single-claim, not claim-limit as well."""
+    told = Told()
+    told.enqueue("1")
+    told.on("complete", told.claim("w1", "1", "1"))
+    assert broken(told.finally_(j1="completed")) == ["single-claim"]
+
+
+# --- order: rule 9 ------------------------------------------------------------------------------
+
+
+def ordered(first: dict[str, Any], second: dict[str, Any], order: str, wait: float = 10.0) -> bool:
+    """Whether the second of two jobs may be claimed before the first."""
+    told = Told()
+    told.enqueue("1", **first)
+    told.enqueue("2", **second)
+    told.wait(wait)
+    for job in ("2", "1"):
+        told.on("complete", told.claim("w1", job), job)
+    found = broken(told.finally_(j1="completed", j2="completed"), declared(order=order))
+    assert found in ([], ["order"])
+    return not found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order", "free"),
+    [
+        ({}, {}, "fifo", False),
+        ({}, {}, "priority, fifo", False),
+        ({}, {}, "none", True),
+        ({"priority": 0}, {"priority": 1}, "priority, fifo", True),
+        ({"priority": 1}, {"priority": 0}, "priority, fifo", False),
+        ({"priority": 0}, {"priority": 1}, "fifo", False),
+        ({"delay": 5.0}, {}, "fifo", True),
+        ({"delay": 1.0}, {"delay": 5.0}, "fifo", False),
+        ({"delay": 5.0}, {"priority": 0}, "priority, fifo", True),
+    ],
+)
+def test_free_jobs_are_claimed_in_the_declared_order(
+    first: dict[str, Any], second: dict[str, Any], order: str, *, free: bool
+) -> None:
+    """Rule 9: order binds jobs whose enqueue order and due order agree; priority comes first."""
+    assert ordered(first, second, order) == free
+
+
+def test_a_job_that_was_claimed_before_may_come_back_anywhere() -> None:
+    """Rule 9: retried jobs are outside the order."""
+    told = Told()
+    told.enqueue("1")
+    told.on("fail", told.claim("w1", "1"))
+    told.enqueue("2")
+    for job in ("2", "1"):
+        told.on("complete", told.claim("w1", job), job)
+    assert broken(told.finally_(j1="completed", j2="completed"), declared(order="fifo")) == []
+
+
+def test_a_claim_beside_another_may_skip_what_the_other_holds() -> None:
+    """A claim in the midst of another's may pass over a job that is locked just now."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    other = told.begin("claim", "w1", limit=1)
+    claim = told.claim("w2", "2")
+    told.end(other, answer="error")
+    told.on("complete", claim, "2")
+    told.on("complete", told.claim("w2", "1"), "1")
+    assert broken(told.finally_(j1="completed", j2="completed"), declared(order="fifo")) == []
+
+
+# --- waits: rule 10 -----------------------------------------------------------------------------
+
+
+def waiting(kind: str, blocker: str | None, facts: Declared | None = None) -> list[str]:
+    """What is said of an operation that had to wait for another worker's."""
+    told = Told()
+    for job in ("1", "2"):
+        told.enqueue(job)
+    mine, theirs = told.claim("w1", "1"), told.claim("w2", "2")
+    other = None
+    if blocker is not None:
+        refs = () if blocker in {"claim", "recover", "cleanup"} else (Ref(theirs.index, "2"),)
+        other = told.begin(blocker, "w2", refs=refs, limit=1)
+    refs = (Ref(mine.index, "1"),) if kind in {"complete", "fail", "heartbeat"} else ()
+    call = told.begin(kind, "w1" if kind != "recover" else "reaper", refs=refs, limit=1)
+    call.waits.append(Wait("w2", other.index if other else None))
+    if other is not None:
+        told.end(other)
+    told.end(call)
+    told.on("complete", mine, "1", answer="error")
+    found = check(told.finally_(j1="running", j2="running"), facts or declared()).violations
+    return sorted({v.guarantee for v in found if v.guarantee == "non-blocking"})
+
+
+@pytest.mark.parametrize("kind", ["claim", "heartbeat", "recover"])
+@pytest.mark.parametrize("blocker", ["claim", "complete", "fail", "heartbeat", None])
+def test_claim_heartbeat_and_recover_wait_for_nobody(kind: str, blocker: str | None) -> None:
+    """Rule 10: waiting for another worker's claim, open job or a shared row breaks non-blocking."""
+    assert waiting(kind, blocker) == ["non-blocking"]
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "enqueue", "cleanup"])
+def test_complete_fail_enqueue_and_cleanup_may_wait(kind: str) -> None:
+    """Rule 10: these may wait for whomever they like."""
+    assert waiting(kind, "claim") == []
+
+
+def test_a_heartbeat_may_wait_for_an_operation_on_its_own_job() -> None:
+    """Rule 10: waiting for an operation on the very job that it names is allowed."""
+    told = Told()
+    told.enqueue("1")
+    stale = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    takeover = told.begin("claim", "w2", limit=1)
+    beat = told.begin("heartbeat", "w1", refs=(Ref(stale.index, "1"),))
+    beat.waits.append(Wait("w2", takeover.index))
+    told.end(takeover, "1")
+    told.end(beat, answer="rejected")
+    told.on("complete", takeover)
+    assert broken(told.finally_(j1="completed"), declared(recovers=False)) == []
+
+
+def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> None:
+    """Rules 3 and 10: a heartbeat of the whole worker names every job that the worker claimed."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    stale = told.claim("w1", "1")
+    told.wait(LEASE / 2)
+    fresh = told.claim("w1", "2")
+    told.wait(LEASE / 2 + 1)
+    recover = told.begin("recover", "reaper")
+    beat = told.begin("heartbeat", "w1", refs=(Ref(fresh.index, "2"),))
+    beat.waits.append(Wait("reaper", recover.index))
+    told.end(recover, "1")
+    told.end(beat)
+    told.on("complete", fresh, "2")
+    told.on("complete", stale, "1", answer="rejected")
+    told.on("complete", told.claim("w2", "1"), "1")
+    facts = declared(worker_heartbeat=True)
+    assert broken(told.finally_(j1="completed", j2="completed"), facts) == []
+
+
+def test_two_reapers_may_wait_for_each_other() -> None:
+    """Another reaper is not a worker."""
+    told = Told()
+    one, other = told.begin("recover", "reaper1"), told.begin("recover", "reaper2")
+    other.waits.append(Wait("reaper1", one.index))
+    told.end(one)
+    told.end(other)
+    assert broken(told.finally_()) == []
+
+
+def test_who_races_another_for_a_job_waits_for_it_and_that_is_one_violation() -> None:
+    """Rule 21: two claims of one job are single-claim; that one waited is not judged as well."""
+    told = Told()
+    told.enqueue("1")
+    one, other = told.begin("claim", "w1", limit=1), told.begin("claim", "w2", limit=1)
+    other.waits.append(Wait("w1", one.index))
+    told.end(one, "1")
+    told.end(other, "1")
+    assert broken(told.finally_(j1="running")) == ["single-claim"]
+
+
+# --- jobs that do not come back: rules 15 and 21 ------------------------------------------------
+
+
+def test_a_crashed_workers_job_that_no_sweep_finds_is_stranded() -> None:
+    """Rule 21: the job of a crashed worker that cannot be claimed is stale-recovery."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.sweep()
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_(j1="running")) == ["stale-recovery"]
+
+
+def test_a_job_is_not_stranded_before_its_lease_is_over() -> None:
+    """A sweep while the lease of a crashed worker runs proves nothing."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.sweep()
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    told.on("complete", told.claim("w2", "1"))
+    assert broken(told.finally_(j1="completed")) == []
+
+
+def test_a_job_at_its_last_attempt_need_not_come_back() -> None:
+    """A crash at the last attempt ends the job; it must be reported as failed."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    told.sweep()
+    assert broken(told.finally_(j1="failed")) == []
+
+
+def test_a_workers_heartbeat_named_by_an_old_claim_extends_the_new_one() -> None:
+    """Rule 3: which of its claims a heartbeat of the whole worker is sent for does not matter."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    old = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    told.claim("w1", "1")
+    told.wait(0.6 * LEASE)
+    told.on("heartbeat", old)
+    told.wait(0.6 * LEASE)
+    told.do("crash", "w1")
+    told.sweep()  # the heartbeat's lease still runs: nobody may have the job now
+    told.wait(LEASE)
+    told.do("recover", "reaper", "1")
+    told.on("complete", told.claim("w2", "1"))
+    assert broken(told.finally_(j1="completed"), declared(worker_heartbeat=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("ender", "bound", "final", "expected"),
+    [
+        ("complete", None, {}, []),
+        ("complete", None, {"j1": "completed"}, []),
+        ("fail", 1, {}, []),
+        ("fail", 1, {"j1": "failed"}, []),
+        ("fail", 1, {"j1": "running"}, ["no-lost-job"]),
+        ("", None, {}, ["no-lost-job"]),
+        ("", None, {"j1": "queued"}, ["no-lost-job"]),
+        ("", 1, {"j1": "failed"}, ["no-lost-job"]),
+    ],
+)
+def test_what_becomes_of_a_job_must_be_accounted_for(
+    ender: str, bound: int | None, final: dict[str, State], expected: list[str]
+) -> None:
+    """Rule 15: a job may be gone after an accepted complete or fail; otherwise it is lost."""
+    told = Told()
+    told.enqueue("1", bound=bound)
+    if ender:
+        told.on(ender, told.claim("w1", "1"))
+    told.sweep()
+    assert broken(told.finally_(**final)) == expected
+
+
+def test_a_recovered_job_at_its_last_attempt_may_be_gone() -> None:
+    """Rule 15: a job that recover answered at its last attempt counts as failed if it is gone."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    assert broken(told.finally_()) == []
+
+
+@pytest.mark.parametrize("claimed", [True, False])
+def test_without_jobs_and_without_a_bound_a_job_can_be_lost(*, claimed: bool) -> None:
+    """A job that no claim returns after a drain is lost, even where `jobs` cannot be asked."""
+    told = Told()
+    told.enqueue("1")
+    if claimed:
+        told.claim("w1", "1")
+        told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.sweep()
+    history = told.history
+    expected = ["stale-recovery"] if claimed else ["no-lost-job"]
+    assert broken(history, declared(observable=False)) == expected
+
+
+def test_a_job_whose_enqueue_took_long_is_not_starved_before_it_is_surely_due() -> None:
+    """An enqueue happens at some moment before its answer; the delay may count from there."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    told.on("fail", told.claim("w1", "1"))
+    slow = told.begin("enqueue", "producer", delay=20.0)
+    told.wait(30.0)
+    told.end(slow, "2")
+    told.sweep()
+    told.wait(30.0)
+    told.on("complete", told.claim("w1", "2"), "2")
+    assert broken(told.finally_(j1="failed", j2="completed")) == []
+
+
+# --- cost of the check --------------------------------------------------------------------------
+
+
+def long_history(rounds: int) -> History:
+    """A job that two workers claim in turn, fail, and race a recovery over."""
+    told = Told()
+    told.enqueue("1")
+    for n in range(rounds):
+        claim = told.claim(f"w{n % 2}", "1")
+        told.wait(LEASE + 1)
+        fail = told.begin("fail", claim.actor, refs=(Ref(claim.index, "1"),))
+        recover = told.begin("recover", "reaper")
+        told.end(fail)
+        told.end(recover)
+    return told.finally_(j1="queued")
+
+
+def test_the_steps_of_a_check_grow_with_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A history ten times as long takes about ten times the steps, not a power of it."""
+    steps = 0
+
+    def counted(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+        nonlocal steps
+        steps += 1
+        return original(rules, job, act)
+
+    original = spec.step
+    monkeypatch.setattr(checker, "step", counted)
+    taken = []
+    for rounds in (10, 100):
+        steps = 0
+        check(long_history(rounds), declared())
+        taken.append(steps)
+    assert taken[1] <= 11 * taken[0]
+
+
+def test_a_history_is_judged_the_same_every_time() -> None:
+    """The same calls give the same evidence and the same words, however often they are judged."""
+
+    def judged() -> str:
+        told = Told()
+        for job in ("1", "2", "3", "4"):
+            told.enqueue(job)
+            told.on("fail", told.claim("w1", job), job)
+            told.sweep()
+        return repr(sorted(check(told.finally_(), declared()).evidence.items()))
+
+    kept = [(judged(), [object() for _ in range(n)]) for n in range(100)]
+    assert len({text for text, _ in kept}) == 1
+
+
+# --- a queue in memory --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Row:
+    """A job in the queue's table."""
+
+    state: State = "queued"
+    attempts: int = 0
+    bound: int = 3
+    priority: int = 0
+    due: float = 0.0
+    until: float = 0.0  # the end of its lease
+    holder: tuple[str, int] | None = None  # worker and attempt
+
+
+@dataclass(slots=True)
+class Actor:
+    """A worker, with what it is in the middle of."""
+
+    name: str
+    claims: list[tuple[Ref, int]] = field(default_factory=list)  # with the attempt as the token
+    call: Call | None = None
+    snapshot: list[str] = field(default_factory=list)
+    done: bool = False  # the open call has taken effect
+    answer: Answer = "accepted"
+    ids: tuple[str, ...] = ()
+
+
+class Model:
+    """A queue of rows, and workers whose operations take effect at some moment of their own.
+
+    Args:
+        rng: Makes every choice.
+        defect: The guarantee that this queue breaks; none by default.
+        calm: Whether nothing but a claim ever happens in the middle of another operation, a claim.
+    """
+
+    def __init__(self, rng: random.Random, defect: str = "", *, calm: bool = False) -> None:
+        self.rng = rng
+        self.calm = calm
+        self.defect = defect
+        self.rows: dict[str, Row] = {}
+        self.told = Told()
+        self.actors = {name: Actor(name) for name in ("w1", "w2", "w3", "reaper", "producer")}
+        self.lives = 3
+
+    def run(self, steps: int) -> History:
+        """Some random steps, and a drain."""
+        for _ in range(2):
+            self._whole(self.actors["producer"], "enqueue")
+        for _ in range(steps):
+            self._step()
+        self._drain()
+        return self.told.finally_(**{f"j{job}": row.state for job, row in self.rows.items()})
+
+    def _step(self) -> None:
+        open_kinds = {actor.call.kind for actor in self.actors.values() if actor.call}
+        quiet = not (self.calm and open_kinds)
+        if self.rng.random() < 0.15 and quiet:
+            self.told.wait(self.rng.choice((1.0, 0.6 * LEASE, LEASE + 1)))
+            return
+        actor = self.rng.choice(sorted(self.actors.values(), key=lambda one: one.name))
+        if actor.name.startswith("w") and self.rng.random() < 0.06 and quiet:
+            self._crash(actor)
+        elif actor.call is None:
+            kind = self._choice(actor)
+            if quiet or open_kinds | {kind} == {"claim"}:
+                self._invoke(actor, kind)
+        elif not actor.done:
+            self._take_effect(actor)
+        else:
+            self._answer(actor)
+
+    def _choice(self, actor: Actor) -> str:
+        if actor.name in {"reaper", "producer"}:
+            return {"reaper": "recover", "producer": "enqueue"}[actor.name]
+        kinds = ["claim", "claim"]
+        if actor.claims:
+            kinds += ["complete", "fail", "heartbeat"]
+        return self.rng.choice(kinds)
+
+    def _whole(self, actor: Actor, kind: str, nth: int | None = None) -> Call:
+        call = self._invoke(actor, kind, nth)
+        self._take_effect(actor)
+        self._answer(actor)
+        return call
+
+    def _invoke(self, actor: Actor, kind: str, nth: int | None = None) -> Call:
+        facts: dict[str, Any] = {}
+        match kind:
+            case "enqueue":
+                facts["priority"] = self.rng.choice((0, 1))
+                facts["delay"] = self.rng.choice((0.0, 0.0, 20.0))
+                facts["bound"] = self.rng.choice((1, 2, 3))
+            case "claim":
+                facts["limit"] = self.rng.choice((1, 2))
+            case "recover":
+                pass
+            case _:
+                chosen = self.rng.randrange(len(actor.claims)) if nth is None else nth
+                facts["refs"] = (actor.claims[chosen][0],)
+        call = self.told.begin(kind, actor.name, **facts)
+        actor.call, actor.done = call, False
+        actor.snapshot = self._free()
+        self._note_waits(actor, call)
+        return call
+
+    def _note_waits(self, actor: Actor, call: Call) -> None:
+        if self.defect != "non-blocking" or call.kind != "claim":
+            return
+        for other in self.actors.values():
+            if other is not actor and other.call is not None and other.call.kind == "claim":
+                call.waits.append(Wait(other.name, other.call.index))
+
+    def _free(self) -> list[str]:
+        """The jobs that a claim may take, in their order."""
+        early = self.defect == "not-early"
+        free = [
+            job
+            for job, row in self.rows.items()
+            if row.state == "queued" and (row.due <= self.told.now or early)
+        ]
+        free.sort(key=lambda job: (-self.rows[job].priority, self.rows[job].due))
+        return free[::-1] if self.defect == "order" else free
+
+    def _take_effect(self, actor: Actor) -> None:
+        call = actor.call
+        assert call is not None
+        actor.done = True
+        actor.answer, actor.ids = "accepted", ()
+        match call.kind:
+            case "enqueue":
+                job = str(len(self.rows) + 1)
+                due = call.began + call.delay  # now() is the moment at which a transaction began
+                self.rows[job] = Row(bound=call.bound or 3, priority=call.priority, due=due)
+                actor.ids = (job,)
+            case "claim":
+                actor.ids = self._claim(actor, call)
+            case "recover":
+                actor.ids = self._recover()
+            case _:
+                token = next(t for ref, t in actor.claims if ref == call.refs[0])
+                row = self.rows[call.refs[0].job]
+                actor.answer = "accepted" if self._act(actor, call, row, token) else "rejected"
+
+    def _claim(self, actor: Actor, call: Call) -> tuple[str, ...]:
+        # A claim that picked its jobs before it locked them takes what others have taken since.
+        free = actor.snapshot if self.defect == "single-claim" else self._free()
+        taken = free[: call.limit + (self.defect == "claim-limit")]
+        for job in taken:
+            row = self.rows[job]
+            row.state = "running"
+            row.attempts += 1
+            row.holder = (actor.name, row.attempts)
+            row.until = self._until()
+        return tuple(taken)
+
+    def _until(self) -> float:
+        if self.defect == "live-lease":
+            return self.told.now + LEASE / 4
+        return self.told.now + LEASE
+
+    def _recover(self) -> tuple[str, ...]:
+        if self.defect == "stale-recovery":
+            return ()
+        again = {"running", "completed"} if self.defect == "final-state" else {"running"}
+        found = [
+            job
+            for job, row in self.rows.items()
+            if row.state in again and row.until < self.told.now
+        ]
+        for job in found:
+            self._give_back(self.rows[job])
+        return tuple(found)
+
+    def _give_back(self, row: Row) -> None:
+        more = row.attempts < row.bound or self.defect == "retry-bound"
+        row.state = "queued" if more else "failed"
+        row.holder = None
+
+    def _act(self, actor: Actor, call: Call, row: Row, token: int) -> bool:
+        if row.state != "running":
+            return False
+        if row.holder != (actor.name, token) and self.defect != "fencing":
+            return False
+        match call.kind:
+            case "complete":
+                row.state = "completed"
+            case "fail" if self.defect == "no-lost-job":
+                row.until, row.holder = float("inf"), None
+            case "fail":
+                self._give_back(row)
+            case _:
+                row.until = max(row.until, self._until())
+        return True
+
+    def _answer(self, actor: Actor) -> None:
+        call = actor.call
+        assert call is not None
+        self.told.end(call, *actor.ids, answer=actor.answer)
+        actor.call = None
+        if call.kind == "claim":
+            actor.claims += [(Ref(call.index, job), self.rows[job].attempts) for job in actor.ids]
+
+    def _crash(self, actor: Actor) -> None:
+        if actor.call is not None:
+            actor.call.answer = "unknown" if actor.done else "pending"
+        self.told.do("crash", actor.name)
+        del self.actors[actor.name]
+        self.lives += 1
+        self.actors[f"w{self.lives}"] = Actor(f"w{self.lives}")
+
+    def _drain(self) -> None:
+        for actor in list(self.actors.values()):
+            if actor.call is not None and not actor.done:
+                self._take_effect(actor)
+            if actor.call is not None:
+                self._answer(actor)
+        for actor in list(self.actors.values()):
+            for nth in range(len(actor.claims)):
+                self._whole(actor, "complete", nth)
+        drainer = self.actors["drainer"] = Actor("drainer")
+        reaper = self.actors["reaper"]
+        for seconds in (0.0, LEASE + 1, LEASE + 1, LEASE + 1):
+            self.told.wait(seconds)
+            began = self.told.now
+            self._whole(reaper, "recover")
+            while self._whole(drainer, "claim").ids:
+                for nth in range(len(drainer.claims)):
+                    self._whole(drainer, "complete", nth)
+            self.told.sweep().began = began
+
+
+MODELLED = declared(order="priority, fifo")
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+def test_a_sound_queue_is_never_accused(rng: random.Random, steps: int) -> None:
+    """However its workers' operations overlap, crash and time out, a sound queue breaks nothing."""
+    assert check(Model(rng).run(steps), MODELLED).violations == []
+
+
+@settings(max_examples=40, deadline=None, database=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+def test_a_sound_queue_is_never_accused_where_jobs_is_absent(
+    rng: random.Random, steps: int
+) -> None:
+    """A queue that cannot be observed is judged by its answers alone, and not accused either."""
+    history = Model(rng).run(steps)
+    history.final = None
+    assert check(history, declared(order="priority, fifo", observable=False)).violations == []
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "single-claim",
+        "claim-limit",
+        "no-lost-job",
+        "not-early",
+        "order",
+        "stale-recovery",
+        "live-lease",
+        "fencing",
+        "retry-bound",
+        "final-state",
+        "non-blocking",
+    ],
+)
+def test_a_queue_with_one_defect_is_accused_of_that_alone(defect: str) -> None:
+    """Each planted defect is found, and blamed on its guarantee only (rule 21)."""
+    found = accusations(defect, range(60))
+    assert found == {defect}
+
+
+def accusations(defect: str, seeds: Iterable[int]) -> set[str]:
+    """What a broken queue is accused of over some random runs."""
+    histories: Sequence[History] = [
+        Model(random.Random(seed), defect, calm=True).run(120)  # noqa: S311 - a reproducible run, no secret
+        for seed in seeds
+    ]
+    return {guarantee for history in histories for guarantee in broken(history, MODELLED)}

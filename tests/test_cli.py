@@ -1,0 +1,398 @@
+"""The command line as the public contract has it: exit codes, messages, reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree as ET
+
+import psycopg
+import pytest
+
+from queueproof import cli
+from queueproof.check import PROFILES
+from queueproof.cli import run
+from queueproof.errors import QueueproofError, ServerError
+from queueproof.explore.session import ConnectionLostError
+from queueproof.postgres import open_server
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
+SOUND = str(STRATEGIES / "skip_locked.sql")
+CHECK = "from queueproof.cli import main; main()"
+
+
+class Ran(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def dsn() -> Iterator[str]:
+    """A server for all the tests, as somebody else's would be given."""
+    with open_server("embedded") as server:
+        yield str(server._admin)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process."""
+    monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
+
+    def command(*arguments: object) -> Ran:
+        code = run([str(argument) for argument in arguments])
+        return Ran(code, *capsys.readouterr())
+
+    return command
+
+
+@pytest.fixture
+def check(command: Run, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a quick check in this process."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
+    return lambda *arguments: command("check", "--profile", "quick", *arguments)
+
+
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a server would be started: the mistake must be found before."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
+
+
+def start(*arguments: str, dsn: str) -> subprocess.Popen[str]:
+    """Begin a command in a process of its own."""
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-c", CHECK, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
+    )
+
+
+def databases(dsn: str) -> set[str]:
+    """Databases that a run made."""
+    with psycopg.connect(dsn) as connection:
+        query = "SELECT datname FROM pg_database WHERE datname LIKE 'queueproof%'"
+        return {name for (name,) in connection.execute(query)}
+
+
+# --- verdicts -----------------------------------------------------------------------------------
+
+
+def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Run) -> None:
+    """Elsewhere than on a terminal each verdict is a plain line, and the whole is the last."""
+    ran = check(SOUND, "--only", "order")
+    lines = ran.out.splitlines()
+    assert (ran.code, ran.err) == (0, "")
+    assert lines[0].startswith(f"{SOUND} on PostgreSQL ")
+    assert lines[0].endswith("; seed 0, profile quick")
+    assert lines[2].startswith("order: holds (")
+    assert lines[-1].startswith(f"holds: {SOUND} (1 holds; ")
+    assert "\x1b" not in ran.out
+
+
+@pytest.fixture(scope="module")
+def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+    """A check of a broken queue, and the directory of its reports."""
+    directory = tmp_path_factory.mktemp("reports")
+    arguments = ["check", BROKEN, "--profile", "quick", "--only", "single-claim,order"]
+    for form in ("json", "html", "junit"):
+        arguments += [f"--{form}", str(directory / form)]
+    process = start(*arguments, dsn=dsn)
+    out, err = process.communicate(timeout=120)
+    return Ran(process.returncode, out, err), directory
+
+
+def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
+    """The story is on stdout, then the command that replays it, then the verdict."""
+    ran, directory = broken
+    token = json.loads((directory / "json").read_text())["guarantees"][0]["replay"]
+    assert (ran.code, ran.err) == (1, "")
+    assert "single-claim: No job is held by two workers at once." in ran.out
+    assert f"  queueproof check {BROKEN} --replay {token}\n" in ran.out
+    assert ran.out.splitlines()[-1].startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
+
+
+def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
+    """As written down in the contract, key by key."""
+    card = json.loads((broken[1] / "json").read_text())
+    expected = ["queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
+    assert expected == list(card)
+    assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
+    keys = {"id", "verdict", "reason", "story", "replay", "evidence"}
+    assert all(keys == set(judgement) for judgement in card["guarantees"])
+    found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
+    assert found == [("single-claim", "broken", False), ("order", "holds", True)]
+
+
+def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> None:
+    """What is broken is a failure with its story."""
+    suite = ET.parse(broken[1] / "junit").getroot()[0]  # noqa: S314 - our own
+    cases = suite.findall("testcase")
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert [case.get("name") for case in cases] == ["single-claim", "order"]
+    failure = cases[0].find("failure")
+    assert failure is not None
+    assert "held by two workers" in (failure.text or "")
+
+
+def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
+    """One file: nothing is fetched, no script runs; SQL is shown as text."""
+    page = (broken[1] / "html").read_text()
+    assert "<title>broken: " in page
+    assert "prefers-color-scheme: dark" in page
+    assert "WHERE id = ANY (ARRAY(" in page
+    assert not any(mark in page for mark in ("<script", "<link", "src=", "@import"))
+
+
+def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Run) -> None:
+    """A card is read back from its JSON."""
+    directory = broken[1]
+    page = directory / "report.html"
+    assert command("report", directory / "json", directory / "json", "--html", page).code == 0
+    assert page.read_text().count("<h1>") == 2
+
+
+def test_a_replayed_story_exits_1_and_another_queues_4(
+    broken: tuple[Ran, Path], check: Run
+) -> None:
+    """The story happens again; a token of another queue is an error."""
+    token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
+    again = check(BROKEN, "--replay", token)
+    assert again.code == 1
+    assert "single-claim: No job is held by two workers at once." in again.out
+    foreign = check(SOUND, "--replay", token)
+    assert (foreign.code, foreign.out) == (4, "")
+    assert "another queue" in foreign.err
+
+
+def test_a_story_that_does_not_happen_again_exits_0(
+    broken: tuple[Ran, Path], check: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a fix can be seen to work."""
+    monkeypatch.setattr("queueproof.check.replay", lambda _lab, _token: None)
+    token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
+    assert ((ran := check(BROKEN, "--replay", token)).code, "not happen" in ran.out) == (0, True)
+
+
+def test_the_queue_that_init_writes_passes(
+    command: Run, check: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newcomer begins with something that works, is told what to do next, and loses nothing."""
+    monkeypatch.chdir(tmp_path)
+    ran = command("init", "my_queue.sql")
+    assert (ran.code, "queueproof check my_queue.sql" in ran.out) == (0, True)
+    checked = check("my_queue.sql")
+    assert checked.code == 0, checked.out
+    assert "inconclusive" not in checked.out
+    again = command("init", "my_queue.sql")
+    assert (again.code, "exists already" in again.err) == (4, True)
+    assert command("init", "no/such/directory/q.sql").code == 4
+
+
+# --- mistakes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_server")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Usage: queueproof"),
+        (["chek"], "No such command 'chek'"),
+        (["check"], "Missing argument"),
+        (["check", SOUND, "--nothing"], "No such option"),
+        (["check", SOUND, "--seed", "x"], "--seed"),
+        (["check", SOUND, "--profile", "x"], "--profile"),
+        (["check", SOUND, "--only", "odrer"], "did you mean 'order'"),
+        (["check", SOUND, "--only", ","], "with commas between"),
+        (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
+        (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
+        (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
+        (["check", SOUND, "--replay", "x"], "not a replay token"),
+        (["check", SOUND, "--replay", "x", "--only", "order"], "do not go with it"),
+        (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
+        (["check", "exec:cat"], "not in this version"),
+        (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
+        (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),
+        (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
+        (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),
+    ],
+)
+def test_mistakes_exit_4_with_a_message(
+    command: Run,
+    arguments: Sequence[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On stderr, without a traceback, before a server is started."""
+    monkeypatch.chdir(tmp_path)
+    ran = command(*arguments)
+    assert (ran.code, ran.out) == (4, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_server")
+def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None:
+    """`path:line: message`, and nothing before it."""
+    path = tmp_path / "q.sql"
+    path.write_text("-- name: schema#\nSELECT;\n-- name: clam\nSELECT 1;\n")
+    assert command("check", path).err.startswith(f"{path}:3: unknown block clam")
+
+
+def test_sql_that_the_server_rejects_exits_4(check: Run, tmp_path: Path) -> None:
+    """Shown with its place in the file."""
+    path = tmp_path / "q.sql"
+    path.write_text(Path(SOUND).read_text().replace("RETURNING id;", "RETURNING idd;", 1))
+    ran = check(path)
+    line = path.read_text().partition("RETURNING idd")[0].count("\n") + 1
+    assert ran.code == 4
+    assert ran.err.startswith(f"{path}:{line}: PostgreSQL rejected this SQL: column")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (psycopg.OperationalError("gone"), 4, "PostgreSQL went away"),
+        (ConnectionLostError("gone"), 4, "PostgreSQL went away"),
+        (ExceptionGroup("flaky", [ValueError(), ConnectionLostError("x")]), 4, "went away"),
+        (OSError(28, "No space left on device"), 4, "the disk is full"),
+        (ServerError("53100", "could not extend file"), 4, "disk of the PostgreSQL server is full"),
+        (RuntimeError("oh\nno"), 70, "internal error: RuntimeError: oh no"),
+    ],
+)
+def test_what_ends_a_check_has_its_exit_code(
+    check: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
+) -> None:
+    """One message; the ground under a run is not the queue's fault, nor an internal error."""
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr("queueproof.check.check_queue", fail)
+    ran = check(SOUND)
+    assert (code, True) == (ran.code, message in ran.err)
+    assert "Traceback" not in ran.err
+
+
+def test_an_internal_error_shows_its_traceback_on_demand(
+    check: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --traceback or QUEUEPROOF_DEBUG; the message names the way."""
+    monkeypatch.setattr("queueproof.check.check_queue", None)
+    ran = check(SOUND)
+    assert (ran.code, f"{SOUND} --traceback" in ran.err) == (70, True)
+    assert "Traceback" in check(SOUND, "--traceback").err
+    monkeypatch.setenv("QUEUEPROOF_DEBUG", "1")
+    assert "Traceback" in check(SOUND).err
+
+
+# --- interruptions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_a_check_in_order(dsn: str, number: signal.Signals, code: int) -> None:
+    """The database is gone, and there is one line instead of a traceback."""
+    process = start("check", SOUND, "--profile", "deep", dsn=dsn)
+    assert process.stdout is not None
+    process.stdout.readline()  # the header: the queue is installed
+    assert databases(dsn)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (code, 1) == (process.returncode, len(err.splitlines()))
+    assert set() == databases(dsn)
+
+
+def test_a_reader_that_leaves_does_not_change_the_verdict(dsn: str) -> None:
+    """As with `| head -1`: no traceback, and the exit code is the verdict's."""
+    process = start("check", SOUND, "--only", "order", "--profile", "quick", dsn=dsn)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(60), err) == (0, "")
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_a_report_is_there_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that fails leaves the file of the last run, and nothing beside it."""
+    path = tmp_path / "card.json"
+    cli._write(path, "old")
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(QueueproofError, match="No space left"):
+        cli._write(path, "new")
+    assert path.read_text() == "old"
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_a_link_is_followed_and_a_device_is_written_to(tmp_path: Path) -> None:
+    """Neither is replaced by a file."""
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    cli._refuse_unwritable(tmp_path / "link")
+    cli._write(tmp_path / "link", "text")
+    assert (tmp_path / "target").read_text() == "text"
+    cli._refuse_unwritable(Path("/dev/null"))
+    cli._write(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+def test_the_profiles_are_those_of_the_check() -> None:
+    """The names stand twice so that --help need not import the check."""
+    assert set(PROFILES) == set(cli.ProfileName)
+
+
+def test_version_and_catalogue(command: Run) -> None:
+    """Both answer at once."""
+    assert ((ran := command("--version")).code, ran.out.startswith("queueproof ")) == (0, True)
+    listed = command("guarantees")
+    assert listed.code == 0
+    assert "single-claim       No job is held by two workers at once.\n" in listed.out
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """`--help` answers at once."""
+    code = (
+        "import sys; from queueproof.cli import run; run(['--help']);"
+        "print([m for m in ('psycopg', 'hypothesis', 'sqlglot', 'jinja2') if m in sys.modules])"
+    )
+    out = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert out.stdout.splitlines()[-1] == "[]"
+
+
+def test_benchmarks_name_what_they_lack(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base install says how to get the rest."""
+    monkeypatch.setitem(sys.modules, "queueproof.cost.bench", None)
+    ran = command("bench", SOUND)
+    assert (ran.code, "pip install 'queueproof[bench]'" in ran.err) == (4, True)

@@ -1,0 +1,591 @@
+"""The benchmark: what it sends, what it counts, how it ends, and what its report says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from queueproof.cost.__main__ import HOLD, main, plan, strategies
+from queueproof.cost.bench import BenchError, BenchReport, Entry, Group, measure, run
+from queueproof.cost.cell import Ground, Measured, Shape, percentile
+from queueproof.cost.load import (
+    NotApplicableError,
+    compile_queue,
+    ends_open,
+    literal_limit,
+    refuse,
+    why_not,
+)
+from queueproof.cost.pool import WorkerLostError
+from queueproof.cost.worker import Session, array_literal
+from queueproof.errors import Exit, QueueError
+from queueproof.postgres import Server
+from queueproof.queue import Queue
+from queueproof.sqlfile import SqlFileQueue, load, load_text
+
+STRATEGIES = Path(__file__).parents[1] / "strategies"
+PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
+BRIEF = 0.1  # seconds, for a load that never ends by itself
+
+SCHEMA = """\
+-- name: schema#
+CREATE TABLE jobs (id bigserial, state text NOT NULL DEFAULT 'queued', note text);
+CREATE SEQUENCE calls;
+"""
+ENQUEUE = """\
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+"""
+CLAIM = """\
+-- name: claim(limit)
+UPDATE jobs SET state = 'running'
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING id;
+"""
+COMPLETE = """\
+-- name: complete(id)!
+UPDATE jobs SET state = 'completed' WHERE id = :id;
+"""
+JOBS = """\
+-- name: jobs
+SELECT id, state FROM jobs;
+"""
+
+
+def queue(
+    *, header: str = "", enqueue: str = ENQUEUE, claim: str = CLAIM, complete: str = COMPLETE
+) -> SqlFileQueue:
+    """A small queue, with one of its parts replaced."""
+    return load_text(f"{header}\n{SCHEMA}\n{enqueue}\n{claim}\n{complete}\n{JOBS}", "q.sql")
+
+
+def strategy(name: str) -> SqlFileQueue:
+    """One of the strategies."""
+    return load(STRATEGIES / f"{name}.sql")
+
+
+@pytest.fixture(scope="module")
+def ground(server: Server) -> Iterator[Ground]:
+    """A database with three worker processes."""
+    with Ground(server, 3) as ground:
+        yield ground
+
+
+def measured(
+    ground: Ground,
+    queue: SqlFileQueue,
+    shape: Shape = Shape(1, 3),  # noqa: B008 - a tuple
+    jobs: int = 60,
+    seconds: float = PATIENCE,
+) -> Measured:
+    """Put a queue under load."""
+    prepared = ground.prepare(queue, shape, jobs)
+    prepared.run(seconds)
+    return prepared.verdict()
+
+
+# What is sent
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("SELECT 1 LIMIT :limit", "SELECT 1 LIMIT 10"),
+        ("SELECT :limit::int + :limit", "SELECT 10::int + 10"),
+        (
+            "SELECT ':limit', :limits, :worker -- :limit",
+            "SELECT ':limit', :limits, :worker -- :limit",
+        ),
+        ("SELECT a[1:limit] LIMIT\n  :limit", "SELECT a[1:limit] LIMIT\n  10"),
+    ],
+)
+def test_the_limit_is_a_literal_and_nothing_else_is(text: str, sent: str) -> None:
+    """`:limit` becomes a number wherever it is a parameter, and only there."""
+    assert sent == literal_limit(text, 10)
+
+
+def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
+    """The claim of the reference takes the worker and the queue; 10 stands in its text."""
+    with server.database() as conninfo:
+        session = Session(conninfo, b"CREATE SCHEMA queue; SET search_path = queue")
+        reference = strategy("skip_locked")
+        for statement in reference.blocks["schema"].statements:
+            session.command(statement.text.encode())
+        compiled = compile_queue(reference, session.pgconn, batch=10, hold=0.0, jobs=1)
+        held = compile_queue(reference, session.pgconn, batch=10, hold=HOLD, jobs=1)
+        session.pgconn.finish()
+    (claim,) = compiled.load.claim.commands
+    assert b"LIMIT 10\n" in claim.sql
+    assert {"worker", "queue"} == set(claim.parameters)
+    assert compiled.load.many
+    assert [column.name for column in compiled.load.token] == ["ids", "attempts"]
+    assert [(b"BEGIN", 0.0), (claim.sql, 0.0), (b"COMMIT", HOLD)] == [
+        (command.sql, command.wait) for command in held.load.claim.commands
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "hold", "reason"),
+    [
+        ("skip_locked", 1000, HOLD, None),
+        ("for_update", 10, HOLD, None),
+        ("hold_open", 1, HOLD, None),
+        ("hold_open", 10, 0.0, "takes one job"),
+        ("select_then_update", 10, 0.0, None),
+        ("select_then_update", 1, HOLD, "more than one transaction"),
+    ],
+)
+def test_what_does_not_apply_says_why(
+    name: str, batch: int, hold: float, reason: str | None
+) -> None:
+    """A claim that is its transaction takes no batch; a claim in two transactions holds none."""
+    told = why_not(strategy(name), batch=batch, hold=hold)
+    assert told is None if reason is None else told and reason in told
+
+
+def test_a_claim_without_a_limit_takes_one_job() -> None:
+    """Larger batches of a claim that takes no limit are not applicable."""
+    single = queue(claim=CLAIM.replace(":limit", "1").replace("(limit)", ""))
+    assert why_not(single, batch=1, hold=0.0) is None
+    assert "has no limit" in str(why_not(single, batch=2, hold=0.0))
+
+
+@pytest.mark.parametrize(
+    ("block", "is_open"),
+    [
+        ("BEGIN; SELECT 1 AS id;", True),
+        ("BEGIN; SELECT 1 AS id; COMMIT;", False),
+        ("SELECT 1;", False),
+    ],
+)
+def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
+    """A block ends inside a transaction if it begins one and does not end it."""
+    claim = queue(claim=f"-- name: claim\n{block}\n").blocks["claim"]
+    assert is_open == ends_open(claim)
+
+
+@pytest.mark.parametrize(
+    ("texts", "plain", "literal"),
+    [
+        ([b"1", b"2"], True, b"{1,2}"),
+        ([b"1", None], True, b'{"1",NULL}'),
+        ([b'a"b', b"c\\d", b"e,f", b"NULL", None], False, b'{"a\\"b","c\\\\d","e,f","NULL",NULL}'),
+        ([], True, b"{}"),
+    ],
+)
+def test_arrays_are_written_as_postgres_reads_them(
+    texts: list[bytes | None], literal: bytes, *, plain: bool
+) -> None:
+    """Elements are quoted unless they are numbers; NULL is not the text NULL."""
+    assert literal == array_literal(texts, plain=plain)
+
+
+# What is counted
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "skip_locked",
+        "for_update",
+        "nowait",
+        "advisory_lock",
+        "in_subselect",
+        "sound/delete_on_complete",
+        "sound/ready_and_claimed",
+    ],
+)
+def test_a_sound_queue_is_drained_once(ground: Ground, path: str, batch: int) -> None:
+    """Every job is handed out once and completed, whatever the strategy and its steps."""
+    found = measured(ground, strategy(path), Shape(batch, 3), 60)
+    assert found.drained
+    assert found.exactly_once
+    assert (found.jobs, found.completed, found.claimed, found.rejected) == (60, 60, 60, 0)
+    assert 0 < found.p50 <= found.p95 <= found.p99
+
+
+@pytest.mark.parametrize("hold", [0.0, HOLD])
+def test_a_claim_that_is_its_transaction_is_drained_once(ground: Ground, hold: float) -> None:
+    """`hold_open` ends in `complete` what its claim has begun."""
+    found = measured(ground, strategy("hold_open"), Shape(1, 3, hold))
+    assert found.drained
+    assert found.exactly_once
+
+
+@pytest.mark.parametrize("name", ["skip_locked", "for_update"])
+def test_a_held_claim_lasts_as_long_as_it_is_held(ground: Ground, name: str) -> None:
+    """The transaction of a claim stays open for the time asked, then commits."""
+    found = measured(ground, strategy(name), Shape(10, 2, HOLD))
+    assert found.exactly_once
+    assert found.p50 >= HOLD
+
+
+def test_a_batch_without_complete_many_is_completed_job_by_job(ground: Ground) -> None:
+    """The small queue has `complete` alone."""
+    assert measured(ground, queue(), Shape(7, 3)).exactly_once
+
+
+def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> None:
+    """The jobs are put in through the queue's own `enqueue`, whatever it consists of."""
+    two = queue(
+        enqueue="-- name: enqueue\nINSERT INTO jobs DEFAULT VALUES RETURNING id;\n"
+        "UPDATE jobs SET note = 'in' WHERE id = ANY (:ids) RETURNING id;\n"
+    )
+    found = measured(ground, two, jobs=5)
+    assert (found.jobs, found.completed) == (5, 5)
+    assert found.exactly_once
+
+
+def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
+    """A claim that takes what is completed already is no throughput, and is told."""
+    again = queue(claim="-- name: claim\nSELECT min(id) AS id FROM jobs;\n")
+    found = measured(ground, again, Shape(1, 1), seconds=BRIEF)
+    assert not found.exactly_once
+    assert found.completed == 1
+    assert found.claimed - 1 == found.double_claims > 0
+
+
+def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) -> None:
+    """The table has the last word: what was accepted is not completed by that."""
+    half = "SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE state END"
+    lying = queue(complete=COMPLETE.replace("SET state = 'completed'", half))
+    found = measured(ground, lying, Shape(1, 1), 10)
+    assert not found.exactly_once
+    assert (found.completed, found.unfinished, found.rejected) == (5, 5, 0)
+
+
+def test_errors_that_mean_nothing_this_time_are_retried(ground: Ground) -> None:
+    """A claim whose every second call fails with a listed SQLSTATE still drains the queue."""
+    header = '-- /// queue\n-- retry_on = ["55P03"]\n-- ///\n'
+    failing = queue(header=header, claim=every_second_call("55P03"))
+    found = measured(ground, failing)
+    assert found.exactly_once
+    assert found.drained
+    assert found.retries > 0
+    assert found.deadlocks == 0
+
+
+def test_deadlocks_are_retried_and_counted(ground: Ground) -> None:
+    """A deadlock needs no listing."""
+    found = measured(ground, queue(claim=every_second_call("40P01")))
+    assert found.drained
+    assert found.retries == found.deadlocks > 0
+
+
+def every_second_call(sqlstate: str) -> str:
+    """A claim that raises an error at every second call; sequences survive a rollback."""
+    return f"""\
+-- name: claim(limit)
+BEGIN;
+DO $$ BEGIN
+  IF nextval('calls') % 2 = 1 THEN RAISE SQLSTATE '{sqlstate}'; END IF;
+END $$;
+{CLAIM.partition(chr(10))[2].strip()}
+COMMIT;
+"""
+
+
+# How it ends
+
+
+def test_a_load_ends_when_its_time_is_up(ground: Ground) -> None:
+    """What is claimed by then is completed, and the rest is still queued."""
+    found = measured(ground, queue(), Shape(1, 3, HOLD), 5000, BRIEF)
+    assert not found.drained
+    assert found.exactly_once
+    assert 0 < found.completed == found.claimed < found.jobs
+
+
+def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
+    """Rejected completions are an error with the counts, not a figure and not a hang."""
+    refusing = queue(complete=COMPLETE.replace("= :id", "= :id AND state = 'queued'"))
+    with pytest.raises(QueueError, match="no job was completed: 60 were claimed, 60 completions"):
+        measured(ground, refusing, seconds=BRIEF)
+
+
+def test_sql_that_the_server_rejects_is_shown_with_its_line(ground: Ground) -> None:
+    """The line is that of the wrong word."""
+    wrong = queue(claim=CLAIM.replace("FROM jobs", "FROM job"))
+    line = wrong.blocks["claim"].line + 3
+    with pytest.raises(QueueError, match=rf'^q\.sql:{line}: .*relation "job" does not exist'):
+        ground.prepare(wrong, Shape(1, 1), 1)
+
+
+def test_an_error_under_load_is_told_and_the_next_load_runs(ground: Ground) -> None:
+    """An error that is not listed ends the load; the workers are there for the next one."""
+    with pytest.raises(QueueError, match=r"q\.sql:\d+: .*\(22012\)"):
+        measured(ground, queue(claim=every_second_call("22012")))
+    assert measured(ground, queue()).exactly_once
+
+
+def test_a_parameter_that_no_claim_returns_is_named(ground: Ground) -> None:
+    """The message says which parameters there are."""
+    wrong = queue(
+        complete=COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
+    )
+    with pytest.raises(QueueError, match="no parameter :attempt here, only id, worker"):
+        ground.prepare(wrong, Shape(1, 1), 1)
+
+
+def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
+    """The reason is in the error."""
+    with pytest.raises(NotApplicableError, match="takes one job"):
+        ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
+
+
+def test_a_worker_that_dies_is_told(server: Server) -> None:
+    """The end of a process is an error at once, not a wait."""
+    with Ground(server, 1) as ground:
+        (process,) = ground._pool._processes
+        process.kill()
+        process.join()
+        with pytest.raises(WorkerLostError, match="died"):
+            ground.prepare(queue(), Shape(1, 1), 1)
+
+
+def test_a_queue_without_complete_is_refused() -> None:
+    """The message names the block that is missing."""
+    parts = f"{SCHEMA}\n{ENQUEUE}\n{CLAIM}"
+    with pytest.raises(
+        QueueError, match=r"q\.sql: .* has no block complete; write `-- name: complete"
+    ):
+        refuse(load_text(parts, "q.sql"))
+
+
+def test_a_queue_that_is_no_file_is_refused() -> None:
+    """Only SQL files can be compiled for the load."""
+    with pytest.raises(QueueError, match="bench measures queue files only"):
+        refuse(Queue())
+
+
+@pytest.mark.parametrize(
+    ("shape", "rounds", "seconds"),
+    [(Shape(0, 1), 1, 1), (Shape(1, 65), 1, 1), (Shape(1, 1, -1), 1, 1), (Shape(1, 1), 0, 1)],
+)
+def test_numbers_out_of_range_are_refused(shape: Shape, rounds: int, seconds: float) -> None:
+    """Before any server is started."""
+    with pytest.raises(BenchError):
+        measure([Group(shape, (queue(),))], rounds=rounds, seconds=seconds, postgres="nowhere")
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    """A plan without a queue is an error of the user's."""
+    with pytest.raises(BenchError, match="name a queue file"):
+        run([])
+
+
+def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that is not there is told in one message, with the exit code of its kind."""
+    assert main(["--quick", "--postgres", "nowhere"]) == Exit.UNUSABLE
+    assert "nowhere" in capsys.readouterr().err
+
+
+# What is reported
+
+RUN = Measured(
+    jobs=100,
+    completed=100,
+    seconds=1.0,
+    drained=True,
+    claimed=100,
+    double_claims=0,
+    unfinished=0,
+    lost=0,
+    rejected=0,
+    empty=1,
+    retries=2,
+    deadlocks=0,
+    lock_waits=0.5,
+    p50=0.001,
+    p95=0.002,
+    p99=0.003,
+)
+METHOD = {
+    "server": "PostgreSQL 18.4, embedded",
+    "settings": {"fsync": "on"},
+    "durable": True,
+    "cores": 2,
+    "load_before": 0.5,
+    "rounds": 3,
+    "seconds": 0.7,
+    "date": "2026-01-02T03:04:05Z",
+    "queues": {},
+}
+
+
+def runs(*seconds: float) -> list[Measured]:
+    """A run for each duration, of 100 jobs."""
+    return [replace(RUN, seconds=value) for value in seconds]
+
+
+def report() -> BenchReport:
+    """Two strategies, one of them with a gap and with double claims, and a convoy."""
+    twice = [replace(run, claimed=200, double_claims=100) for run in runs(2.0, 4.0, 4.0)]
+    return BenchReport(
+        METHOD,
+        [
+            Entry("first", Shape(1, 4), runs(1.0, 2.0, 1.0)),
+            Entry("second", Shape(1, 4), twice),
+            Entry("first", Shape(10, 4), runs(0.1, 0.1, 0.1)),
+            Entry("second", Shape(10, 4), reason="it takes <one> job"),
+            Entry("first", Shape(1, 16), runs(1.0)),
+            Entry("second", Shape(1, 16), runs(4.0)),
+            Entry("first", Shape(1, 16, HOLD), runs(1.0)),
+            Entry("second", Shape(1, 16, HOLD), runs(15.0)),
+        ],
+    )
+
+
+def test_a_rate_is_the_median_of_the_rounds() -> None:
+    """100, 50 and 100 jobs/s are 100, give or take a quarter."""
+    entry = Entry("first", Shape(1, 1), runs(1.0, 2.0, 1.0))
+    assert entry.rate == pytest.approx(100)
+    assert entry.spread == pytest.approx(0.25)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    """A slow moment of the machine that meets both does not change their ratio."""
+    base = Entry("first", Shape(1, 1), runs(1.0, 2.0))
+    assert Entry("second", Shape(1, 1), runs(2.0, 4.0)).ratios(base) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "expected"),
+    [(1, 0.5, 1), (4, 0.5, 2), (100, 0.95, 95), (100, 0.99, 99), (7, 1, 7)],
+)
+def test_a_percentile_is_the_nearest_rank(count: int, share: float, expected: float) -> None:
+    """The value that at least the share of all does not exceed."""
+    assert expected == percentile([float(n) for n in range(1, count + 1)], share)
+
+
+def test_json_is_read_back() -> None:
+    """Nothing of a report is lost in its file."""
+    written = report()
+    read = BenchReport.from_json(written.to_json())
+    assert written.method == read.method
+    key = lambda entry: (entry.queue, entry.shape)  # noqa: E731
+    assert sorted(written.entries, key=key) == sorted(read.entries, key=key)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"queueproof": {"format": 99}}', '{"verdict": 1}']
+)
+def test_another_file_is_no_report(text: str) -> None:
+    """What is no report is an error of the user's, not a traceback."""
+    with pytest.raises(BenchError):
+        BenchReport.from_json(text)
+
+
+def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
+    """The file has the shape of pytest-benchmark's own, so that its tool compares runs."""
+    pytest.importorskip("pytest_benchmark")
+    path = tmp_path / "throughput.json"
+    path.write_text(report().to_json())
+    told = subprocess.run(  # noqa: S603 - our own file
+        [sys.executable, "-m", "pytest_benchmark", "compare", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert "second[batch1-workers16-hold5ms]" in told.stdout
+
+
+def test_markdown_says_how_before_what() -> None:
+    """The method comes first, then the chart and the figures with spread and ratio."""
+    text = report().to_markdown("chart.svg")
+    order = ["## Method", "fsync=on", "(chart.svg)", "## Jobs/s, 4 workers", "## Not measured"]
+    assert order == sorted(order, key=text.index)
+    assert "| first | 100 ±25% | 1,000 ±0% |" in text
+    assert "| second | 25 ±50% (0.50x) | n/a |" in text
+    assert "| 16 | 1 | 5 ms | second | 7 ±0% | 15.0x (15.0 to 15.0) | 50% |" in text
+    assert "| 16 | 1 | none | second | 25 ±0% | 4.0x (4.0 to 4.0) | 50% |" in text
+    assert "300 (**38%**)" in text
+    assert "- second at batch/workers 10/4: it takes <one> job." in text
+
+
+def test_undurable_settings_are_pointed_out() -> None:
+    """A figure without fsync is not to be taken for one with it."""
+    loose = report()
+    loose.method = METHOD | {"durable": False}
+    assert "not durable" in loose.to_markdown()
+    assert "not durable" not in report().to_markdown()
+
+
+def test_html_is_escaped() -> None:
+    """The fragment holds the same tables, and text stays text."""
+    text = report().to_html()
+    assert "<td>15.0x (15.0 to 15.0)</td>" in text
+    assert "it takes &lt;one&gt; job" in text
+    assert "**" not in text
+
+
+def test_the_chart_is_the_same_each_time() -> None:
+    """One report, one SVG, byte for byte; every strategy is named in it."""
+    pytest.importorskip("matplotlib")
+    chart = report().to_svg()
+    assert chart == report().to_svg()
+    assert chart.startswith("<svg ")  # so that a page can hold it
+    assert {"first", "second", "÷15", "batch 1"} <= set(
+        re.findall(r">([^<>]+)</text>|tspan", chart)
+    )
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [([], []), ([0.1, 0.5], [0.1, 0.5]), ([0.5, 0.5], [0.4675, 0.5325]), ([0.1, 0.5, 0.51], None)],
+)
+def test_labels_do_not_overlap(places: list[float], expected: list[float] | None) -> None:
+    """Labels keep their order and a least distance, and move no further than that."""
+    chart = pytest.importorskip("queueproof.cost.chart")
+    moved = chart.apart(places)
+    assert all(b - a >= chart.GAP - 1e-9 for a, b in pairwise(moved))
+    assert expected is None or moved == pytest.approx(expected)
+
+
+def test_the_plan_has_every_strategy_and_load() -> None:
+    """Batches of 1 to 1000 by 1 and 4 workers, and the convoy at 16 with and without a hold."""
+    found = strategies()
+    assert {path.stem for path in STRATEGIES.glob("*.sql")} == set(found)
+    groups = plan(found, quick=False)
+    matrix = {group.shape for group in groups if len(group.queues) == len(found)}
+    assert {Shape(b, w) for b in (1, 10, 100, 1000) for w in (1, 4)} == matrix
+    convoy = {
+        g.shape: [Path(q.name).stem for q in g.queues] for g in groups if g.shape not in matrix
+    }
+    assert {(16, 0.0), (16, HOLD)} == {(shape.workers, shape.hold) for shape in convoy}
+    assert [["skip_locked", "for_update", "nowait"]] * len(convoy) == list(convoy.values())
+
+
+def test_a_small_run_from_queue_to_report() -> None:
+    """Two queues, one of which fails under load: the other's figures stand, the reason is told."""
+    told: list[str] = []
+    failing = load_text(
+        "\n".join([SCHEMA, ENQUEUE, every_second_call("22012"), COMPLETE, JOBS]), "failing.sql"
+    )
+    found = run([queue(), failing], [1], [2], rounds=2, seconds=0.05, progress=told.append)
+    first, second = found.entries
+    assert (first.queue, len(first.runs)) == ("q", 2)
+    assert (second.queue, second.runs, second.failed) == ("failing", [], True)
+    assert "22012" in second.reason
+    assert "| failing | failed |" in found.to_markdown()
+    assert "round 2/2: q, batch 1, workers 2" in told
+    assert found.method["settings"]["fsync"] == "on"
+    assert len(json.loads(found.to_json())["benchmarks"][0]["extra_info"]["runs"]) == 2
+
+
+def test_only_failures_are_an_error() -> None:
+    """A single queue that fails is an error with its reason, not an empty report."""
+    with pytest.raises(QueueError, match=r"q: .*22012"):
+        run([queue(claim=every_second_call("22012"))], [1], [1], rounds=1, seconds=0.05)

@@ -1,0 +1,415 @@
+"""The clock that the harness moves, the reset to the beginning, and the gates inside statements."""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from queueproof.errors import QueueError
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.session import Session, execute
+from queueproof.postgres import Server, open_server
+from queueproof.queue import Step
+from queueproof.sqlfile import load_text
+
+LabOf = Callable[[str], Lab]
+MOVED = 100_000.0  # seconds
+SLACK = 10_000.0  # seconds, far more than a test takes
+
+OPERATIONS = """
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+SELECT id FROM jobs LIMIT 1 FOR UPDATE SKIP LOCKED;
+"""
+
+CLOCK = (
+    """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, at timestamptz DEFAULT now(),
+                   keyword timestamptz DEFAULT CURRENT_TIMESTAMP);
+CREATE VIEW times AS SELECT now() AS at, CURRENT_TIMESTAMP AS keyword;
+CREATE FUNCTION in_plpgsql() RETURNS timestamptz LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN CURRENT_TIMESTAMP;
+END $$;
+CREATE FUNCTION in_sql() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()';
+CREATE FUNCTION pinned() RETURNS timestamptz LANGUAGE sql SET search_path = queue AS $$
+  SELECT now()
+$$;
+CREATE FUNCTION atomic() RETURNS timestamptz LANGUAGE sql BEGIN ATOMIC SELECT now(); END;
+"""
+    + OPERATIONS
+)
+
+
+@pytest.fixture(scope="module")
+def moved(server: Server) -> Iterator[Lab]:
+    """A lab whose clock has been moved."""
+    with open_lab(load_text(CLOCK, "queue.sql"), server) as lab:
+        lab.advance(MOVED)
+        yield lab
+
+
+def value(session: Session, sql: str) -> str:
+    """The one value of a query, as text."""
+    return str(next(iter(execute(session, Step(sql)).rows[0].values())))
+
+
+def ahead(session: Session, expression: str) -> float:
+    """Seconds by which a time of the database is ahead of the real one."""
+    return (
+        float(value(session, f"SELECT extract(epoch FROM ({expression})::timestamptz)"))
+        - time.time()
+    )
+
+
+def is_moved(seconds: float) -> bool:
+    """Whether a time is ahead by the clock's move."""
+    return abs(seconds - MOVED) < SLACK
+
+
+# --- the clock ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "now()",
+        "transaction_timestamp()",
+        "statement_timestamp()",
+        "clock_timestamp()",
+        "pg_catalog.now()",
+        "CURRENT_TIMESTAMP",
+        "CURRENT_TIMESTAMP(3)",
+        "LOCALTIMESTAMP",
+        "LOCALTIMESTAMP(0)",
+        "'now'::timestamptz",
+        "timeofday()",
+        "CURRENT_DATE + LOCALTIME",
+    ],
+)
+def test_every_form_of_the_time_moves(moved: Lab, expression: str) -> None:
+    """Functions, keywords and literals of the time show the moved clock."""
+    assert is_moved(ahead(moved.session("w1"), expression))
+
+
+@pytest.mark.parametrize("column", ["at", "keyword"])
+def test_defaults_and_views_move(moved: Lab, column: str) -> None:
+    """A DEFAULT and a view that name the time show the moved clock."""
+    session = moved.session("w1")
+    inserted = f"INSERT INTO jobs DEFAULT VALUES RETURNING extract(epoch FROM {column})"
+    assert is_moved(float(value(session, inserted)) - time.time())
+    assert is_moved(ahead(session, f"SELECT {column} FROM times"))
+
+
+@pytest.mark.parametrize("function", ["in_plpgsql", "in_sql", "pinned", "atomic"])
+def test_functions_move(moved: Lab, function: str) -> None:
+    """Functions show the moved clock: their own search_path or a parsed body does not hide it."""
+    assert is_moved(ahead(moved.session("w1"), f"SELECT queue.{function}()"))
+
+
+PINNED = f"""
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY);
+CREATE FUNCTION pinned_empty() RETURNS timestamptz LANGUAGE plpgsql SET search_path = '' AS $$
+BEGIN
+  RETURN pg_catalog.clock_timestamp();
+END $$;
+{OPERATIONS}"""
+
+
+def test_a_function_with_an_empty_search_path_moves(server: Server) -> None:
+    """A function that finds nothing by a bare name, as a SECURITY DEFINER should, moves too."""
+    with open_lab(load_text(PINNED, "queue.sql"), server) as lab:
+        lab.advance(MOVED)
+        assert is_moved(ahead(lab.session("w1"), "SELECT queue.pinned_empty()"))
+
+
+def test_a_rejected_schema_leaves_no_connection_open(server: Server) -> None:
+    """SQL that PostgreSQL rejects is the user's error, and costs no connection."""
+    queue = load_text(f"-- name: schema#\nCREATE TABLE jobs (id nonsense);\n{OPERATIONS}", "q.sql")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(QueueError, match="nonsense"), open_lab(queue, server):
+            pass
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+
+
+def test_a_transaction_keeps_its_time_over_a_move(moved: Lab) -> None:
+    """In a transaction now() stands still while the clock moves, and clock_timestamp() does not."""
+    session = moved.session("w1")
+    execute(session, Step("BEGIN"))
+    before = value(session, "SELECT now()")
+    moved.advance(MOVED)
+    try:
+        assert value(session, "SELECT now()") == before
+        assert value(session, "SELECT CURRENT_TIMESTAMP") == before
+        assert is_moved(ahead(session, "SELECT max(clock_timestamp()) FROM pg_class") - MOVED)
+        execute(session, Step("COMMIT"))
+        assert is_moved(ahead(session, "now()") - MOVED)
+    finally:
+        moved.reset()
+        moved.advance(MOVED)
+
+
+def test_a_statement_without_a_table_sees_a_move_inside_its_transaction(moved: Lab) -> None:
+    """clock_timestamp() moves inside a transaction, also in a statement that reads no table."""
+    session = moved.session("w1")
+    execute(session, Step("BEGIN"))
+    for _ in range(2):  # nothing is left to be looked up in the catalogue
+        ahead(session, "clock_timestamp()")
+    moved.advance(MOVED)
+    try:
+        assert is_moved(ahead(session, "clock_timestamp()") - MOVED)
+    finally:
+        moved.reset()
+        moved.advance(MOVED)
+
+
+def test_a_reset_brings_real_time_back(moved: Lab) -> None:
+    """After a reset the clock shows real time."""
+    moved.reset()
+    try:
+        assert abs(ahead(moved.session("w1"), "now()")) < SLACK
+    finally:
+        moved.advance(MOVED)
+
+
+# --- the reset ----------------------------------------------------------------------------------
+
+RESET = (
+    """
+-- name: schema#
+CREATE TABLE parents (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text,
+                      upper_name text GENERATED ALWAYS AS (upper(name)) STORED);
+CREATE TABLE jobs (id bigserial PRIMARY KEY, parent bigint REFERENCES parents,
+                   follows bigint REFERENCES jobs, state text NOT NULL DEFAULT 'queued');
+CREATE TABLE parts (id int, kind text) PARTITION BY LIST (kind);
+CREATE TABLE parts_a PARTITION OF parts FOR VALUES IN ('a');
+CREATE TABLE parts_rest PARTITION OF parts DEFAULT;
+CREATE TABLE base (a int);
+CREATE TABLE derived (b int) INHERITS (base);
+CREATE UNLOGGED TABLE "odd ""name" (x int);
+CREATE SEQUENCE numbers START 7;
+CREATE TABLE log (what text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO log VALUES (TG_OP);
+  RETURN NULL;
+END $$;
+INSERT INTO parents (name) VALUES ('ann'), ('bob');
+INSERT INTO jobs (parent) VALUES (1), (2);
+INSERT INTO jobs (follows) VALUES (1);
+INSERT INTO parts VALUES (1, 'a'), (2, 'b');
+INSERT INTO base VALUES (1);
+INSERT INTO derived VALUES (2, 3);
+INSERT INTO "odd ""name" VALUES (4);
+SELECT nextval('numbers');
+CREATE TRIGGER note_jobs AFTER INSERT OR UPDATE OR DELETE ON jobs
+  FOR EACH STATEMENT EXECUTE FUNCTION note();
+CREATE TRIGGER note_parents AFTER INSERT OR UPDATE OR DELETE ON parents
+  FOR EACH ROW EXECUTE FUNCTION note();
+"""
+    + OPERATIONS
+)
+CONTENTS = """
+SELECT jsonb_build_array(
+  (SELECT jsonb_agg(t ORDER BY id) FROM parents t), (SELECT jsonb_agg(t ORDER BY id) FROM jobs t),
+  (SELECT jsonb_agg(t ORDER BY id) FROM parts t), (SELECT jsonb_agg(t ORDER BY a) FROM ONLY base t),
+  (SELECT jsonb_agg(t ORDER BY a) FROM derived t), (SELECT jsonb_agg(t) FROM "odd ""name" t),
+  (SELECT jsonb_agg(t) FROM log t))
+"""
+NEXT = """
+SELECT ARRAY[nextval('numbers'), nextval('jobs_id_seq'), nextval('parents_id_seq')]
+"""
+DAMAGE = (
+    "DELETE FROM jobs",
+    "DELETE FROM parents WHERE id = 1",
+    "UPDATE parents SET name = 'eve'",
+    "INSERT INTO parents (name) VALUES ('zoe')",
+    "INSERT INTO jobs DEFAULT VALUES",
+    "UPDATE parts SET kind = 'a', id = 9",
+    "DELETE FROM base",
+    'UPDATE "odd ""name" SET x = 5',
+    NEXT,
+)
+
+
+@pytest.fixture(scope="module")
+def humble(server: Server) -> Iterator[Server]:
+    """The same server, as a role that may only create databases."""
+    with server.database() as conninfo:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute("CREATE ROLE queueproof_humble LOGIN CREATEDB")
+        try:
+            with open_server(make_conninfo(conninfo, user="queueproof_humble")) as humbled:
+                assert not humbled.superuser
+                yield humbled
+        finally:
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                connection.execute("DROP ROLE queueproof_humble")
+
+
+@pytest.fixture(scope="module")
+def labs(server: Server, humble: Server) -> Iterator[dict[str, Lab]]:
+    """A lab of the superuser, and one of a role without rights."""
+    with (
+        open_lab(load_text(RESET, "queue.sql"), server) as mighty,
+        open_lab(load_text(RESET, "queue.sql"), humble) as weak,
+    ):
+        yield {"superuser": mighty, "role": weak}
+
+
+@pytest.mark.parametrize("renew", [False, True])
+@pytest.mark.parametrize("who", ["superuser", "role"])
+def test_a_reset_brings_back_what_the_schema_put_in(
+    labs: dict[str, Lab], who: str, *, renew: bool
+) -> None:
+    """Rows, identities, generated columns, partitions and sequences come back; no trigger fires."""
+    lab = labs[who]
+    lab.reset(renew=renew)
+    before = value(lab.session("w1"), CONTENTS)
+    numbers = value(lab.session("w1"), NEXT)
+    for statement in DAMAGE:
+        execute(lab.session("w1"), Step(statement))
+    assert value(lab.session("w1"), CONTENTS) != before
+    lab.reset(renew=renew)
+    assert value(lab.session("w1"), CONTENTS) == before
+    assert value(lab.session("w1"), NEXT) == numbers
+
+
+@pytest.mark.parametrize("who", ["superuser", "role"])
+def test_triggers_fire_again_after_a_reset(labs: dict[str, Lab], who: str) -> None:
+    """The queue's triggers are off during the reset only."""
+    lab = labs[who]
+    lab.reset()
+    execute(lab.session("w1"), Step("INSERT INTO jobs DEFAULT VALUES"))
+    assert value(lab.session("w1"), "SELECT count(*) FROM log") == "1"
+
+
+def test_a_reset_ends_what_sessions_left_open(labs: dict[str, Lab]) -> None:
+    """A transaction that a run left open is rolled back, and its session's settings are gone."""
+    lab = labs["superuser"]
+    lab.reset()
+    session = lab.session("w1")
+    execute(session, Step("SET application_name = 'left over'"))
+    execute(session, Step("BEGIN"))
+    execute(session, Step("DELETE FROM jobs"))
+    lab.reset()
+    assert value(lab.session("w1"), "SELECT count(*) FROM jobs") == "3"
+    assert value(lab.session("w1"), "SHOW application_name") != "left over"
+
+
+LATE_KEY = (
+    """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, kind int NOT NULL);
+CREATE TABLE kinds (id int PRIMARY KEY);
+ALTER TABLE jobs ADD FOREIGN KEY (kind) REFERENCES kinds;
+INSERT INTO kinds VALUES (1);
+INSERT INTO jobs (kind) VALUES (1);
+"""
+    + OPERATIONS
+)
+
+
+def test_foreign_keys_to_later_tables_do_not_hinder_a_role_without_rights(humble: Server) -> None:
+    """A table may refer to one that was created after it; the reset works for any role."""
+    with open_lab(load_text(LATE_KEY, "queue.sql"), humble) as lab:
+        lab.reset()
+        assert value(lab.session("w1"), "SELECT count(*) FROM jobs") == "1"
+
+
+ALWAYS = (
+    """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY);
+CREATE TABLE log (what text);
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO log VALUES (TG_OP);
+  RETURN NULL;
+END $$;
+INSERT INTO jobs DEFAULT VALUES;
+CREATE TRIGGER always AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
+ALTER TABLE jobs ENABLE ALWAYS TRIGGER always;
+CREATE TRIGGER never AFTER INSERT OR DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION note();
+ALTER TABLE jobs DISABLE TRIGGER never;
+"""
+    + OPERATIONS
+)
+
+
+@pytest.mark.parametrize("who", ["superuser", "role"])
+def test_triggers_stay_as_the_schema_left_them(server: Server, humble: Server, who: str) -> None:
+    """Rule 1: no trigger fires during a reset, and none is enabled or disabled by it."""
+    chosen = server if who == "superuser" else humble
+    with open_lab(load_text(ALWAYS, "queue.sql"), chosen) as lab:
+        lab.reset()
+        assert value(lab.session("w1"), "SELECT count(*) FROM log") == "0"
+        execute(lab.session("w1"), Step("INSERT INTO jobs DEFAULT VALUES"))
+        assert value(lab.session("w1"), "SELECT count(*) FROM log") == "1"
+
+
+# --- gates --------------------------------------------------------------------------------------
+
+GATED = (
+    """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
+CREATE TABLE audit (id bigint);
+"""
+    + OPERATIONS
+)
+
+
+def settle(lab: Lab, session: Session) -> bool:
+    """Whether a session has answered; if not, it stands at a gate."""
+    while not session.ready(0.001):
+        if lab.control_pid in lab.blockers(session):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
+def test_opening_a_gate_passes_exactly_one(server: Server, gate: str, gates: int) -> None:
+    """A session that may go on stops again at the next gate: no key lets it through two."""
+    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
+        lab.set_gate("statement" if gate == "statement" else "row")
+        producer = lab.session("producer")
+        producer.run(
+            "SET queueproof.gate = 'off'; INSERT INTO jobs SELECT FROM generate_series(1, 2)"
+        )
+        producer.run("INSERT INTO audit VALUES (1)")
+        session = lab.session("w1")
+        session.send(
+            Step(
+                "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id) "
+                "UPDATE audit SET id = id + 1 WHERE (SELECT count(*) FROM done) = 2"
+            )
+        )
+        passed = 0
+        while not settle(lab, session):
+            passed += 1
+            lab.open_gate(session)
+        assert passed == gates
+        assert session.result().affected == 1
+
+
+def test_no_gate_is_left_behind(server: Server) -> None:
+    """Without a gate the queue's tables have no trigger of the harness."""
+    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
+        count = "SELECT count(*) FROM pg_trigger WHERE tgname = '~queueproof'"
+        lab.set_gate("row")
+        assert lab.execute(count) == [(2,)]
+        lab.set_gate(None)
+        assert lab.execute(count) == [(0,)]

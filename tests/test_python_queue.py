@@ -1,0 +1,131 @@
+"""A queue written as a Python class is judged as the same queue in SQL is."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from queueproof.check import check_queue
+from queueproof.explore.lab import open_lab
+from queueproof.guarantees import select
+from queueproof.postgres import Server
+from queueproof.queue import Claim, JobRow, Operation, Queue, State, Step, Value
+from queueproof.report.card import Card
+
+ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
+STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}
+
+
+class SkipLocked(Queue):
+    """The reference, in Python: a lease, and the attempt as the fencing token."""
+
+    lease = timedelta(seconds=30)
+    max_attempts = 3
+
+    free = "state = 'q'"
+    lock = "FOR UPDATE SKIP LOCKED"
+    mine = "id = :id AND state = 'r' AND attempts = :attempt"
+
+    def install(self) -> Operation[None]:
+        """Create the table."""
+        yield Step(
+            "CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'q', "
+            "attempts int NOT NULL DEFAULT 0, bound int NOT NULL, until timestamptz)"
+        )
+
+    def enqueue(self, max_attempts: int) -> Operation[list[str]]:
+        """Put a job in."""
+        insert = "INSERT INTO jobs (bound) VALUES (:bound) RETURNING id"
+        result = yield Step(insert, {"bound": max_attempts})
+        return [str(row["id"]) for row in result.rows]
+
+    def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
+        """Take some jobs: look, then mark."""
+        yield Step("BEGIN")
+        found = yield Step(
+            f"SELECT id FROM jobs WHERE {self.free} ORDER BY id LIMIT :limit {self.lock}",
+            {"limit": limit},
+        )
+        claims = []
+        for row in found.rows:
+            result = yield Step(
+                "UPDATE jobs SET state = 'r', attempts = attempts + 1, until = now() + :lease "
+                "WHERE id = :id RETURNING id, attempts",
+                {"id": row["id"], "lease": lease},
+            )
+            claims += [Claim(str(r["id"]), dict(r)) for r in result.rows]
+        yield Step("COMMIT")
+        return claims
+
+    def _change(self, change: str, job: Claim, **params: Value | timedelta) -> Operation[bool]:
+        known = {"id": job.token["id"], "attempt": job.token["attempts"], **params}
+        result = yield Step(f"UPDATE jobs SET {change} WHERE {self.mine}", known)
+        return result.affected > 0
+
+    def complete(self, job: Claim) -> Operation[bool]:
+        """Finish a job."""
+        return (yield from self._change("state = 'c'", job))
+
+    def fail(self, job: Claim) -> Operation[bool]:
+        """Give a job back, or give it up."""
+        again = "state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END"
+        return (yield from self._change(again, job))
+
+    def heartbeat(self, job: Claim, lease: timedelta) -> Operation[bool]:
+        """Extend a lease."""
+        return (yield from self._change("until = now() + :lease", job, lease=lease))
+
+    def recover(self) -> Operation[list[str]]:
+        """Bring back what crashed workers held."""
+        result = yield Step(
+            "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
+            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' AND until < now() "
+            "FOR UPDATE SKIP LOCKED)) RETURNING id"
+        )
+        return [str(row["id"]) for row in result.rows]
+
+    def jobs(self) -> Operation[list[JobRow]]:
+        """Look."""
+        result = yield Step("SELECT id, state, attempts FROM jobs")
+        return [
+            JobRow(str(row["id"]), STATES[str(row["state"])], int(row["attempts"]))
+            for row in result.rows
+        ]
+
+
+class NoLock(SkipLocked):
+    """Its claim looks without a lock."""
+
+    lock = ""
+
+
+class NoFence(SkipLocked):
+    """Its complete asks whether the job runs, not for whom."""
+
+    mine = "id = :id AND state = 'r' AND :attempt::int > 0"
+
+
+def judge(queue: Queue, server: Server) -> Card:
+    """The card of a queue."""
+    with open_lab(queue, server) as lab:
+        return check_queue(lab, select(ASKED), profile="quick")
+
+
+@pytest.mark.parametrize(
+    ("queue", "broken"),
+    [(SkipLocked(), None), (NoLock(), "single-claim"), (NoFence(), "fencing")],
+    ids=lambda queue: type(queue).__name__,
+)
+def test_a_class_is_judged_like_a_file(server: Server, queue: Queue, broken: str | None) -> None:
+    """The sound class keeps every guarantee; one with a planted defect breaks that one alone."""
+    verdicts = {judgement.id: judgement.verdict for judgement in judge(queue, server).guarantees}
+    assert verdicts == {name: "broken" if name == broken else "holds" for name in ASKED}
+
+
+def test_a_class_offers_what_it_defines() -> None:
+    """What a class can do is what it has; what an operation takes is what its signature names."""
+    queue = SkipLocked()
+    assert "cleanup" not in queue.offers
+    assert queue.takes("claim") == {"limit", "lease"}
+    assert queue.name.endswith(":SkipLocked")

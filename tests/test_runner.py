@@ -1,0 +1,265 @@
+"""Runs on a real server: replay, lock waits, deadlocks, crashes, held claims, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from queueproof.explore.lab import Lab
+from queueproof.explore.programs import (
+    RECOVER,
+    JobSpec,
+    Program,
+    claim,
+    complete,
+    crash,
+    heartbeat,
+    in_turn,
+    script,
+)
+from queueproof.explore.runner import Run, Runner
+from queueproof.explore.schedules import explore
+from queueproof.history import Call
+
+LabOf = Callable[[str], Lab]
+ONE = (JobSpec(),)
+TWO = (JobSpec(), JobSpec())
+
+# The claim's statements can be told apart by a schedule; {lock} says what they do about others.
+QUEUE = """
+-- /// queue
+-- retry_on = [{retry_on}]
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+BEGIN;
+SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 {lock};
+UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;
+COMMIT;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+
+HELD = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
+CREATE TABLE beats (at timestamptz);
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+BEGIN;
+SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: complete(id)
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'queued' RETURNING id;
+COMMIT;
+
+-- name: heartbeat!
+INSERT INTO beats VALUES (now());
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+
+
+def queue(lock: str = "", retry_on: str = "") -> str:
+    """The text of the queue that takes its lock in a certain way."""
+    return QUEUE.format(lock=lock, retry_on=retry_on)
+
+
+def race(jobs: Sequence[JobSpec] = ONE) -> Program:
+    """Two claims at once."""
+    return Program(tuple(jobs), ((script("w1", claim()), script("w2", claim())),))
+
+
+def calls(run: Run, kind: str, actor: str) -> list[Call]:
+    """An actor's calls of a kind."""
+    return [call for call in run.history.of_kind(kind) if call.actor == actor]
+
+
+def events(run: Run, event: str) -> list[tuple[str, str]]:
+    """Who did something, and what the trace says of it."""
+    return [(beat.actor, beat.text) for beat in run.trace if beat.event == event]
+
+
+def every(lab: Lab, program: Program, *, held: bool = False) -> list[tuple[Sequence[int], Run]]:
+    """All runs of a program, with their schedules."""
+    return list(explore(Runner(lab, held=held), program, budget=500))
+
+
+@pytest.mark.parametrize("lock", ["", "FOR UPDATE", "FOR UPDATE SKIP LOCKED"])
+def test_a_replay_is_the_same_run(lab_of: LabOf, lock: str) -> None:
+    """A program under a schedule leaves the same trace and history twenty times over."""
+    runner = Runner(lab_of(queue(lock)))
+    stage = (script("w1", claim(), complete()), script("w2", claim(), complete()))
+    # Of two that wait for one transaction PostgreSQL wakes both: only skipping is for three.
+    third = (script("w3", claim()),) if "SKIP" in lock else ()
+    program = Program(TWO, ((*stage, *third),))
+    runs = [runner.run(program, (1, 2, 1, 0, 1, 1)) for _ in range(20)]
+    told = {
+        (tuple(run.trace), tuple((c.kind, c.answer, c.ids) for c in run.history.calls))
+        for run in runs
+    }
+    assert len(told) == 1
+
+
+def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
+    """What one run did is gone in the next one, its numbers included."""
+    runner = Runner(lab_of(queue("FOR UPDATE SKIP LOCKED")))
+    for _ in range(2):
+        run = runner.run(race(TWO))
+        assert [call.ids for call in run.history.of_kind("enqueue")] == [("1",), ("2",)]
+
+
+def test_without_a_lock_two_claims_get_one_job(lab_of: LabOf) -> None:
+    """Some interleaving of a claim that locks nothing hands the job out twice."""
+    lab = lab_of(queue())
+    assert any(
+        calls(run, "claim", "w1")[0].ids == calls(run, "claim", "w2")[0].ids == ("1",)
+        for _, run in every(lab, race())
+    )
+
+
+def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
+    """A claim that waits for another's row is seen to, and goes on when the other has committed."""
+    lab = lab_of(queue("FOR UPDATE"))
+    waited = [run for _, run in every(lab, race(TWO)) if events(run, "waits")]
+    assert waited
+    for run in waited:
+        ((waiter, blocker),) = events(run, "waits")
+        assert {waiter, blocker} == {"w1", "w2"}
+        (wait,) = calls(run, "claim", waiter)[0].waits
+        assert wait.blocker == blocker
+        assert wait.call == calls(run, "claim", blocker)[0].index
+        assert calls(run, "claim", waiter)[0].answer == "accepted"
+
+
+@pytest.mark.parametrize(
+    "slow", ["pg_sleep(0.02)", "count(*) FROM generate_series(1, 100000)"], ids=["sleep", "cpu"]
+)
+def test_a_slow_statement_waits_for_nobody(lab_of: LabOf, slow: str) -> None:
+    """A statement that sleeps or computes is never taken for one that waits for a lock."""
+    text = queue("FOR UPDATE SKIP LOCKED").replace("BEGIN;", f"BEGIN;\nSELECT {slow};")
+    for _, run in list(explore(Runner(lab_of(text)), race(), budget=6)):
+        assert events(run, "waits") == []
+
+
+def test_a_deadlock_is_found_and_its_victim_is_always_the_same(lab_of: LabOf) -> None:
+    """Of those that wait in a circle the one that joined last is told 40P01, on every replay."""
+    text = queue().replace(
+        "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 ;\n"
+        "UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;",
+        "SELECT 1 AS one FROM jobs WHERE id = 1 FOR UPDATE;\n"
+        "UPDATE jobs SET status = 'running' WHERE id = 2 AND status = 'queued' RETURNING id;",
+    )
+    text += """
+-- name: recover
+BEGIN;
+SELECT 1 AS one FROM jobs WHERE id = 2 FOR UPDATE;
+SELECT id FROM jobs WHERE id = 1 FOR UPDATE;
+COMMIT;
+"""
+    lab = lab_of(text)
+    program = Program(TWO, ((script("w1", claim()), script("reaper", RECOVER)),))
+    deadlocked = [
+        (schedule, run)
+        for schedule, run in every(lab, program)
+        if any(call.error for call in run.history.calls)
+    ]
+    assert deadlocked
+    for schedule, run in deadlocked:
+        again = Runner(lab).run(program, schedule)
+        for one in (run, again):
+            assert events(one, "error") == [("reaper", "40P01: deadlock detected")]
+            assert calls(one, "claim", "w1")[0].ids == ("2",)
+        assert run.trace == again.trace
+
+
+def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
+    """Wherever a worker dies in its claim, the job is taken once or is free, never in between."""
+    lab = lab_of(queue("FOR UPDATE SKIP LOCKED"))
+    program = Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+    answers = set()
+    for _, run in every(lab, program):
+        mine = calls(run, "claim", "w1")
+        answers |= {call.answer for call in mine}
+        taken = bool(mine) and mine[0].answer == "accepted"
+        assert run.history.final == {"1": "running" if taken else "completed"}
+    assert answers == {"pending", "accepted"}
+
+
+def test_a_crash_between_two_transactions_leaves_the_answer_unknown(lab_of: LabOf) -> None:
+    """An operation of which a part was committed may have happened when its worker dies."""
+    text = queue().replace("BEGIN;\n", "").replace("COMMIT;\n", "SELECT id FROM jobs WHERE id = 1;")
+    program = Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+    answers = {
+        call.answer for _, run in every(lab_of(text), program) for call in calls(run, "claim", "w1")
+    }
+    assert answers == {"pending", "unknown", "accepted"}
+
+
+def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
+    """Between claim and complete the transaction is open: nobody else gets the job."""
+    lab = lab_of(HELD)
+    program = Program(
+        ONE, in_turn(script("w1", claim()), script("w2", claim()), script("w1", complete()))
+    )
+    run = Runner(lab, held=True).run(program)
+    (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
+    assert mine.held
+    assert (mine.ids, theirs.ids) == (("1",), ())
+    assert calls(run, "complete", "w1")[0].answer == "accepted"
+    assert run.history.final == {"1": "completed"}
+
+
+def test_a_held_claims_worker_claims_nothing_else(lab_of: LabOf) -> None:
+    """Rule 19: a worker in the transaction of its claim makes no second claim."""
+    run = Runner(lab_of(HELD), held=True).run(Program(TWO, in_turn(script("w1", claim(), claim()))))
+    assert len(calls(run, "claim", "w1")) == 1
+
+
+def test_a_crash_frees_a_held_claim(lab_of: LabOf) -> None:
+    """Rule 19: when the connection is closed the server rolls the claim back."""
+    program = Program(ONE, in_turn(script("w1", claim(), crash()), script("w2", claim())))
+    run = Runner(lab_of(HELD), held=True).run(program)
+    assert calls(run, "claim", "w2")[0].ids == ("1",)
+
+
+def test_a_heartbeat_beside_an_open_claim_has_its_own_connection(lab_of: LabOf) -> None:
+    """Rule 3: a heartbeat commits while the transaction of the claim stays open."""
+    lab = lab_of(HELD)
+    program = Program(ONE, in_turn(script("w1", claim(), heartbeat(), crash())))
+    run = Runner(lab, held=True).run(program)
+    assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
+    assert lab.execute("SELECT count(*) FROM queue.beats") == [(1,)]
+    assert run.history.final == {"1": "completed"}
+
+
+@pytest.mark.parametrize(("retry_on", "expected"), [('"55P03"', "retry"), ("", "error")])
+def test_an_error_means_nothing_happened(lab_of: LabOf, retry_on: str, expected: str) -> None:
+    """Rule 7: an error that the header lists may be tried again, any other one is an error."""
+    lab = lab_of(queue("FOR UPDATE NOWAIT", retry_on))
+    refused = [
+        (call, run)
+        for _, run in every(lab, race())
+        for call in run.history.of_kind("claim")
+        if call.error
+    ]
+    assert refused
+    for call, run in refused:
+        assert (expected, ()) == (call.answer, call.ids)
+        assert call.error.startswith("55P03")
+        assert run.history.final in ({"1": "running"}, {"1": "completed"})

@@ -1,0 +1,196 @@
+"""Every interleaving once, the simple ones first, the same for the same seed; and shrinking."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from math import factorial, prod
+from typing import cast
+
+import pytest
+
+from queueproof.checker import Declared, Violation, check
+from queueproof.explore import schedules
+from queueproof.explore.programs import (
+    JobSpec,
+    Program,
+    advance,
+    claim,
+    complete,
+    heartbeat,
+    in_turn,
+    script,
+)
+from queueproof.explore.runner import Choice, Run, Runner
+from queueproof.explore.schedules import explore
+from queueproof.explore.shrink import Failure, _smaller, shrink
+from queueproof.history import Call, History
+
+DECLARED = Declared(
+    lease=None,
+    held=False,
+    worker_heartbeat=False,
+    recovers=False,
+    observable=True,
+    order="none",
+)
+
+
+def program(*steps: int) -> Program:
+    """A stage of some actors with so many steps each."""
+    return Program((), (tuple(script(f"w{n}", *[claim()] * k) for n, k in enumerate(steps)),))
+
+
+class Counter:
+    """Stands in for a runner: a step of an actor is a letter in a word, and nothing waits."""
+
+    gate = None
+    planner = None
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+        """Take turns as `Runner` does: option 0 is the actor that acted last."""
+        run = Run()
+        taken = deque(schedule)
+        left = {actor: len(dos) for actor, dos in program.stages[0]}
+        last, word = "", ""
+        while able := [actor for actor, n in left.items() if n]:
+            going_on = last in able
+            if going_on:
+                able.remove(last)
+                able.insert(0, last)
+            option = 0
+            if len(able) > 1:
+                option = taken.popleft() if taken else 0
+                run.choices.append(Choice(len(able), option, preempts=going_on))
+            last = able[option]
+            left[last] -= 1
+            word += last[1:]
+        self.words.append(word)
+        return run
+
+
+def words(steps: Sequence[int], *, budget: int = 10_000, seed: int = 0) -> list[str]:
+    """The interleavings in the order in which they are tried."""
+    counter = Counter()
+    for _ in explore(cast("Runner", counter), program(*steps), budget=budget, seed=seed):
+        pass
+    return counter.words
+
+
+def preemptions(word: str) -> int:
+    """How often the turn was taken from an actor that could go on."""
+    return sum(a != b and a in word[n + 1 :] for n, (a, b) in enumerate(pairwise(word)))
+
+
+@pytest.mark.parametrize(
+    "steps", [(1,), (1, 1), (3, 3), (3, 4), (2, 2, 2), (1, 2, 3), (1, 1, 1, 1)]
+)
+def test_every_interleaving_is_tried_exactly_once(steps: tuple[int, ...]) -> None:
+    """There are as many runs as the multinomial coefficient says, and no two are the same."""
+    tried = words(steps)
+    assert len(tried) == factorial(sum(steps)) // prod(factorial(n) for n in steps)
+    assert len(set(tried)) == len(tried)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_fewer_preemptions_come_first(seed: int) -> None:
+    """Schedules are tried by how often they take the turn from somebody who could go on."""
+    costs = [preemptions(word) for word in words((3, 3, 2), seed=seed)]
+    assert costs == sorted(costs)
+
+
+def test_a_seed_gives_one_order_and_all_seeds_the_same_schedules() -> None:
+    """The seed only decides who comes first among equals."""
+    assert words((3, 3), seed=1) == words((3, 3), seed=1)
+    assert words((3, 3), seed=1) != words((3, 3), seed=2)
+    assert set(words((3, 3), seed=1)) == set(words((3, 3), seed=2))
+
+
+def test_the_budget_is_the_most_that_is_tried() -> None:
+    """No more schedules are run than the budget allows."""
+    assert len(words((3, 3), budget=7)) == 7
+
+
+def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beyond a limit only schedules with at most two preemptions are run, and all of these."""
+    everything = words((3, 4))
+    monkeypatch.setattr(schedules, "EXHAUSTIVE", 10)
+    some = words((3, 4))
+    assert set(some) == {word for word in everything if preemptions(word) <= 2}
+
+
+def test_a_schedule_is_reported_as_it_is_replayed() -> None:
+    """What comes with a run, given to the runner again, is the same interleaving."""
+    counter = Counter()
+    tried = [
+        schedule
+        for schedule, _ in explore(cast("Runner", counter), program(2, 3), budget=99, seed=0)
+    ]
+    again = Counter()
+    for schedule in tried:
+        again.run(program(2, 3), schedule)
+    assert counter.words == again.words
+
+
+# --- shrinking ----------------------------------------------------------------------------------
+
+
+class DoubleClaims:
+    """Stands in for a runner on a queue that gives its first job to every worker that claims."""
+
+    gate = None
+    planner = None
+
+    def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+        """Two claims overlap wherever two workers claim; nothing else ever breaks."""
+        del schedule
+        calls: list[Call] = []
+        if program.jobs:
+            calls.append(Call(0, "enqueue", "producer", 1, 0.0, 2, 0.0, ids=("1",)))
+        workers = [
+            actor
+            for stage in program.stages
+            for actor, dos in stage
+            for do in dos
+            if do.kind == "claim" and program.jobs
+        ]
+        for actor in dict.fromkeys(workers):
+            n = len(calls)
+            calls.append(Call(n, "claim", actor, 2 + n, 0.0, 100 + n, 0.0, limit=1, ids=("1",)))
+        for call in calls:
+            call.answer = "accepted"
+        return Run(History(calls, final={"1": "running"}))
+
+
+def breaks(one: Program) -> bool:
+    """Whether the program shows the double claim."""
+    found = check(DoubleClaims().run(one).history, DECLARED).violations
+    return any(violation.guarantee == "single-claim" for violation in found)
+
+
+def test_shrinking_ends_where_nothing_more_can_go() -> None:
+    """Without any one of its parts the shrunk program breaks nothing, and all parts are plain."""
+    long = Program(
+        (JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)),
+        (
+            (script("w1", claim(2), complete()), script("w2", heartbeat(), claim(2))),
+            *in_turn(script("clock", advance(9.0)), script("w3", claim(), complete())),
+        ),
+    )
+    run = DoubleClaims().run(long)
+    violation: Violation = check(run.history, DECLARED).violations[0]
+    runner = cast("Runner", DoubleClaims())
+    small = shrink(runner, DECLARED, Failure(long, (), run, violation)).program
+    assert breaks(small)
+    assert not any(breaks(candidate) for candidate in _smaller(small))
+    assert (JobSpec(),) == small.jobs
+    assert [(do.kind, do.n) for stage in small.stages for _, dos in stage for do in dos] == [
+        ("claim", 1),
+        ("claim", 1),
+    ]

@@ -1,0 +1,398 @@
+"""The life of one job, rule by rule: every legal answer is accepted, every other one is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from queueproof.history import Answer, Call
+from queueproof.spec import Act, Breach, Job, Phase, Rules, step
+
+LEASE = 30.0
+LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, takes_over=False)
+TAKES_OVER = Rules(lease=LEASE, held=False, worker_heartbeat=False, takes_over=True)
+HELD = Rules(lease=None, held=True, worker_heartbeat=False, takes_over=False)
+FOR_EVER = Rules(lease=None, held=False, worker_heartbeat=False, takes_over=False)
+BY_WORKER = Rules(lease=LEASE, held=False, worker_heartbeat=True, takes_over=False)
+
+
+def call(
+    kind: str,
+    began: float,
+    ended: float | None = None,
+    actor: str = "w1",
+    *,
+    delay: float = 0.0,
+    bound: int | None = None,
+) -> Call:
+    """A call between two moments; without an end it takes a millisecond."""
+    ended = began + 0.001 if ended is None else ended
+    return Call(
+        0,
+        kind,
+        actor,
+        invoked=round(began * 10_000),
+        began=began,
+        returned=round(ended * 10_000),
+        ended=ended,
+        delay=delay,
+        bound=bound,
+    )
+
+
+def act(made: Call, holder: Call | None = None, answer: Answer = "accepted") -> Act:
+    """What a call meant for the job that it names."""
+    return Act(made, made.kind, answer, holder)
+
+
+def life(rules: Rules, *acts: Act) -> list[Job]:
+    """The states that a job may be in after some acts, all of them legal."""
+    jobs = [Job()]
+    for one in acts:
+        jobs = [job for before in jobs for job in legal(step(rules, before, one))]
+        assert jobs, f"{one.kind} is not legal in any state"
+    return jobs
+
+
+def legal(outcome: Sequence[Job] | Breach) -> Sequence[Job]:
+    """The states of an outcome; none of a breach."""
+    return () if isinstance(outcome, Breach) else outcome
+
+
+def phases(jobs: Sequence[Job]) -> set[Phase]:
+    """The phases of some states."""
+    return {job.phase for job in jobs}
+
+
+def blamed(rules: Rules, jobs: Sequence[Job], late: Act) -> set[str]:
+    """The guarantees that an act breaks in some states; empty if it is legal in one of them."""
+    outcomes = [step(rules, job, late) for job in jobs]
+    breaches = {outcome.guarantee for outcome in outcomes if isinstance(outcome, Breach)}
+    return breaches if breaches and all(isinstance(o, Breach) for o in outcomes) else set()
+
+
+def enqueued(*, delay: float = 0.0, bound: int | None = None) -> Act:
+    """A job's enqueue at second 0."""
+    return act(call("enqueue", 0.0, delay=delay, bound=bound))
+
+
+def ends(jobs: Sequence[Job], guarantee: str) -> bool:
+    """Whether every state is suspect of a guarantee."""
+    return all(job.suspect is not None and job.suspect.guarantee == guarantee for job in jobs)
+
+
+CLAIM = call("claim", 1.0, 2.0)
+AFTER = CLAIM.ended + LEASE  # its lease has certainly run out
+
+
+# --- enqueue and claim --------------------------------------------------------------------------
+
+
+def test_a_job_that_was_enqueued_may_be_claimed() -> None:
+    """A queued job that is due runs after a claim."""
+    assert phases(life(LEASED, enqueued(), act(CLAIM))) == {Phase.RUNNING}
+
+
+def test_a_claim_before_the_enqueue_is_early() -> None:
+    """A job whose enqueue has not been committed is not there to be claimed."""
+    assert blamed(LEASED, [Job()], act(CLAIM)) == {"not-early"}
+
+
+def test_a_claim_before_the_job_is_due_is_early() -> None:
+    """A claim that ended before the delay was over came too early."""
+    assert blamed(LEASED, life(LEASED, enqueued(delay=5.0)), act(CLAIM)) == {"not-early"}
+
+
+def test_a_claim_in_whose_midst_the_job_is_due_is_legal() -> None:
+    """A job that becomes due between a claim's invocation and its answer may be in the answer."""
+    assert life(LEASED, enqueued(delay=1.5), act(CLAIM))
+
+
+def test_a_retry_has_no_delay_of_its_own() -> None:
+    """Rule 11: the enqueue's delay binds the first attempt; how long a retry waits is backoff."""
+    failed = act(call("fail", 3.0), CLAIM)
+    assert life(LEASED, enqueued(), act(CLAIM), failed, act(call("claim", 3.5, actor="w2")))
+
+
+@pytest.mark.parametrize("rules", [LEASED, TAKES_OVER, FOR_EVER, HELD])
+def test_two_overlapping_claims_of_a_job_are_a_single_claim_breach(rules: Rules) -> None:
+    """Rule 21: claims that race each other for a job are single-claim, lease or no lease."""
+    other = act(call("claim", 1.5, 2.5, "w2"))
+    assert blamed(rules, life(rules, enqueued(), act(CLAIM)), other) == {"single-claim"}
+
+
+def test_a_finished_job_that_a_claim_took_in_its_midst_was_claimed_twice() -> None:
+    """A claim that overlaps the first claim is single-claim even if the job has finished since."""
+    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 2.5), CLAIM))
+    assert blamed(LEASED, done, act(call("claim", 1.5, 3.0, "w2"))) == {"single-claim"}
+
+
+# --- leases: rules 3, 4 and 5 -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("began", "fresh"), [(1.0 + 29.0, True), (1.0 + 30.0, False)])
+def test_a_lease_lasts_from_the_claims_invocation_at_least(began: float, *, fresh: bool) -> None:
+    """Rule 4: a lease may start at the invocation; before its end nobody may take the job over."""
+    over = act(call("claim", began, actor="w2"))
+    expected = {"live-lease"} if fresh else set()
+    assert blamed(TAKES_OVER, life(TAKES_OVER, enqueued(), act(CLAIM)), over) == expected
+
+
+def test_at_exactly_its_end_a_lease_counts_either_way() -> None:
+    """Rule 4: a claim that ends at the very end of the lease may have taken the job over."""
+    edge = act(call("claim", 30.5, CLAIM.began + LEASE, "w2"))
+    assert life(TAKES_OVER, enqueued(), act(CLAIM), edge)
+
+
+def test_recovering_a_fresh_job_is_a_live_lease_breach() -> None:
+    """A recover that answers a job whose lease runs took it from its worker."""
+    running = life(LEASED, enqueued(), act(CLAIM))
+    assert blamed(LEASED, running, act(call("recover", 10.0, actor="reaper"))) == {"live-lease"}
+
+
+def test_a_claim_of_a_fresh_job_long_after_is_a_live_lease_breach() -> None:
+    """Rule 21: a job held twice because its fresh lease was taken over is live-lease."""
+    running = life(TAKES_OVER, enqueued(), act(CLAIM))
+    assert blamed(TAKES_OVER, running, act(call("claim", 20.0, actor="w2"))) == {"live-lease"}
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
+@pytest.mark.parametrize("answer", ["accepted", "rejected"])
+def test_after_the_lease_the_old_holder_may_be_told_either(kind: str, answer: Answer) -> None:
+    """Rule 5: between the lease's end and the next claim both answers are legal."""
+    late = act(call(kind, AFTER + 1), CLAIM, answer)
+    recovered = act(call("recover", AFTER + 0.5, actor="reaper"))
+    assert life(LEASED, enqueued(), act(CLAIM), late)
+    assert life(LEASED, enqueued(), act(CLAIM), recovered, late)
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
+def test_a_fresh_holder_is_not_refused(kind: str) -> None:
+    """A worker whose lease runs keeps its job: its operations are accepted."""
+    refused = act(call(kind, 10.0), CLAIM, "rejected")
+    assert blamed(LEASED, life(LEASED, enqueued(), act(CLAIM)), refused) == {"live-lease"}
+
+
+def test_without_a_lease_a_refusal_is_no_lease_breach() -> None:
+    """Where no lease is declared a refused holder is judged by what becomes of its job."""
+    refused = act(call("complete", 10.0), CLAIM, "rejected")
+    assert life(FOR_EVER, enqueued(), act(CLAIM), refused)
+
+
+def test_an_accepted_complete_after_the_lease_is_final() -> None:
+    """Rule 5: after a late complete was accepted the job never runs again."""
+    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", AFTER + 1), CLAIM))
+    assert blamed(LEASED, done, act(call("claim", AFTER + 2, actor="w2"))) == {"final-state"}
+
+
+@pytest.mark.parametrize("recovered", [True, False])
+def test_an_accepted_heartbeat_after_the_lease_holds_the_job(*, recovered: bool) -> None:
+    """Rule 5: after a late heartbeat was accepted nobody gets the job while that lease is fresh."""
+    rescue = [act(call("recover", AFTER + 0.5, actor="reaper"))] if recovered else []
+    beat = act(call("heartbeat", AFTER + 1), CLAIM)
+    held = life(TAKES_OVER, enqueued(), act(CLAIM), *rescue, beat)
+    assert blamed(TAKES_OVER, held, act(call("claim", AFTER + 20, actor="w2"))) == {"live-lease"}
+
+
+def test_a_heartbeat_moves_the_end_of_the_lease() -> None:
+    """A lease runs anew from an accepted heartbeat, and out again after it."""
+    beaten = life(TAKES_OVER, enqueued(), act(CLAIM), act(call("heartbeat", 20.0), CLAIM))
+    assert blamed(TAKES_OVER, beaten, act(call("claim", 49.0, actor="w2"))) == {"live-lease"}
+    assert not blamed(TAKES_OVER, beaten, act(call("claim", 51.0, actor="w2")))
+
+
+def test_a_heartbeat_of_another_job_may_or_may_not_extend_this_one() -> None:
+    """Rule 3: a heartbeat may extend all jobs of its worker; neither reading is accused."""
+    other = Act(call("heartbeat", 20.0), "heartbeat", named=False)
+    (job,) = life(LEASED, enqueued(), act(CLAIM), other)
+    assert job.fresh_until == CLAIM.began + LEASE
+    assert job.stale_after >= 20.0 + LEASE
+
+
+def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
+    """Rule 5: a job that recover ended as failed rejects its old holder's operations."""
+    recovered = act(call("recover", AFTER + 0.5, actor="reaper"))
+    states = life(LEASED, enqueued(bound=1), act(CLAIM), recovered)
+    assert phases(states) == {Phase.QUEUED, Phase.FAILED}
+    ended = [job for job in states if job.phase == Phase.FAILED]
+    assert blamed(LEASED, ended, act(call("complete", AFTER + 1), CLAIM)) == {"fencing"}
+
+
+def test_recover_does_not_end_a_job_that_has_attempts_left() -> None:
+    """A recovered job with attempts left is queued again."""
+    recovered = act(call("recover", AFTER + 0.5, actor="reaper"))
+    assert phases(life(LEASED, enqueued(bound=2), act(CLAIM), recovered)) == {Phase.QUEUED}
+
+
+def test_recover_may_answer_jobs_that_need_nothing() -> None:
+    """Rule 14: recover names what it acted on; no other job is the worse for it."""
+    assert phases(life(LEASED, enqueued(), act(call("recover", 1.0)))) == {Phase.QUEUED}
+
+
+# --- the end of a claim: rules 6 and 21 ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+def test_after_a_complete_every_operation_of_the_claim_is_refused(late: str) -> None:
+    """Rule 6: an accepted complete ends the claim; what is accepted afterwards is fencing."""
+    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
+    assert life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM)) == [
+        job
+        for before in done
+        for job in legal(step(LEASED, before, act(call(late, 4.0), CLAIM, "rejected")))
+    ]
+    suspects = [
+        job for before in done for job in legal(step(LEASED, before, act(call(late, 4.0), CLAIM)))
+    ]
+    assert ends(suspects, "fencing")
+
+
+@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+def test_after_a_fail_every_operation_of_the_claim_is_refused(late: str) -> None:
+    """Rule 6: a job that its worker gave back is not its worker's any more."""
+    queued = [
+        job
+        for job in life(LEASED, enqueued(), act(CLAIM), act(call("fail", 3.0), CLAIM))
+        if job.phase == Phase.QUEUED
+    ]
+    accepted = act(call(late, 4.0), CLAIM)
+    outcomes = [step(LEASED, job, accepted) for job in queued]
+    # Blamed at once, or at the end of a life in which nothing graver happens.
+    assert blamed(LEASED, queued, accepted) == {"fencing"} or all(
+        ends(legal(outcome), "fencing") for outcome in outcomes
+    )
+
+
+@pytest.mark.parametrize("owner", ["w1", "w2"])
+@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+def test_a_claim_that_was_taken_over_is_refused(late: str, owner: str) -> None:
+    """A worker that lost its job is refused, even if the same worker has claimed it again."""
+    again = act(call("claim", AFTER + 1, actor=owner))
+    taken = life(TAKES_OVER, enqueued(), act(CLAIM), again)
+    assert blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM)) == {"fencing"}
+    assert not blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM, "rejected"))
+
+
+def test_a_workers_heartbeat_names_no_claim() -> None:
+    """Rule 3: a worker's heartbeat is accepted whatever became of the job that it names."""
+    again = act(call("claim", AFTER + 1, actor="w2"))
+    taken = life(BY_WORKER, enqueued(), act(CLAIM), again)
+    assert not blamed(BY_WORKER, taken, act(call("heartbeat", AFTER + 2), CLAIM))
+
+
+@pytest.mark.parametrize("ender", ["complete", "fail"])
+def test_a_finished_job_that_is_claimed_again_is_final_state(ender: str) -> None:
+    """Rule 21: who claims a finished job breaks final-state."""
+    done = [
+        job
+        for job in life(LEASED, enqueued(bound=2), act(CLAIM), act(call(ender, 3.0), CLAIM))
+        if job.phase != Phase.QUEUED
+    ]
+    assert blamed(LEASED, done, act(call("claim", 4.0, actor="w2"))) == {"final-state"}
+
+
+def test_a_job_that_runs_again_is_graver_than_the_operation_that_did_it() -> None:
+    """Rule 21: a finished job that a late operation revived is final-state once it is claimed."""
+    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
+    revived = [
+        job for before in done for job in legal(step(LEASED, before, act(call("fail", 4.0), CLAIM)))
+    ]
+    assert blamed(LEASED, revived, act(call("claim", 5.0, actor="w2"))) == {"final-state"}
+
+
+# --- attempts: rule 12 --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3])
+def test_a_job_is_attempted_no_more_often_than_its_bound(bound: int) -> None:
+    """Rule 12: the claim after the last allowed attempt breaks retry-bound, crashes included."""
+    acts = [enqueued(bound=bound)]
+    for n in range(bound):
+        began = 100.0 * n + 1
+        acts += [act(call("claim", began)), act(call("crash", began + 1))]
+    exhausted = life(TAKES_OVER, *acts)
+    assert blamed(TAKES_OVER, exhausted, act(call("claim", 999.0, actor="w9"))) == {"retry-bound"}
+
+
+def test_a_last_failure_that_is_tried_again_breaks_the_bound() -> None:
+    """A job that failed at its last attempt and is claimed again breaks retry-bound only."""
+    failed = life(LEASED, enqueued(bound=1), act(CLAIM), act(call("fail", 3.0), CLAIM))
+    assert blamed(LEASED, failed, act(call("claim", 4.0, actor="w2"))) == {"retry-bound"}
+
+
+def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
+    """Where the queue declares no max_attempts no number of attempts is too many."""
+    acts = [enqueued()]
+    for n in range(50):
+        acts += [act(call("claim", 100.0 * n + 1)), act(call("crash", 100.0 * n + 2))]
+    assert life(TAKES_OVER, *acts)
+
+
+# --- answers that were lost: rules 7 and 16 -----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat", "recover", "enqueue"])
+def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: str) -> None:
+    """After an unknown answer the job may still be what it was."""
+    before = life(LEASED, enqueued(), act(CLAIM))
+    if kind == "enqueue":
+        before = [Job()]
+    late = Act(call(kind, AFTER + 1), kind, "unknown", CLAIM)
+    after = [job for state in before for job in legal(step(LEASED, state, late))]
+    assert set(before) < set(after)
+
+
+def test_a_claim_whose_answer_was_lost_has_no_worker() -> None:
+    """A claim of unknown outcome may have taken the job; whoever it was is gone."""
+    lost = Act(CLAIM, "claim", "unknown")
+    states = life(LEASED, enqueued(), lost)
+    assert phases(states) == {Phase.QUEUED, Phase.RUNNING}
+    assert all(job.crashed for job in states if job.phase == Phase.RUNNING)
+
+
+def test_an_enqueue_whose_answer_was_lost_changes_no_other_job() -> None:
+    """An unknown enqueue may have made a job, but never brings a finished one back."""
+    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
+    lost = Act(call("enqueue", 4.0, actor="producer"), "enqueue", "unknown")
+    after = [job for state in done for job in legal(step(LEASED, state, lost))]
+    assert phases(after) == {Phase.COMPLETED}
+
+
+# --- held transactions: rules 13 and 19 ---------------------------------------------------------
+
+
+def test_a_crash_rolls_a_held_claim_back() -> None:
+    """Rule 19: where the transaction is the claim, a crash frees the job at once."""
+    crashed = act(call("crash", 3.0))
+    again = act(call("claim", 4.0, actor="w2"))
+    assert phases(life(HELD, enqueued(), act(CLAIM), crashed, again)) == {Phase.RUNNING}
+
+
+def test_a_held_job_is_nobody_elses() -> None:
+    """As long as the transaction of its claim is open nobody gets the job."""
+    running = life(HELD, enqueued(), act(CLAIM))
+    breach = blamed(HELD, running, act(call("claim", 4.0, actor="w2")))
+    assert breach <= {"single-claim", "live-lease"}
+    assert breach
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+def test_a_crashed_workers_job_may_be_taken_before_its_lease_is_over() -> None:
+    """Who is gone holds nothing: a takeover may come early, and a recovery too."""
+    crashed = [enqueued(), act(CLAIM), act(call("crash", 3.0))]
+    assert life(TAKES_OVER, *crashed, act(call("claim", 4.0, actor="w2")))
+    assert life(LEASED, *crashed, act(call("recover", 4.0, actor="reaper")))
+
+
+def test_without_lease_and_transaction_a_crashed_job_may_be_claimed_again() -> None:
+    """Where nothing says how long a claim holds, a job whose worker crashed is free to be taken."""
+    assert life(FOR_EVER, enqueued(), act(CLAIM), act(call("crash", 3.0)), act(call("claim", 4.0)))
+
+
+def test_a_crash_of_somebody_else_changes_nothing() -> None:
+    """Only the holder's crash counts."""
+    running = life(LEASED, enqueued(), act(CLAIM))
+    assert life(LEASED, enqueued(), act(CLAIM), act(call("crash", 3.0, actor="w2"))) == running

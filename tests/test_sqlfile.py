@@ -1,0 +1,606 @@
+"""The queue file: what it says, what it refuses, and what its operations send."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from queueproof.errors import QueueError, ServerError, Source
+from queueproof.queue import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
+from queueproof.sqlfile import SqlFileQueue, load, load_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FILE = """\
+-- A queue.
+-- /// queue
+-- lease = "30 seconds"
+-- max_attempts = 5
+-- order = "priority, fifo"
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (id bigserial, note text DEFAULT ':no; -- name: no');
+
+-- name: enqueue(payload, priority, delay, max_attempts)
+INSERT INTO jobs VALUES (:payload, :priority, now() + :delay, :max_attempts) RETURNING id;
+
+-- name: claim(worker, limit)
+UPDATE jobs SET locked_by = :worker WHERE id IN (:limit) RETURNING id, attempt;
+
+-- name: complete(id, worker)!
+UPDATE jobs SET state = 'done' WHERE id = :id AND locked_by = :worker;
+"""
+INT4, TEXT, INT8, INTERVAL, JSONB = 23, 25, 20, 1186, 3802
+PATH = Path("q.sql")
+
+
+def queue(extra: str = "", **replaced: str) -> SqlFileQueue:
+    """The file with blocks added, or with a block replaced."""
+    text = FILE
+    for name, block in replaced.items():
+        start = text.index(f"-- name: {name}")
+        end = text.find("\n-- name:", start + 1) % (len(text) + 1)
+        text = f"{text[:start]}-- name: {name}{block}\n{text[end:]}"
+    return load_text(text + extra, PATH)
+
+
+def rows(oid: int = INT8, **columns: Sequence[str]) -> Result:
+    """An answer with rows."""
+    names = tuple(columns)
+    values = [
+        {name: Value(text.encode(), oid) for name, text in zip(names, texts, strict=True)}
+        for texts in zip(*columns.values(), strict=True)
+    ]
+    return Result(names, (oid,) * len(names), values, len(values), command="SELECT")
+
+
+def changed(count: int, command: str = "UPDATE") -> Result:
+    """An answer without columns."""
+    return Result(affected=count, command=command)
+
+
+def run(operation: Operation[Any], *results: Result) -> tuple[list[Step], Any]:
+    """Drive an operation with prepared answers; its steps and its own answer."""
+    steps: list[Step] = []
+    answers = iter(results)
+    try:
+        steps.append(next(operation))
+        while True:
+            steps.append(operation.send(next(answers)))
+    except StopIteration as end:
+        return steps, end.value
+
+
+def job(number: str = "7") -> Claim:
+    """A job as claim answers it."""
+    token = {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)}
+    return Claim(number, token)
+
+
+def test_header_facts_become_the_queues() -> None:
+    """The header's keys are attributes, the rest keep their defaults."""
+    loaded = queue()
+    assert timedelta(seconds=30) == loaded.lease
+    assert (loaded.max_attempts, loaded.order, loaded.backoff) == (5, "priority, fifo", None)
+    assert frozenset({"install", "enqueue", "claim", "complete"}) == loaded.offers
+    assert hashlib.sha256(FILE.encode()).hexdigest()[:12] == loaded.digest
+    assert loaded.name == "q.sql"
+
+
+def test_every_key_is_read() -> None:
+    """Each key of the contract has its type; spelling and case are tolerant."""
+    header = """\
+-- backoff = "5 min"
+-- jitter = 0.25
+-- concurrency_limit = 4
+-- isolation = "Repeatable  READ"
+-- promises = ["old-snapshot"]
+-- retry_on = ["55P03", "40001"]
+-- [breaks]
+-- fencing = "no token"
+-- ///
+"""
+    loaded = load_text(FILE.replace("-- ///\n", header, 1).replace("y, f", "Y,F", 1), PATH)
+    assert (timedelta(minutes=5), 0.25, 4) == (
+        loaded.backoff,
+        loaded.jitter,
+        loaded.concurrency_limit,
+    )
+    assert (loaded.isolation, loaded.order) == ("repeatable read", "priority, fifo")
+    assert (frozenset({"old-snapshot"}), {"fencing": "no token"}) == (
+        loaded.promises,
+        loaded.breaks,
+    )
+    assert frozenset({"55P03", "40001"}) == loaded.retry_on
+
+
+def test_a_header_is_optional() -> None:
+    """Without a header a claim never runs out and attempts are not bounded."""
+    loaded = load_text(FILE[FILE.index("-- name: schema") :], PATH)
+    assert (loaded.lease, loaded.max_attempts, loaded.order) == (None, None, "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30 seconds", 30),
+        ("1 hour 30 minutes", 5400),
+        ("5 min", 300),
+        ("500 ms", 0.5),
+        ("1.5s", 1.5),
+        ("00:00:30", 30),
+        ("1 day 01:00:00.5", 90000.5),
+        ("2 weeks", 1209600),
+    ],
+)
+def test_durations_are_read(text: str, seconds: float) -> None:
+    """Durations are spelled as PostgreSQL's intervals are."""
+    loaded = load_text(FILE.replace('"30 seconds"', f'"{text}"'), PATH)
+    assert timedelta(seconds=seconds) == loaded.lease
+
+
+def test_blocks_keep_their_statements_and_lines() -> None:
+    """A block knows its line, mode, parameters, and each statement's place."""
+    blocks = queue().blocks
+    assert list(blocks) == ["schema", "enqueue", "claim", "complete"]
+    complete = blocks["complete"]
+    assert (complete.line, complete.mode, complete.parameters) == (17, "!", ("id", "worker"))
+    assert [Source(PATH, 18)] == [statement.source for statement in complete.statements]
+    assert list(complete.statements[0].parameters) == ["id", "worker"]
+
+
+def test_markers_in_strings_bodies_and_comments_are_none() -> None:
+    """Only a comment that fills its line begins a block."""
+    schema = """#
+/*
+-- name: recover
+*/
+SELECT $$
+-- name: fail
+$$ -- name: cleanup
+;"""
+    assert frozenset({"install", "enqueue", "claim", "complete"}) == queue(schema=schema).offers
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("lease =", "leese =", 3, "unknown key leese; did you mean lease?"),
+        ('"30 seconds"', "30", 3, 'write "30 seconds"'),
+        ('"30 seconds"', '"1 month"', 3, "no duration"),
+        ('"30 seconds"', '"-1 s"', 3, "no duration"),
+        ('"30 seconds"', '"99999999999 days"', 3, "no duration"),
+        ('"30 seconds"', '"0 s"', 3, "longer than zero"),
+        ("s = 5", "s = 0", 4, "whole number from 1"),
+        ("s = 5", "s = true", 4, "whole number from 1"),
+        ("s = 5", "s = 3000000000", 4, "whole number from 1"),
+        ("s = 5", "s = ", 4, "not TOML"),
+        ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'fifo', 'none'"),
+        ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
+        ("max_attempts = 5", "jitter = nan", 4, "from 0 to 1"),
+        ("max_attempts = 5", "retry_on = ['1']", 4, "no SQLSTATE"),
+        ("max_attempts = 5", "retry_on = '55P03'", 4, "list of strings"),
+        ("max_attempts = 5", "isolation = 'snapshot'", 4, "'serializable'"),
+        ("max_attempts = 5", "promises = [\n-- 'old-snap']", 5, "did you mean old-snapshot?"),
+        ("max_attempts = 5", "breaks = 1", 4, "[breaks]"),
+        ("-- ///\n", "-- [breaks]\n-- fence = 'x'\n-- ///\n", 7, "did you mean fencing?"),
+        ("-- ///\n", "-- [breaks]\n-- fencing = ''\n-- ///\n", 7, "no reason"),
+        ("-- ///\n", "lease\n-- ///\n", 6, "begins with `-- `"),
+        ("-- ///\n", "", 2, "never closed"),
+        ("-- ///\n", "-- ///\n-- ///\n", 7, "second header"),
+        ("/// queue", "/// queu", 2, "unknown header"),
+        ("-- name: schema#\n", "-- name: schema#\n-- /// queue\n", 9, "before the first block"),
+        ("-- name: schema#\n", "", 8, "text before the first block"),
+        ("-- name: schema#", "-- name: shema#", 8, "unknown block shema; did you mean schema?"),
+        ("-- name: schema#", "-- name: schema!", 8, "drop the !"),
+        ("-- name: schema#", "-- name: schema(", 8, "only !"),
+        ("-- name: schema#", "-- name: (a) b", 8, "write a block's name as"),
+        ("claim(worker, limit)", "claim(worker, limit)!", 14, "drop the !"),
+        ("claim(worker, limit)", "claim(worker, limit)#", 14, "marks the schema alone"),
+        ("claim(worker, limit)", "claim(worker, limit)^", 14, "only !"),
+        ("claim(worker, limit)", "claim(worker, limt)", 14, "did you mean limit?"),
+        ("claim(worker, limit)", "claim(worker)", 15, "add limit to its parameter list"),
+        ("claim(worker, limit)", "claim(worker, limit, limit)", 14, "declared twice"),
+        ("claim(worker, limit)", "claim(worker, )", 14, "no parameter name"),
+        ("(:limit)", "(:limt)", 15, "unknown parameter :limt in claim; did you mean limit?"),
+        ("':no; -- name: no'", ":no", 9, "schema takes no parameters"),
+        ("name: complete(id, worker)!", "name: claim\nSELECT 1;\n-- name: x", 17, "in line 14"),
+        ("'done'", "'done", 18, "never closed: UPDATE jobs"),
+        ("':no; -- name: no'", "'open", 9, "never closed: CREATE TABLE"),
+        ("bigserial", "$$", 9, "never closed"),
+        ("UPDATE", "/* UPDATE", 15, "never closed"),
+        ("\n\n", "\r\n\r\n", 6, "LF line ends"),
+        ("-- A", "\N{BYTE ORDER MARK}-- A", 1, "byte order mark"),
+        ("bigserial", "\0", 9, "NUL"),
+    ],
+)
+def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str) -> None:
+    """One clear message for each mistake, with file, line and the nearest name."""
+    assert old in FILE
+    with pytest.raises(QueueError) as caught:
+        load_text(FILE.replace(old, new, 1), PATH)
+    assert Source(PATH, line) == caught.value.source
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
+def test_required_blocks_are_missed(name: str) -> None:
+    """Schema, enqueue and claim must stand in the file, and not be empty."""
+    start = FILE.index(f"-- name: {name}")
+    end = FILE.index("\n-- name:", start)
+    with pytest.raises(QueueError, match=f"there is no block {name}"):
+        load_text(FILE[:start] + FILE[end:], PATH)
+    with pytest.raises(QueueError, match=f"block {name} is empty"):
+        queue(**{name: "\n-- nothing\n;"})
+
+
+def test_lease_needs_the_header() -> None:
+    """`:lease` without a lease in the header is an error where it is used."""
+    text = FILE.replace("-- lease", "-- # lease").replace("(worker, limit)", "")
+    with pytest.raises(QueueError, match=r"q.sql:15: :lease without a lease"):
+        load_text(text.replace(":limit", "\n:lease").replace("(\n", "("), PATH)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file"),
+        (b"-- x\n\xff", ":2: the file is not UTF-8"),
+        (b"\xef\xbb\xbf-- x", ":1: the file begins with a byte order mark"),
+        (b"", ":1: there is no block schema"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -> None:
+    """A missing, binary or empty file is one message that names it."""
+    path = tmp_path / "q.sql"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(QueueError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    """A directory is refused by name."""
+    with pytest.raises(QueueError, match="Is a directory"):
+        load(tmp_path)
+
+
+def test_a_file_is_loaded_as_its_text(tmp_path: Path) -> None:
+    """`load` is `load_text` of the file's bytes, under the path as given."""
+    path = tmp_path / "q.sql"
+    path.write_text(FILE, encoding="utf-8", newline="\n")
+    assert (str(path), queue().digest) == (load(str(path)).name, load(str(path)).digest)
+
+
+def test_takes_names_the_arguments_a_block_uses() -> None:
+    """A job is taken where a parameter is not the operation's own."""
+    beat = "\n-- name: heartbeat!\nUPDATE jobs SET a = :lease WHERE locked_by = :worker;"
+    loaded = queue(beat)
+    assert frozenset() == loaded.takes("install")
+    assert {"worker", "limit"} == loaded.takes("claim")
+    assert {"worker", "job"} == loaded.takes("complete")
+    assert {"worker", "lease"} == loaded.takes("heartbeat")
+
+
+def test_parameters_have_the_contracts_types() -> None:
+    """Values are int4, jsonb, interval or text; a step holds exactly the names it uses."""
+    operation = queue().start(
+        "enqueue",
+        payload="{}",
+        priority=2,
+        delay=timedelta(seconds=30.5),
+        max_attempts=1,
+        queue="unused",
+    )
+    (step,), answer = run(operation, rows(id=["7"]))
+    assert {
+        "payload": Value(b"{}", JSONB),
+        "priority": Value(b"2", INT4),
+        "delay": Value(b"30.5 seconds", INTERVAL),
+        "max_attempts": Value(b"1", INT4),
+    } == step.params
+    assert answer == ["7"]
+    assert Source(PATH, 12) == step.source
+
+
+def test_max_attempts_without_the_header_key_binds_three() -> None:
+    """A file that is silent about attempts counts on 3."""
+    loaded = load_text(FILE.replace("-- max_attempts = 5\n", ""), PATH)
+    arguments = {"payload": "{}", "priority": 0, "delay": timedelta()}
+    operation = loaded.start("enqueue", **arguments)
+    assert Value(b"3", INT4) == next(operation).params["max_attempts"]
+
+
+def test_lease_defaults_to_the_headers() -> None:
+    """`:lease` is the header's unless the harness works with a shorter one."""
+    loaded = queue(claim="\nSELECT id FROM jobs WHERE a < :lease")
+    assert Value(b"30 seconds", INTERVAL) == next(loaded.start("claim")).params["lease"]
+    shorter = loaded.start("claim", lease=timedelta(milliseconds=500))
+    assert Value(b"0.5 seconds", INTERVAL) == next(shorter).params["lease"]
+
+
+def test_a_claims_columns_travel_as_its_token() -> None:
+    """Every column goes back to the job's operations with the value and type that came."""
+    _, (claimed,) = run(queue().start("claim", worker="w1", limit=1), rows(id=["7"], attempt=["1"]))
+    assert Claim("7", {"id": Value(b"7", INT8), "attempt": Value(b"1", INT8)}) == claimed
+    steps, accepted = run(queue().start("complete", worker="w1", job=claimed), changed(1))
+    assert {"id": Value(b"7", INT8), "worker": Value(b"w1", TEXT)} == steps[0].params
+    assert accepted is True
+
+
+def test_an_operations_own_parameter_wins() -> None:
+    """Fail's `:worker` is the worker, though the claim has a column of that name."""
+    token = {**job().token, "worker": Value(b"column", TEXT)}
+    (step,), _ = run(queue().start("complete", worker="w1", job=Claim("7", token)), changed(0))
+    assert Value(b"w1", TEXT) == step.params["worker"]
+
+
+def test_a_column_that_claim_does_not_return() -> None:
+    """An unknown parameter is an error at its line, with what there is."""
+    loaded = queue(complete="!\nUPDATE jobs\nSET a = :attemt")
+    with pytest.raises(QueueError) as caught:
+        run(loaded.start("complete", job=job()))
+    assert Source(PATH, 19) == caught.value.source
+    assert "no parameter :attemt, only id, attempt; did you mean attempt?" in str(caught.value)
+
+
+TWO_STEPS = """
+BEGIN;
+SELECT id AS trie, v, :worker FROM jobs;
+UPDATE jobs SET a = ANY(:tries) RETURNING id, trie;
+SELECT id FROM jobs WHERE id = ANY(:tries);
+COMMIT;"""
+
+
+def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
+    """Arrays carry the column's type, replace earlier ones, and void columns give none."""
+    first = Result(
+        ("trie", "v"),
+        (INT4, VOID),
+        [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)],
+    )
+    operation = queue(claim=TWO_STEPS).start("claim", worker="w")
+    steps, claims = run(
+        operation,
+        changed(0, "BEGIN"),
+        first,
+        rows(id=["7"], trie=["3"]),
+        rows(id=["8", "9"]),
+        changed(0, "COMMIT"),
+    )
+    assert Values((b"1", None), INT4) == steps[2].params["tries"]
+    assert Values((b"3",), INT8) == steps[3].params["tries"]
+    assert [claimed.id for claimed in claims] == ["8", "9"]
+    assert len(steps) == 5
+
+
+def test_void_columns_are_no_parameters() -> None:
+    """A later step cannot use a void column's array."""
+    loaded = queue(claim="\nSELECT f() AS a, id FROM jobs;\nSELECT :as;")
+    row = {"a": Value(b"", VOID), "id": Value(b"7", INT8)}
+    with pytest.raises(QueueError, match=r"q.sql:16: claim has no parameter :as, only ids"):
+        run(loaded.start("claim"), Result(("a", "id"), (VOID, INT8), [row]))
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_no_row_skips_the_rest(in_transaction: bool) -> None:  # noqa: FBT001
+    """A statement with columns and no row ends the block; an open transaction is rolled back."""
+    empty = Result(("trie",), (INT4,), in_transaction=in_transaction)
+    steps, claims = run(
+        queue(claim=TWO_STEPS).start("claim", worker="w"), changed(0), empty, changed(0)
+    )
+    assert claims == []
+    assert ["ROLLBACK"] * in_transaction == [step.sql for step in steps[2:]]
+
+
+@pytest.mark.parametrize("operation", ["enqueue", "claim", "recover"])
+def test_an_answer_without_id_is_an_error(operation: str) -> None:
+    """What must carry `id` and does not is named with the columns that came instead."""
+    loaded = queue("\n-- name: recover\nSELECT 1;", enqueue="\nSELECT 1", claim="\nSELECT 1")
+    with pytest.raises(QueueError, match=f"{operation} must return a column id; .*returned jid"):
+        run(loaded.start(operation), rows(jid=["7"]))
+    with pytest.raises(QueueError, match="returned no columns") as caught:
+        run(loaded.start(operation), changed(1))
+    assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
+
+
+FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nSELECT 1;\nCOMMIT;"
+
+
+@pytest.mark.parametrize(
+    ("mode", "count", "found", "accepted"),
+    [
+        ("!", 1, 1, True),
+        ("!", 0, 1, False),
+        ("!", 1, 0, False),
+        ("", 0, 1, True),
+        ("", 1, 0, False),
+    ],
+)
+def test_accepted_or_rejected(mode: str, count: int, found: int, accepted: bool) -> None:  # noqa: FBT001
+    """With `!` the last change counts, without it the last answer's rows; no row means no."""
+    operation = queue(FAIL.format(mode)).start("fail", job=job(), error="why", worker="w")
+    results = changed(0, "BEGIN"), changed(count), rows(x=["1"] * found), changed(0, "COMMIT")
+    assert accepted is run(operation, *results)[1]
+
+
+def test_an_answer_that_can_never_accept_is_an_error() -> None:
+    """A change without RETURNING and without `!`, or `!` without a change, is a slip."""
+    with pytest.raises(QueueError, match=r"q.sql:17: complete returned no columns.*complete!"):
+        run(queue(complete="\nDELETE FROM jobs").start("complete", job=job()), changed(1))
+    with pytest.raises(QueueError, match=r"q.sql:17: complete! changed no data"):
+        run(queue(complete="!\nSELECT f()").start("complete", job=job()), rows(f=["1"]))
+
+
+MANY = "\n-- name: complete_many{}\nUPDATE jobs SET a = :worker WHERE id = ANY(:ids) AND :attempts"
+
+
+def test_complete_many_takes_arrays() -> None:
+    """Claim's columns are arrays, the worker is one value; rows with id are the accepted ones."""
+    loaded = queue(MANY.format(""))
+    assert {"worker", "jobs"} == loaded.takes("complete_many")
+    operation = loaded.start("complete_many", worker="w", jobs=[job("7"), job("8")])
+    (step,), accepted = run(operation, rows(id=["8"]))
+    assert {
+        "worker": Value(b"w", TEXT),
+        "ids": Values((b"7", b"8"), INT8),
+        "attempts": Values((b"1", b"1"), INT4),
+    } == step.params
+    assert frozenset({"8"}) == accepted
+
+
+@pytest.mark.parametrize(
+    ("count", "accepted"), [(2, frozenset({"7", "8"})), (0, frozenset()), (1, None)]
+)
+def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> None:
+    """With `!` the batch's size means all, 0 none, another count an unknown subset."""
+    operation = queue(MANY.format("!")).start(
+        "complete_many", worker="w", jobs=[job("7"), job("8")]
+    )
+    assert accepted == run(operation, changed(count))[1]
+
+
+def test_complete_many_of_nothing_asks_nothing() -> None:
+    """An empty batch needs no step."""
+    operation = queue(MANY.format("")).start("complete_many", worker="w", jobs=[])
+    assert ([], frozenset()) == run(operation)
+
+
+def test_complete_many_takes_no_single_columns() -> None:
+    """A claim column without its `s` is an error that says so."""
+    with pytest.raises(QueueError, match=r"q.sql:21: .*did you mean :ids\?"):
+        queue("\n-- name: complete_many\nSELECT :id")
+
+
+def test_jobs_are_observed() -> None:
+    """`jobs` answers id, state and attempts, which may be absent."""
+    loaded = queue("\n-- name: jobs\nSELECT 1;")
+    _, seen = run(
+        loaded.start("jobs"), rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
+    )
+    assert [JobRow("1", "queued", 0), JobRow("2", "failed", 3)] == seen
+    assert [JobRow("1", "running")] == run(loaded.start("jobs"), rows(id=["1"], state=["running"]))[
+        1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (rows(id=["1"], state=["done"]), "the state done; use queued, running"),
+        (rows(id=["1"], status=["queued"]), "a column state; it returned id, status"),
+        (rows(id=["1"], state=["queued"], attempts=["x"]), "the attempts x"),
+    ],
+)
+def test_observations_that_are_none(answer: Result, says: str) -> None:
+    """An unknown state, a missing column or no number is an error at the block's line."""
+    with pytest.raises(QueueError, match=says) as caught:
+        run(queue("\n-- name: jobs\nSELECT 1;").start("jobs"), answer)
+    assert Source(PATH, 20) == caught.value.source
+
+
+def test_arguments_that_an_operation_does_not_take_are_left_aside() -> None:
+    """A job passed to recover changes nothing about its answer."""
+    loaded = queue("\n-- name: recover\nSELECT 1;")
+    assert run(loaded.start("recover", job=job(), worker="w"), rows(id=["7"]))[1] == ["7"]
+
+
+def test_a_server_error_passes_through() -> None:
+    """What the driver throws at a step reaches the caller, and no further step follows."""
+    operation = queue().start("claim", worker="w", limit=1)
+    next(operation)
+    with pytest.raises(ServerError, match="55P03"):
+        operation.throw(ServerError("55P03", "could not obtain lock"))
+
+
+def test_install_and_cleanup_answer_nothing() -> None:
+    """Blocks without an answer run all their statements."""
+    loaded = queue("\n-- name: cleanup\nDELETE FROM jobs WHERE a < now() - :age; SELECT 1")
+    assert None is run(loaded.start("install"), changed(0, "CREATE"))[1]
+    steps, answer = run(loaded.start("cleanup", age=timedelta(days=1)), changed(3), rows(x=["1"]))
+    assert (len(steps), answer) == (2, None)
+    assert Value(b"86400 seconds", INTERVAL) == steps[0].params["age"]
+
+
+BODIES = st.lists(
+    st.sampled_from(
+        [
+            "SELECT ':no', $$ ; :no $$",
+            "BEGIN",
+            "SELECT :worker -- ; :no\n",
+            "UPDATE jobs SET a = :worker::text /* ; */ RETURNING id",
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["claim", "complete", "fail", "heartbeat"]), BODIES))
+def test_a_generated_file_comes_back(bodies: dict[str, list[str]]) -> None:
+    """Blocks, statements, parameters and lines are those that were written."""
+    bodies = {"schema": ["SELECT 1"], "enqueue": ["SELECT 1"], "claim": ["SELECT 1"], **bodies}
+    text = "".join(
+        f"-- name: {name}\n-- about\n" + ";\n\n".join(statements) + ";\n"
+        for name, statements in bodies.items()
+    )
+    loaded = load_text(text, PATH)
+    assert list(bodies) == list(loaded.blocks)
+    lines = text.split("\n")
+    for name, block in loaded.blocks.items():
+        assert [s.partition("--")[0].strip() for s in bodies[name]] == [
+            s.text for s in block.statements
+        ]
+        assert f"-- name: {name}" == lines[block.line - 1]
+        for statement in block.statements:
+            assert lines[statement.source.line - 1].startswith(statement.text)
+            assert (":worker" in statement.text) == ("worker" in statement.parameters)
+
+
+SNIPPETS = st.sampled_from(
+    ["'", "$$", "/*", "*/", "--", "\n", ";", ":x", "-- name: ", "-- ///\n", '"', "(", "]", "[", "="]
+)
+
+
+def refusal(text: str) -> QueueError | None:
+    """Why a text is no queue file; any other exception is a bug."""
+    try:
+        load_text(text, PATH)
+    except QueueError as error:
+        return error
+    return None
+
+
+@given(
+    st.integers(0, len(FILE)),
+    st.integers(0, 30),
+    SNIPPETS | st.text(max_size=5),
+    st.integers(0, len(FILE)),
+    SNIPPETS,
+)
+def test_a_mutated_file_loads_or_is_refused(
+    start: int, removed: int, inserted: str, second: int, snippet: str
+) -> None:
+    """Whatever is cut out or put in: a queue, or a `QueueError` with a line of the file."""
+    text = FILE[:start] + inserted + FILE[start + removed :]
+    text = text[:second] + snippet + text[second:]
+    error = refusal(text)
+    if error is not None:
+        assert error.source is not None
+        assert 1 <= error.source.line <= text.count("\n") + 1
+
+
+@given(st.text())
+def test_random_text_is_refused(text: str) -> None:
+    """Text that is no queue file is a `QueueError` and nothing else."""
+    assert refusal(text) is not None

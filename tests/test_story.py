@@ -1,0 +1,113 @@
+"""A broken guarantee as text: the same words every time, in the order in which things happened."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from queueproof.check import calibrate, declare
+from queueproof.explore.lab import Lab
+from queueproof.explore.programs import JobSpec, Program, claim, script
+from queueproof.explore.runner import Runner
+from queueproof.explore.shrink import Failure, find
+from queueproof.report.story import tell
+
+LabOf = Callable[[str], Lab]
+RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
+
+QUEUE = """
+-- name: schema#
+CREATE TABLE jobs (id {id} PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+SELECT id FROM jobs WHERE status = 'queued' LIMIT 1;
+UPDATE jobs
+SET status = 'running'
+WHERE id = ANY (:ids)
+RETURNING id;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+
+GOLDEN = """\
+    single-claim: No job is held by two workers at once.
+
+    Broken: w2 got a job that w1 already holds.
+
+    Before: job 1 was enqueued.
+
+        w1                                w2
+        --------------------------------  --------------------------------
+     1                                    claim, at most 1
+                                          [a] SELECT id FROM jobs WHERE
+                                            status = 'queued' LIMIT 1
+     2  claim, at most 1
+        [a] SELECT id FROM jobs WHERE
+          status = 'queued' LIMIT 1
+        [b] UPDATE jobs
+        => job 1
+     3                                    [b] UPDATE jobs
+                                          => job 1
+
+    [a]
+        SELECT id FROM jobs WHERE status = 'queued' LIMIT 1
+
+    [b]
+        UPDATE jobs
+        SET status = 'running'
+        WHERE id = ANY (:ids)
+        RETURNING id
+
+    Why it matters: the job's effect happens twice: two mails, two payments.
+
+    ```mermaid
+    sequenceDiagram
+        participant w1
+        participant w2
+        participant PostgreSQL
+        w2->>PostgreSQL: claim, at most 1
+        w2->>PostgreSQL: [a] SELECT id FROM jobs WHERE status = 'queued' LIMIT 1
+        w1->>PostgreSQL: claim, at most 1
+        w1->>PostgreSQL: [a] SELECT id FROM jobs WHERE status = 'queued' LIMIT 1
+        w1->>PostgreSQL: [b] UPDATE jobs
+        PostgreSQL-->>w1: job 1
+        w2->>PostgreSQL: [b] UPDATE jobs
+        PostgreSQL-->>w2: job 1
+    ```
+"""
+
+
+def double_claim(lab: Lab) -> Failure:
+    """The first run in which two claims get one job."""
+    runner = Runner(lab)
+    failure = find(runner, declare(calibrate(lab)), RACE, "single-claim", budget=100)
+    assert failure is not None
+    return failure
+
+
+def test_a_story(lab_of: LabOf) -> None:
+    """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user."""
+    failure = double_claim(lab_of(QUEUE.format(id="bigserial")))
+    assert tell(failure.run, failure.violation) == textwrap.dedent(GOLDEN).strip()
+
+
+@pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
+def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
+    """The same story is told of every run, also where the ids are random."""
+    lab = lab_of(QUEUE.format(id=column))
+    failure = double_claim(lab)
+    runner = Runner(lab)
+    stories = {
+        tell(runner.run(failure.program, failure.schedule), failure.violation) for _ in range(10)
+    }
+    assert len(stories) == 1
+    assert "job 1" in stories.pop()

@@ -1,0 +1,148 @@
+"""What the user types becomes a queue, or a message that says what to type instead."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import queueproof
+from queueproof.errors import QueueproofError
+from queueproof.target import blame, resolve
+
+SOUND = """
+from queueproof import Claim, Queue, Step
+
+class Mine(Queue):
+    def install(self):
+        yield Step("CREATE TABLE jobs (id bigserial PRIMARY KEY)")
+
+    def enqueue(self):
+        result = yield Step("INSERT INTO jobs DEFAULT VALUES RETURNING id")
+        return [str(row["id"]) for row in result.rows]
+
+    def claim(self, worker):
+        result = yield Step("DELETE FROM jobs RETURNING id")
+        return [Claim(str(row["id"]), row) for row in result.rows]
+"""
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a module into the working directory; its name, a new one each time."""
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+
+    def write(code: str) -> str:
+        name = f"written_{tmp_path.name.replace('-', '_')}_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(code)
+        return name
+
+    yield write
+    sys.path[:] = before
+
+
+def test_public_names() -> None:
+    """The surface is a handful of names, frozen here."""
+    expected = {
+        *("Claim", "JobRow", "Operation", "Parameter", "Queue", "Result", "Row", "State", "Step"),
+        *("Value", "Values", "Source", "Exit", "QueueError", "QueueproofError", "ServerError"),
+        *("load", "__version__"),
+    }
+    assert expected == set(queueproof.__all__)
+    assert all(getattr(queueproof, name) is not None for name in expected)
+
+
+def test_a_name_that_is_not_public_is_an_error() -> None:
+    """The lazy names do not make every name exist."""
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = queueproof.nothing
+
+
+def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
+    """The queue is named as the user named the file."""
+    path = tmp_path / "a queue.sql"
+    path.write_text(
+        "-- name: schema#\nSELECT;\n-- name: enqueue\nSELECT 1 AS id;\n"
+        "-- name: claim\nSELECT 1 AS id;\n"
+    )
+    assert str(path) == resolve(str(path)).name
+
+
+def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
+    """`package.module:Class` needs no installation."""
+    name = f"{write(SOUND)}:Mine"
+    queue = resolve(name)
+    assert name == queue.name
+    assert {"install", "enqueue", "claim"} == queue.offers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exec: node worker.mjs", "not in this version"),
+        ("", "no name"),
+        ("nowhere.sql", "nowhere.sql: No such file or directory"),
+        ("no_such_module:Queue", "no module no_such_module"),
+        ("queueproof.no_such:Queue", "no module queueproof.no_such"),
+        ("queueproof:Queu", "queueproof has no Queu; did you mean 'Queue'"),
+        ("json:loads", "loads is not derived from queueproof.Queue"),
+        ("queueproof:Queue", "Queue has no install, which is required"),
+    ],
+)
+def test_what_is_not_there_is_named(name: str, message: str) -> None:
+    """Every mistake has one message, without a traceback."""
+    with pytest.raises(QueueproofError, match=message):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (("import Claim", "import Klaim"), 2, "ImportError: cannot import name 'Klaim'"),
+        (("class Mine(Queue):", "class Mine(Queue)"), 4, "SyntaxError"),
+        (("class Mine", "1 / 0\n\nclass Mine"), 4, "ZeroDivisionError: division by zero"),
+        (("class Mine", "import no_such_module\n\nclass Mine"), 4, "No module named"),
+        (("def claim(", "def claims("), 4, "has no claim, which is required; is it 'claims'"),
+        (("worker)", "wrker)"), 12, "claim cannot be given 'wrker'; did you mean 'worker'"),
+        (("Queue):\n", "Queue):\n    lease = 30\n"), 4, "lease = 30 is none"),
+        (("Queue):\n", "Queue):\n    order = 'lifo'\n"), 4, "order = 'lifo' is none"),
+        (("Queue):\n", "Queue):\n    breaks = {'ordr': 'x'}\n"), 4, "did you mean 'order'"),
+        (
+            ("    def install", "    def __init__(self, dsn): ...\n\n    def install"),
+            4,
+            "cannot be made without arguments",
+        ),
+    ],
+)
+def test_a_mistake_in_a_class_is_shown_with_its_line(
+    write: Write, change: tuple[str, str], line: int, message: str
+) -> None:
+    """The user's own line, not one of Python's import machinery or of ours."""
+    module = write(SOUND.replace(*change))
+    with pytest.raises(QueueproofError, match=message) as caught:
+        resolve(f"{module}:Mine")
+    assert str(caught.value).startswith(f"{module}.py:{line}: ")
+
+
+def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:
+    """What a queue's code raises while it runs is the user's error, at the user's line."""
+    module = write(SOUND.replace('str(row["id"])', 'str(row["no_id"])', 1))
+    queue = resolve(f"{module}:Mine")
+    steps = queue.start("enqueue")
+    next(steps)
+    with pytest.raises(KeyError) as caught:
+        steps.send(queueproof.Result(rows=[{"id": queueproof.Value(b"1", 20)}]))
+    assert str(blame(caught.value, queue)) == f"{module}.py:10: KeyError: 'no_id'"
+
+
+def test_an_exception_of_ours_is_not_blamed_on_the_queue(write: Write) -> None:
+    """Only a frame of the queue's own file makes an error the queue's."""
+    queue = resolve(f"{write(SOUND)}:Mine")
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        int("x")
+    assert blame(caught.value, queue) is None
