@@ -22,6 +22,7 @@ from queueproof.explore.programs import (
     in_turn,
     script,
 )
+from queueproof.explore.conditions import PLAIN
 from queueproof.explore.runner import Choice, Run, Runner
 from queueproof.explore.schedules import explore
 from queueproof.explore.shrink import Failure, _smaller, shrink
@@ -45,8 +46,7 @@ def program(*steps: int) -> Program:
 class Counter:
     """Stands in for a runner: a step of an actor is a letter in a word, and nothing waits."""
 
-    gate = None
-    planner = None
+    conditions = PLAIN
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -144,8 +144,7 @@ def test_a_schedule_is_reported_as_it_is_replayed() -> None:
 class DoubleClaims:
     """Stands in for a runner on a queue that gives its first job to every worker that claims."""
 
-    gate = None
-    planner = None
+    conditions = PLAIN
 
     def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
         """Two claims overlap wherever two workers claim; nothing else ever breaks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import os
 import time
@@ -21,9 +22,9 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from queueproof import backoff, plans
 from queueproof.checker import Declared, check
 from queueproof.errors import QueueError, QueueproofError
+from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import Gate, Lab, rejected
 from queueproof.explore.programs import (
     COMPLETE_ALL,
@@ -40,12 +41,13 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.runner import Run, Runner
 from queueproof.explore.schedules import Schedule, explore
-from queueproof.explore.shrink import Failure, shrink
+from queueproof.explore.shrink import TRIES, Failure, breaches, find, shrink
 from queueproof.explore.suites import ONE, TWO, Suite, drawn_programs
-from queueproof.guarantees import Guarantee, Offer
+from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.history import Call
+from queueproof.probes import PROBES, Seen
 from queueproof.report.card import Card, Judgement
-from queueproof.report.story import tell, tell_overclaim, tell_waits
+from queueproof.report.story import tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +57,29 @@ class Profile:
     Attributes:
         schedules: Most schedules of each fixed program.
         inside: Most schedules of each, with sessions that stop inside their statements.
+        varied: Most schedules of each under conditions that should change nothing.
         drawn: Random programs.
-        plans: The plan grid's level.
+        level: How much the probes measure.
     """
 
     schedules: int
     inside: int
+    varied: int
     drawn: int
-    plans: int
+    level: int
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, drawn=40, plans=0),
-    "default": Profile(schedules=250, inside=50, drawn=800, plans=1),
-    "deep": Profile(schedules=2500, inside=800, drawn=12_000, plans=2),
+    "quick": Profile(schedules=16, inside=6, varied=3, drawn=40, level=0),
+    "default": Profile(schedules=250, inside=50, varied=30, drawn=800, level=1),
+    "deep": Profile(schedules=2500, inside=800, varied=500, drawn=12_000, level=2),
 }
+
+VARIATIONS: Mapping[str, Sequence[Conditions]] = {
+    "server-clock": (Conditions(clocks=True),),
+    "isolation": (Conditions(isolation="repeatable read"), Conditions(isolation="serializable")),
+}
+"""Conditions that a guarantee says change nothing."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and which fraction of it is."""
@@ -100,75 +110,105 @@ class Examination:
     seed: int
     profile: Profile
     failures: dict[str, Failure] = field(default_factory=dict)
-    overclaim: plans.PlanFindings | None = None
-    waits: backoff.Waits | None = None
+    probed: dict[str, Seen] = field(default_factory=dict)
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
+    _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
 
     def examine(self, wanted: Sequence[Guarantee], progress: Progress) -> None:
         """Run everything that the guarantees need."""
         asked = [g.id for g in wanted if g.needs(self.offer) is None]
         suite = Suite(self.offer)
-        raced = [name for name in asked if name != "backoff"]  # one job and one worker
         # The gates' triggers are made and dropped once, not for each guarantee.
         parts: list[tuple[str, Callable[[], None]]] = [
-            (name, partial(self._explore_all, suite, name, gate))
-            for gate in (None, "statement")
-            for name in raced
+            (name, partial(self._explore_all, suite, name, Conditions(gate=gate)))
+            for gate in _GATES
+            for name in asked
+            if suite.has_programs(name)
         ]
         if "order" in asked:
-            parts.append(("order", partial(self._explore_all, suite, "order", None, "no index")))
+            no_index = Conditions(planner="no index")
+            parts.append(("order", partial(self._explore_all, suite, "order", no_index)))
         if "no-deadlock" in asked:
-            parts.append(("no-deadlock", partial(self._explore_all, suite, "no-deadlock", "row")))
-        if "backoff" in asked:
-            parts.append(("backoff", self._watch_waits))
-        if "claim-limit" in asked:
-            parts.append(("plans", self._walk_plans))
+            rows = Conditions(gate="row")
+            parts.append(("no-deadlock", partial(self._explore_all, suite, "no-deadlock", rows)))
+        parts += [
+            (name, partial(self._vary, suite, name, conditions))
+            for name in asked
+            for conditions in VARIATIONS.get(name, ())
+        ]
+        parts += [(name, partial(self._probe, name)) for name in asked if name in PROBES]
         parts.append(("random programs", partial(self._draw, suite, asked)))
         for n, (what, act) in enumerate(parts):
             progress(what, n / len(parts))
             act()
 
-    def _runner(self, gate: Gate | None = None, planner: str | None = None) -> Runner:
-        return Runner(self.lab, held=self.offer.held, gate=gate, planner=planner)
+    def _runner(self, conditions: Conditions = PLAIN) -> Runner:
+        return Runner(self.lab, held=self.offer.held, conditions=conditions)
 
-    def _walk_plans(self) -> None:
+    def _probe(self, name: str) -> None:
         self.lab.set_gate(None)
-        fillings = list(plans.fillings(self.profile.plans))
-        self.overclaim = plans.walk(self.lab, self.offer, fillings)
+        self.lab.set_sessions(PLAIN.settings)
+        self.probed[name] = PROBES[name].watch(self.lab, self.offer, self.profile.level)
 
-    def _watch_waits(self) -> None:
-        self.lab.set_gate(None)
-        self.waits = backoff.watch(self.lab, self.offer)
-        self.evidence["backoff", "waits measured"] += len(self.waits.found)
-
-    def _explore_all(
-        self, suite: Suite, guarantee: str, gate: Gate | None, planner: str | None = None
-    ) -> None:
-        runner = self._runner(gate, planner)
-        budget = self.profile.inside if gate else self.profile.schedules
+    def _explore_all(self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN) -> None:
+        runner = self._runner(conditions)
+        inside = conditions.gate is not None
+        budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
             if guarantee in self.failures:
                 return
-            if gate and not program.races:
+            if inside and not program.races:
                 continue
             for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
                 self.evidence[guarantee, "schedules"] += 1
                 self._judge(program, schedule, run, runner)
                 if guarantee in self.failures:
                     return
+        if conditions == PLAIN:
+            self._plain.add(guarantee)
+
+    def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
+        """Look for what breaks under some conditions and holds without them."""
+        runner = self._runner(conditions)
+        budget = self.profile.varied
+        for program in suite.varied(races=conditions.isolation is not None):
+            for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
+                self.evidence[name, "schedules"] += 1
+                if not run.ambiguous:
+                    self.evidence += _varied_evidence(name, run)
+                for violation in breaches(run, self.declared):
+                    if self._breaks_anyway(suite, program, violation.guarantee):
+                        continue
+                    failure = Failure(program, schedule, run, violation, conditions)
+                    known = self.failures.get(name)
+                    if known is None or failure.firmness > known.firmness:
+                        self.failures[name] = failure
+            if name in self.failures:
+                return
+
+    def _breaks_anyway(self, suite: Suite, program: Program, broken: str) -> bool:
+        """Whether a guarantee breaks under plain conditions too."""
+        known = broken in self._plain or not suite.has_programs(broken)
+        if not known and CATALOGUE[broken].needs(self.offer) is None:
+            self._explore_all(suite, broken)
+            self._plain.add(broken)
+        return (
+            broken in self.failures
+            or find(self._runner(), self.declared, program, broken, budget=ENOUGH) is not None
+        )
 
     def _judge(self, program: Program, schedule: Schedule, run: Run, runner: Runner) -> None:
         findings = check(run.history, self.declared)
         if not run.ambiguous:
             self.evidence += findings.evidence
         for violation in findings.violations:
-            if runner.gate and violation.guarantee == "non-blocking":
+            if runner.conditions.gate and violation.guarantee == "non-blocking":
                 # A session that stopped in the middle of a statement works with an old snapshot;
                 # following a row's later versions may wait, even with SKIP LOCKED.
                 continue
             self.in_turn = self.in_turn or violation.in_turn
-            failure = Failure(program, schedule, run, violation, runner.gate, runner.planner)
+            failure = Failure(program, schedule, run, violation, runner.conditions)
             known = self.failures.get(violation.guarantee)
             if known is None or failure.firmness > known.firmness:
                 self.failures[violation.guarantee] = failure
@@ -208,10 +248,9 @@ class Examination:
 
     def _found(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
-        if name == "claim-limit" and self.overclaim is not None and self.overclaim.overclaim:
-            return True
-        # Waits are measured, not drawn.
-        return name in self.failures or name == "backoff"
+        measured = name in PROBES and name != "claim-limit"
+        broken = name in self.probed and self.probed[name].broken
+        return name in self.failures or measured or name in VARIATIONS or bool(broken)
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee."""
@@ -230,20 +269,27 @@ class Examination:
         if name in self.failures:
             explained = self._explained(name)
             return Judgement(name, "inconclusive", explained, evidence=evidence)
+        if unable := name in self.probed and self.probed[name].unable:
+            return Judgement(name, "inconclusive", unable, evidence=evidence)
         seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
         if not seen:
             return Judgement(name, "inconclusive", _NO_EVIDENCE, evidence=evidence)
-        reason = ", ".join(f"{n} {what}" for what, n in evidence.items())
+        reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
+        if remark := name in self.probed and self.probed[name].remark:
+            reason += f"; {remark}"
         if accepted is not None:
             reason = f"declared in [breaks] but not seen to break: {reason}"
         return Judgement(name, "holds", reason, evidence=evidence)
 
     def _explained(self, name: str) -> str:
         """What else was found that explains a breach, so that it counts once; or nothing."""
-        over = self.overclaim.overclaim if self.overclaim else None
-        if over is not None and over.silent and name in {"order", "no-starvation"}:
-            return "jobs were passed over, as claims that take more than they return explain"
-        if self.in_turn and self.failures[name].violation.doubtful:
+        for seen in self.probed.values():
+            if seen.broken and name in seen.explains:
+                return seen.explains[name]
+        failure = self.failures[name]
+        if name in VARIATIONS and failure.violation.guarantee in self.failures:
+            return f"{failure.violation.guarantee} is broken without it too"
+        if self.in_turn and failure.violation.doubtful:
             return (
                 "jobs were claimed while their lease was fresh, as single-claim's breach explains"
             )
@@ -253,40 +299,53 @@ class Examination:
         evidence = {what: n for (g, what), n in sorted(self.evidence.items()) if g == name}
         if drawn := self.evidence["", "random programs"]:
             evidence["random programs"] = drawn
-        if name == "claim-limit" and self.overclaim is not None:
-            evidence["claims with more jobs free than allowed"] = self.overclaim.claims
-            evidence["distinct plans"] = len(self.overclaim.plans)
+        if name in self.probed:
+            evidence |= self.probed[name].evidence
         return {what: n for what, n in evidence.items() if n}
 
     def _broken(self, name: str) -> _Broken | None:
-        if name == "claim-limit" and self.overclaim is not None and self.overclaim.overclaim:
-            over = self.overclaim.overclaim
-            cell = [list(over.cell.filling), over.cell.setting, over.cell.limit]
-            token = encode_token(self.lab.queue.digest, name, self.seed, cell=cell)
-            reason = (
-                f"a claim with limit {over.cell.limit} took {over.taken} "
-                f"({over.cell.filling}; {over.cell.setting})"
-            )
-            return _Broken(reason, tell_overclaim(over), token)
-        if name == "backoff" and self.waits is not None and self.waits.broken:
-            token = encode_token(self.lab.queue.digest, name, self.seed, waits=True)
-            return _Broken(self.waits.broken, tell_waits(self.waits), token)
+        seen = self.probed.get(name)
+        if seen is not None and seen.broken:
+            token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
+            return _Broken(seen.broken, seen.story, token)
         failure = self.failures.get(name)
         if failure is None or self._explained(name):
             return None
-        failure = shrink(self._runner(failure.gate, failure.planner), self.declared, failure)
+        failure = shrink(self._runner(failure.conditions), self.declared, failure)
+        broken = failure.violation.guarantee
+        if broken != name and find(
+            self._runner(), self.declared, failure.program, broken, budget=TRIES
+        ):
+            return None
         token = encode_token(
             self.lab.queue.digest,
             name,
             self.seed,
             program=failure.program.to_data(),
             schedule=list(failure.schedule),
-            gate=failure.gate,
-            planner=failure.planner,
+            under=failure.conditions.to_data(),
+            broken=broken,
         )
-        return _Broken(
-            failure.violation.because, tell(failure.run, failure.violation, failure.planner), token
-        )
+        story = tell(failure.run, failure.violation, failure.conditions, name)
+        return _Broken(failure.violation.because, story, token)
+
+
+def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
+    """What makes a run under other conditions worth something."""
+    calls = run.history.calls
+    if name == "server-clock":
+        claims = sum(len(call.ids) for call in run.history.of_kind("claim"))
+        return Counter({(name, "claims by sessions in other time zones"): claims})
+    finished = [call for call in calls if call.returned is not None]
+    pairs = itertools.combinations(finished, 2)
+    return Counter(
+        {
+            (name, "operations in the midst of another's"): sum(
+                one.actor != other.actor and one.overlaps(other) for one, other in pairs
+            ),
+            (name, "retryable errors"): sum(call.answer == "retry" for call in calls),
+        }
+    )
 
 
 @contextmanager
@@ -299,6 +358,8 @@ def _without_a_directory() -> Iterator[None]:
         set_hypothesis_home_dir(None)
 
 
+_GATES: tuple[Gate | None, ...] = (None, "statement")
+ENOUGH = 5  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs"})
 _NO_EVIDENCE = "no run put it to the test"
@@ -412,7 +473,7 @@ def decode_token(token: str) -> tuple[str, str, int, dict[str, Any]]:
         digest, guarantee, seed, data = json.loads(zlib.decompress(packed))
     except (ValueError, TypeError, binascii.Error, zlib.error) as error:
         raise QueueproofError("this is not a replay token: copy it whole from a story") from error
-    if not isinstance(data, dict) or not data.keys() & {"program", "cell", "waits"}:
+    if not isinstance(data, dict) or not data.keys() & {"program", "probe"}:
         raise QueueproofError("this is not a replay token: copy it whole from a story")
     return digest, guarantee, seed, data
 
@@ -430,21 +491,16 @@ def replay(lab: Lab, token: str) -> str | None:
             f"after a change, `queueproof check {lab.queue.name} --only {guarantee}` asks anew"
         )
     offer = calibrate(lab)
-    if "cell" in data:
-        filling, setting, limit = data["cell"]
-        cell = plans.Cell(plans.Filling(*filling), setting, limit)
-        over = plans.replay(lab, offer, cell)
-        return tell_overclaim(over) if over else None
-    if "waits" in data:
-        waits = backoff.watch(lab, offer)
-        return tell_waits(waits) if waits.broken else None
+    if "probe" in data:
+        return PROBES[guarantee].replay(lab, offer, data["probe"])
     program = Program.from_data(data["program"])
-    runner = Runner(lab, held=offer.held, gate=data.get("gate"), planner=data.get("planner"))
+    conditions = Conditions(**data["under"])
+    runner = Runner(lab, held=offer.held, conditions=conditions)
     for _ in range(REPLAYS):
         run = runner.run(program, data["schedule"])
-        for violation in check(run.history, declare(offer)).violations:
-            if violation.guarantee == guarantee:
-                return tell(run, violation, runner.planner)
+        for violation in breaches(run, declare(offer)):
+            if violation.guarantee == data["broken"]:
+                return tell(run, violation, conditions, guarantee)
         if not run.ambiguous:
             break
     return None

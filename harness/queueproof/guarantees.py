@@ -193,14 +193,12 @@ _ALL = (
         "Time is the database's; a worker's wrong clock changes nothing.",
         "a worker whose clock is ahead steals running jobs",
         "https://github.com/earendil-works/absurd",
-        judged=False,
     ),
     Guarantee(
         "isolation",
         "Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
         "a changed default of the database turns into lost or doubled work",
         "https://www.postgresql.org/docs/current/transaction-iso.html",
-        judged=False,
     ),
     Guarantee(
         "crash-safe",

@@ -15,8 +15,8 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
+from queueproof.explore.conditions import PLANNERS
 from queueproof.explore.lab import Lab
-from queueproof.explore.runner import PLANNERS
 from queueproof.explore.session import Session, drive, execute
 from queueproof.guarantees import Offer
 from queueproof.queue import Claim, Operation, Step

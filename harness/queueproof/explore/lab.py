@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
@@ -107,7 +107,7 @@ class Lab:
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
         self._resets = 0
         self._gate: Gate | None = None
-        self._planner: Mapping[str, str] = {}
+        self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
         try:
             self._install()
         except BaseException:
@@ -261,7 +261,7 @@ class Lab:
         if key not in self._used:
             if self._gate:
                 session.run(f"SET queueproof.gate = '{self._gate}'")
-            for name, value in self._planner.items():
+            for name, value in self._settings(key.partition(",")[0]).items():
                 session.run(f"SET {name} = {value}")
         self._used.add(key)
         return session
@@ -285,9 +285,9 @@ class Lab:
                 f"FOR EACH {(gate or 'row').upper()} EXECUTE FUNCTION clock.gate()"
             )
 
-    def set_planner(self, settings: Mapping[str, str] | None) -> None:
-        """Make the queue's sessions plan under some settings from the next run on."""
-        self._planner = settings or {}
+    def set_sessions(self, settings: Callable[[str], Mapping[str, str]]) -> None:
+        """Make each actor's sessions begin with settings of their own from the next run on."""
+        self._settings = settings
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.

@@ -12,7 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
-from queueproof.explore.lab import DEFAULT_BOUND, Gate, Lab
+from queueproof.explore.conditions import PLAIN, Conditions
+from queueproof.explore.lab import DEFAULT_BOUND, Lab
 from queueproof.explore.programs import Do, JobSpec, Program
 from queueproof.explore.session import Session
 from queueproof.history import Answer, Call, History, Ref, Wait
@@ -29,20 +30,6 @@ RETRIES = 10
 # Seconds; odd, so that no lease or delay ends exactly then.
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
-
-_NESTED = dict.fromkeys(
-    ("enable_hashagg", "enable_hashjoin", "enable_material", "enable_sort", "enable_mergejoin"),
-    "off",
-)
-_NO_INDEX = dict.fromkeys(("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off")
-PLANNERS: Mapping[str, Mapping[str, str]] = {
-    "default settings": {},
-    "nested loops only": _NESTED,
-    "nested loops only, no index": {**_NESTED, **_NO_INDEX},
-    "no index": _NO_INDEX,
-    "no sequential scan": {"enable_seqscan": "off"},
-}
-"""Planner settings: what a queue promises it promises under any plan."""
 
 _DEADLOCK = "40P01"
 # No disk, no memory, shutting down, I/O error: nothing that an operation of a queue has done.
@@ -157,12 +144,10 @@ class Runner:
         lab: Where.
         split: Whether a statement outside a transaction is split from its commit.
         held: Whether claims end inside their transaction: they are made with limit 1.
-        gate: Where inside their statements sessions stop.
-        planner: Under which of `PLANNERS` they plan.
+        conditions: What holds for every session.
 
     Attributes:
-        gate: The same.
-        planner: The same.
+        conditions: The same.
     """
 
     def __init__(
@@ -171,16 +156,17 @@ class Runner:
         *,
         split: bool = True,
         held: bool = False,
-        gate: Gate | None = None,
-        planner: str | None = None,
+        conditions: Conditions = PLAIN,
     ) -> None:
         self._lab = lab
-        self.gate = gate
-        self.planner = planner
+        self.conditions = conditions
         self._queue = lab.queue
         self._split = split
         self._batch_size = 1 if held else DRAIN_BATCH
         self._lease = lab.queue.lease.total_seconds() if lab.queue.lease else None
+        # At a stricter level than its own a queue's workers try again (queue-file.md, 8).
+        stricter = {"40001", _DEADLOCK} if conditions.isolation else set()
+        self._retryable = (lab.queue.retry_on - {_DEADLOCK}) | stricter
 
     def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
         """One run from a fresh start.
@@ -193,8 +179,8 @@ class Runner:
             QueueError: An operation did something that no queue may.
             ConnectionLostError: The server closed a connection.
         """
-        self._lab.set_gate(self.gate)
-        self._lab.set_planner(PLANNERS[self.planner] if self.planner else None)
+        self._lab.set_gate(self.conditions.gate)
+        self._lab.set_sessions(self.conditions.settings)
         self._lab.reset()
         self._run = Run()
         self._moment = 0
@@ -575,7 +561,7 @@ class Runner:
         call = flight.call
         state = _DEADLOCK if flight.victim else error.sqlstate
         call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
-        call.answer = _answer_of_error(state, flight, self._queue.retry_on)
+        call.answer = _answer_of_error(state, flight, self._retryable)
         actor.flight = None
         self._return(call)
         self._note(actor, "error", call.error, call=call)
@@ -812,7 +798,7 @@ def _describe(claim: Claim) -> str:
 
 
 def _answer_of_error(sqlstate: str, flight: _Flight, retry_on: frozenset[str]) -> Answer:
-    if sqlstate in retry_on and sqlstate != _DEADLOCK:
+    if sqlstate in retry_on:
         return "retry"
     return "unknown" if flight.committed else "error"
 

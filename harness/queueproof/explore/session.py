@@ -99,6 +99,8 @@ class Session:
             case timedelta():
                 return f"{value.total_seconds()} seconds".encode(), INTERVAL_OID
             case str():
+                if "\0" in value:  # libpq would end the text there
+                    raise QueueproofError(f"PostgreSQL stores no NUL character: {value!r}")
                 return value.encode(), 0
 
     def _array_of(self, oid: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from queueproof.checker import Declared, Violation, check
-from queueproof.explore.lab import Gate
+from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.programs import JobSpec, Program, Stage
 from queueproof.explore.runner import Run, Runner
 from queueproof.explore.schedules import Schedule, explore
@@ -23,21 +23,39 @@ class Failure:
         schedule: In which order.
         run: What happened.
         violation: What was broken, and why.
-        gate: Where inside their statements sessions stopped.
-        planner: Under which settings they planned.
+        conditions: Under what.
     """
 
     program: Program
     schedule: Schedule
     run: Run
     violation: Violation
-    gate: Gate | None = None
-    planner: str | None = None
+    conditions: Conditions = PLAIN
 
     @property
     def firmness(self) -> tuple[bool, bool]:
         """How well it stands: what is not doubtful, and then what the schedule alone decided."""
         return not self.violation.doubtful, not self.run.ambiguous
+
+
+def breaches(run: Run, declared: Declared) -> list[Violation]:
+    """What a run broke.
+
+    An error that the queue's workers do not expect stands under `error` and its SQLSTATE: no
+    guarantee by itself, but one where it comes with conditions that should change nothing.
+    """
+    calls = run.history.calls
+    errors = [
+        Violation(
+            f"error {error.sqlstate}",
+            f"{calls[index].kind} by {calls[index].actor} was answered ERROR {error}",
+            None,
+            index,
+        )
+        for index, (error, _) in run.errors.items()
+        if calls[index].answer != "retry"
+    ]
+    return [*check(run.history, declared).violations, *errors]
 
 
 def find(
@@ -55,9 +73,9 @@ def find(
     """
     found = None
     for schedule, run in explore(runner, program, budget=budget, seed=seed):
-        for violation in check(run.history, declared).violations:
+        for violation in breaches(run, declared):
             if violation.guarantee == guarantee:
-                failure = Failure(program, schedule, run, violation, runner.gate, runner.planner)
+                failure = Failure(program, schedule, run, violation, runner.conditions)
                 if not run.ambiguous:
                     return failure
                 found = found or failure

@@ -26,7 +26,7 @@ from queueproof.explore.programs import (
     script,
 )
 from queueproof.explore.runner import DAY, past
-from queueproof.guarantees import Offer
+from queueproof.guarantees import CATALOGUE, Offer
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
@@ -52,6 +52,26 @@ class Suite:
         """The fixed programs of a guarantee, those with fewest operations first."""
         build: Callable[[], Iterator[Program]] = getattr(self, f"_{guarantee.replace('-', '_')}")
         return sorted(build(), key=lambda program: program.size)
+
+    def has_programs(self, guarantee: str) -> bool:
+        """Whether a guarantee is put to the test by programs of its own."""
+        return hasattr(self, f"_{guarantee.replace('-', '_')}")
+
+    def varied(self, *, races: bool) -> list[Program]:
+        """Programs for conditions that should change nothing: the short ones of what a job lives.
+
+        Args:
+            races: Those in which somebody acts beside somebody else, or those in turn.
+        """
+        found = {
+            program: None
+            for guarantee in _LIFE
+            for program in self.programs(guarantee)
+            if CATALOGUE[guarantee].needs(self.offer) is None
+            and program.races == races
+            and program.size <= LONG
+        }
+        return list(found)
 
     # --- pieces ---------------------------------------------------------------------------------
 
@@ -370,7 +390,7 @@ class Suite:
             late = JobSpec(priority=top, delay=DELAY)
             for page in (1, PAGE):
                 yield Program((late,) * page + ready, in_turn(script("w1", claim())))
-        if self._routes():
+        if self.routes():
             elsewhere = JobSpec(priority=top, queue="other")
             yield Program((elsewhere,) * PAGE + ready, in_turn(script("w1", claim())))
         if not self.offer.held:
@@ -391,7 +411,8 @@ class Suite:
             if self.lease is not None and not self.offer.held:
                 yield Program(jobs, in_turn(script("w1", *[claim()] * SPENT, crash())))
 
-    def _routes(self) -> bool:
+    def routes(self) -> bool:
+        """Whether jobs are put into a named queue and claimed from one."""
         queue = self.offer.queue
         return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
 
@@ -431,6 +452,12 @@ class Suite:
             yield Program(jobs, (*taken, *self.lapse(), race, *in_turn(script("w4", claim()))))
 
 
+# Guarantees on the life of a job, whose programs make every operation meet every other.
+_LIFE = (
+    "single-claim", "no-lost-job", "not-early", "stale-recovery", "live-lease", "fencing",
+    "retry-bound", "final-state", "concurrency-limit", "routing",
+)  # fmt: skip
+LONG = 16  # jobs and operations
 PAGE = 30  # more than a batch
 SPENT = 12
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
@@ -460,6 +487,8 @@ def drawn_programs(draw: st.DrawFn, suite: Suite) -> Program:
         priority=st.integers(0, 2) if queue.order == "priority, fifo" else st.just(0),
         delay=st.sampled_from([0.0, 0.0, 0.0, DELAY]),
         bound=st.sampled_from(suite.bounds() or [0]),
+        # `builds` draws any text for a field of a NamedTuple that is not given here.
+        queue=st.sampled_from([*["default"] * 3, "other"] if suite.routes() else ["default"]),
     )
     return Program(tuple(draw(st.lists(specs, min_size=1, max_size=3))), tuple(stages))
 

@@ -10,7 +10,8 @@ from string import ascii_lowercase
 
 from queueproof.backoff import Wait, Waits
 from queueproof.checker import Violation
-from queueproof.explore.runner import DRAINER, PLANNERS, Beat, Run
+from queueproof.explore.conditions import PLAIN, PLANNERS, Conditions
+from queueproof.explore.runner import DRAINER, Beat, Run
 from queueproof.guarantees import CATALOGUE
 from queueproof.history import Call
 from queueproof.plans import REWRITE, Overclaim
@@ -48,21 +49,29 @@ class _Statements:
         return self.letters[text]
 
 
-def tell(run: Run, violation: Violation, planner: str | None = None) -> str:
-    """A story as text: a timeline with a column per actor, the SQL, the reason, and a diagram."""
-    settings = PLANNERS[planner] if planner else {}
+def tell(
+    run: Run, violation: Violation, conditions: Conditions = PLAIN, name: str | None = None
+) -> str:
+    """A story as text: a timeline with a column per actor, the SQL, the reason, and a diagram.
+
+    Args:
+        run: What happened.
+        violation: What it broke.
+        conditions: Under what it happened.
+        name: The guarantee that it counts under, where that is another than the violation's.
+    """
     calls = run.history.calls
     beats = _relevant(run.trace, calls, violation)
     statements = _Statements()
     entries = _entries(beats, calls, statements)
     for entry in entries:  # before lines are wrapped, which may cut an id
         entry.lines = [_plain_ids(line, calls) for line in entry.lines]
-    guarantee = CATALOGUE[violation.guarantee]
+    guarantee = CATALOGUE[name or violation.guarantee]
     parts = [
         f"{guarantee.id}: {guarantee.sentence}",
         f"Broken: {violation.because}.",
         _before(calls, beats),
-        settings and "Planner: " + ", ".join(f"{k} = {v}" for k, v in settings.items()) + ".",
+        conditions.told(),
         _timeline(entries),
         *(
             f"[{letter}]\n{textwrap.indent(sql, '    ')}"
