@@ -1,0 +1,85 @@
+"""Under what a run takes place, beside its schedule: gates, planner, isolation, clocks, pooler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from queueproof.explore.lab import Gate
+
+_NESTED = dict.fromkeys(
+    ("enable_hashagg", "enable_hashjoin", "enable_material", "enable_sort", "enable_mergejoin"),
+    "off",
+)
+_NO_INDEX = dict.fromkeys(("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"), "off")
+PLANNERS: Mapping[str, Mapping[str, str]] = {
+    "default settings": {},
+    "nested loops only": _NESTED,
+    "nested loops only, no index": {**_NESTED, **_NO_INDEX},
+    "no index": _NO_INDEX,
+    "no sequential scan": {"enable_seqscan": "off"},
+}
+"""Planner settings: what a queue promises it promises under any plan."""
+
+_ZONES: tuple[Mapping[str, str], ...] = (
+    {"TimeZone": "Pacific/Kiritimati", "DateStyle": "German"},  # 14 hours ahead of UTC
+    {"TimeZone": "Pacific/Niue", "DateStyle": "SQL, DMY"},  # 11 hours behind it
+    {"TimeZone": "America/St_Johns", "DateStyle": "Postgres, MDY"},
+)
+_FAR = ("w1", "w2", "reaper")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What holds for every session of a run.
+
+    Attributes:
+        gate: Where inside their statements sessions stop.
+        planner: Under which of `PLANNERS` they plan.
+        isolation: The level that they ask for, instead of the one that the queue declares.
+        clocks: Whether each worker has another time zone and date style, and a wrong clock.
+        pooled: Whether each transaction is sent on another connection than the one before.
+    """
+
+    gate: Gate | None = None
+    planner: str | None = None
+    isolation: str | None = None
+    clocks: bool = False
+    pooled: bool = False
+
+    def settings(self, actor: str) -> Mapping[str, str]:
+        """What an actor's session sets when it begins."""
+        wanted = dict(PLANNERS[self.planner]) if self.planner else {}
+        if self.isolation:
+            wanted["default_transaction_isolation"] = f"'{self.isolation}'"
+        if self.clocks:
+            zone = _ZONES[_FAR.index(actor) if actor in _FAR else len(_FAR) - 1]
+            wanted |= {name: f"'{value}'" for name, value in zone.items()}
+        return wanted
+
+    def told(self) -> str:
+        """The sentence of a story that names them; empty for plain ones."""
+        if self.planner:
+            shown = ", ".join(f"{k} = {v}" for k, v in PLANNERS[self.planner].items())
+            return f"Planner: {shown}."
+        if self.isolation:
+            return f"Every session: default_transaction_isolation = '{self.isolation}'."
+        if self.clocks:
+            shown = "; ".join(
+                f"{name}: {', '.join(zone.values())}"
+                for name, zone in zip(_FAR, _ZONES, strict=True)
+            )
+            return f"Sessions differ in TimeZone and DateStyle ({shown})."
+        if self.pooled:
+            return "A pooler stands between: each transaction runs on another connection."
+        return ""
+
+    def to_data(self) -> dict[str, Any]:
+        """What differs from plain conditions, for a replay token."""
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        }
+
+
+PLAIN = Conditions()

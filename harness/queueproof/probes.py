@@ -1,0 +1,94 @@
+"""Guarantees that no single run can show: each has a probe that measures it on the whole queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from queueproof import backoff, plans
+from queueproof.explore.lab import Lab
+from queueproof.guarantees import Offer
+from queueproof.report.story import tell_overclaim, tell_waits
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a probe saw.
+
+    Attributes:
+        evidence: What was measured to how often; a pass without any is none.
+        broken: How the guarantee is broken; empty where it is not.
+        story: The same as a story.
+        data: What `replay` needs to see it again, as JSON.
+        unable: Why it could not be asked here, with the way to have it asked; or nothing.
+        remark: What else a reader of the verdict should know; or nothing.
+        explains: Guarantee ids whose breach follows from this one, to the sentence that says so.
+    """
+
+    evidence: Mapping[str, int]
+    broken: str = ""
+    story: str = ""
+    data: Any = None
+    unable: str = ""
+    remark: str = ""
+    explains: Mapping[str, str] = field(default_factory=dict)
+
+
+class Probe(Protocol):
+    """Measures one guarantee of an installed queue."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one."""
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The story of `Seen.data` again, or None where it does not happen any more."""
+
+
+class PlanGrid:
+    """`claim-limit` under many plans."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Claim in every cell of the grid."""
+        found = plans.walk(lab, offer, list(plans.fillings(level)))
+        evidence = {
+            "claims with more jobs free than allowed": found.claims,
+            "distinct plans": len(found.plans),
+        }
+        over = found.overclaim
+        if over is None:
+            return Seen(evidence)
+        sentence = "jobs were passed over, as claims that take more than they return explain"
+        return Seen(
+            evidence,
+            broken=f"a claim with limit {over.cell.limit} took {over.taken} "
+            f"({over.cell.filling}; {over.cell.setting})",
+            story=tell_overclaim(over),
+            data=[list(over.cell.filling), over.cell.setting, over.cell.limit],
+            explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The claim of one cell again."""
+        filling, setting, limit = data
+        over = plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
+        return tell_overclaim(over) if over else None
+
+
+class Waits:
+    """`backoff`, failure by failure."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002
+        """Fail one job as often as it may be."""
+        waits = backoff.watch(lab, offer)
+        story = tell_waits(waits) if waits.broken else ""
+        evidence = {"waits measured": len(waits.found)}
+        return Seen(evidence, broken=waits.broken, story=story, data=True)
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401, ARG002
+        """The same again."""
+        return self.watch(lab, offer, 0).story or None
+
+
+PROBES: Mapping[str, Probe] = {"claim-limit": PlanGrid(), "backoff": Waits()}
+"""The probe of each guarantee that has one."""
