@@ -12,6 +12,7 @@ import pytest
 
 from queueproof.checker import Declared, Violation, check
 from queueproof.explore import schedules
+from queueproof.explore.conditions import PLAIN
 from queueproof.explore.programs import (
     JobSpec,
     Program,
@@ -22,7 +23,6 @@ from queueproof.explore.programs import (
     in_turn,
     script,
 )
-from queueproof.explore.conditions import PLAIN
 from queueproof.explore.runner import Choice, Run, Runner
 from queueproof.explore.schedules import explore
 from queueproof.explore.shrink import Failure, _smaller, shrink

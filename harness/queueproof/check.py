@@ -25,6 +25,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from queueproof.checker import Declared, check
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore.conditions import PLAIN, Conditions
+from queueproof.explore.draws import BACKEND
 from queueproof.explore.lab import Gate, Lab, rejected
 from queueproof.explore.programs import (
     COMPLETE_ALL,
@@ -223,6 +224,7 @@ class Examination:
         @hypothesis_seed(self.seed)
         @settings(
             max_examples=self.profile.drawn,
+            backend=BACKEND,
             database=None,
             deadline=None,
             phases=[Phase.generate],
@@ -248,9 +250,8 @@ class Examination:
 
     def _found(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
-        measured = name in PROBES and name != "claim-limit"
         broken = name in self.probed and self.probed[name].broken
-        return name in self.failures or measured or name in VARIATIONS or bool(broken)
+        return name in self.failures or _apart(name) or bool(broken)
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee."""
@@ -297,7 +298,8 @@ class Examination:
 
     def _evidence(self, name: str) -> dict[str, int]:
         evidence = {what: n for (g, what), n in sorted(self.evidence.items()) if g == name}
-        if drawn := self.evidence["", "random programs"]:
+        drawn = self.evidence["", "random programs"]
+        if drawn and not _apart(name):
             evidence["random programs"] = drawn
         if name in self.probed:
             evidence |= self.probed[name].evidence
@@ -328,6 +330,11 @@ class Examination:
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
         return _Broken(failure.violation.because, story, token)
+
+
+def _apart(name: str) -> bool:
+    """Whether a guarantee is asked in runs of its own, so that others say nothing about it."""
+    return name in VARIATIONS or (name in PROBES and name != "claim-limit")
 
 
 def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
