@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from queueproof.explore.draws import BACKEND
 
@@ -34,8 +35,7 @@ def drawn(backend: str) -> list[list[int]]:
 
 def with_constants(backend: str, monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[list[int]]:
     """The same beside a module of the user's that holds some numbers."""
-    own = providers.Constants()
-    own.integers.update(numbers)
+    own = Constants(integers=set(numbers))
     monkeypatch.setattr(providers, "_get_local_constants", lambda: own)
     monkeypatch.setattr(providers, "CONSTANTS_CACHE", LRUCache(64))
     return drawn(backend)
