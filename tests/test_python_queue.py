@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from queueproof.check import check_queue
+from queueproof.explore import wallclock
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import select
 from queueproof.postgres import Server
 from queueproof.queue import Claim, JobRow, Operation, Queue, State, Step, Value
-from queueproof.report.card import Card
 
 ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}
@@ -106,10 +106,11 @@ class NoFence(SkipLocked):
     mine = "id = :id AND state = 'r' AND :attempt::int > 0"
 
 
-def judge(queue: Queue, server: Server) -> Card:
-    """The card of a queue."""
+def verdicts_of(queue: Queue, server: Server, *asked: str) -> dict[str, str]:
+    """Guarantee id to verdict."""
     with open_lab(queue, server) as lab:
-        return check_queue(lab, select(ASKED), profile="quick")
+        card = check_queue(lab, select(asked), profile="quick")
+    return {judgement.id: judgement.verdict for judgement in card.guarantees}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def judge(queue: Queue, server: Server) -> Card:
 )
 def test_a_class_is_judged_like_a_file(server: Server, queue: Queue, broken: str | None) -> None:
     """The sound class keeps every guarantee; one with a planted defect breaks that one alone."""
-    verdicts = {judgement.id: judgement.verdict for judgement in judge(queue, server).guarantees}
+    verdicts = verdicts_of(queue, server, *ASKED)
     assert verdicts == {name: "broken" if name == broken else "holds" for name in ASKED}
 
 
@@ -129,3 +130,53 @@ def test_a_class_offers_what_it_defines() -> None:
     assert "cleanup" not in queue.offers
     assert queue.takes("claim") == {"limit", "lease"}
     assert queue.name.endswith(":SkipLocked")
+
+
+class OwnClock(SkipLocked):
+    """Its leases end by the clock of whoever looks."""
+
+    @staticmethod
+    def _now() -> str:
+        return datetime.now(UTC).isoformat()
+
+    def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
+        """Take some jobs, until a moment on the worker's clock."""
+        claims = yield from super().claim(limit, lease)
+        until = (datetime.now(UTC) + lease).isoformat()
+        for claim in claims:
+            yield Step(
+                "UPDATE jobs SET until = :until::timestamptz WHERE id = :id",
+                {"until": until, "id": claim.token["id"]},
+            )
+        return claims
+
+    def recover(self) -> Operation[list[str]]:
+        """Bring back what the reaper's clock says has run out."""
+        result = yield Step(
+            "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
+            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' "
+            "AND until < :now::timestamptz FOR UPDATE SKIP LOCKED)) RETURNING id",
+            {"now": self._now()},
+        )
+        return [str(row["id"]) for row in result.rows]
+
+
+def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server) -> None:
+    """A class that asks its process for the time recovers in time, and steals once it is wrong."""
+    verdicts = verdicts_of(OwnClock(), server, "stale-recovery", "retry-bound", "server-clock")
+    assert verdicts == {
+        "stale-recovery": "holds",
+        "retry-bound": "holds",
+        "server-clock": "broken",
+    }
+
+
+def test_a_clock_that_cannot_be_set_leaves_the_question_open(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the extra that moves a process' clock the verdict says how to get it."""
+    monkeypatch.setattr(wallclock, "MOVABLE", False)
+    with open_lab(SkipLocked(), server) as lab:
+        (judgement,) = check_queue(lab, select(["server-clock"]), profile="quick").guarantees
+    assert judgement.verdict == "inconclusive"
+    assert "queueproof[clock]" in judgement.reason

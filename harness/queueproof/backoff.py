@@ -57,7 +57,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
     queue = offer.queue
     takes_bound = "max_attempts" in queue.takes("enqueue")
     bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
-    drive(lab.session("producer"), queue.start("enqueue", **lab.defaults()))
+    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
     waits = Waits()
     job = _claim(lab)
     for attempt in range(1, min(bound, LATER[-1] + 1)):
@@ -119,7 +119,7 @@ def _claim(lab: Lab) -> Claim | None:
     session = lab.session("w1")
     arguments = {**lab.defaults(), "worker": WORKER, "limit": 1}
     try:
-        claims: Sequence[Claim] = drive(session, lab.queue.start("claim", **arguments))
+        claims: Sequence[Claim] = drive(session, lab.start("claim", **arguments))
     except ServerError:
         claims = ()  # judged where claims are
     if not claims and session.in_transaction:
@@ -131,7 +131,7 @@ def _fail(lab: Lab, job: Claim) -> bool:
     session = lab.session("w1")
     arguments = {**lab.defaults(), "worker": WORKER, "job": job, "error": "it failed"}
     try:
-        return bool(drive(session, lab.queue.start("fail", **arguments)))
+        return bool(drive(session, lab.start("fail", **arguments)))
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")

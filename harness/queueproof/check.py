@@ -24,6 +24,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 
 from queueproof.checker import Declared, check
 from queueproof.errors import QueueError, QueueproofError
+from queueproof.explore import wallclock
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.draws import BACKEND
 from queueproof.explore.lab import Gate, Lab, rejected
@@ -116,8 +117,13 @@ class Examination:
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
     _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
 
-    def examine(self, wanted: Sequence[Guarantee], progress: Progress) -> None:
-        """Run everything that the guarantees need."""
+    def examine(
+        self,
+        wanted: Sequence[Guarantee],
+        progress: Progress,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run everything that the guarantees need, or as much as is enough."""
         asked = [g.id for g in wanted if g.needs(self.offer) is None]
         suite = Suite(self.offer)
         # The gates' triggers are made and dropped once, not for each guarantee.
@@ -143,13 +149,15 @@ class Examination:
         for n, (what, act) in enumerate(parts):
             progress(what, n / len(parts))
             act()
+            if enough():
+                return
 
     def _runner(self, conditions: Conditions = PLAIN) -> Runner:
         return Runner(self.lab, held=self.offer.held, conditions=conditions)
 
     def _probe(self, name: str) -> None:
         self.lab.set_gate(None)
-        self.lab.set_sessions(PLAIN.settings)
+        self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
         self.probed[name] = PROBES[name].watch(self.lab, self.offer, self.profile.level)
 
     def _explore_all(self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN) -> None:
@@ -171,9 +179,12 @@ class Examination:
 
     def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
         """Look for what breaks under some conditions and holds without them."""
+        if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
+            self.probed[name] = Seen({}, unable=wallclock.MISSING)
         runner = self._runner(conditions)
-        budget = self.profile.varied
         for program in suite.varied(races=conditions.isolation is not None):
+            profile = self.profile
+            budget = profile.schedules if program.size <= TINY else profile.varied
             for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
                 self.evidence[name, "schedules"] += 1
                 if not run.ambiguous:
@@ -250,8 +261,12 @@ class Examination:
 
     def _found(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
+        return self.suspects(name) or _apart(name)
+
+    def suspects(self, name: str) -> bool:
+        """Whether a guarantee was seen to break, be it that something else explains it."""
         broken = name in self.probed and self.probed[name].broken
-        return name in self.failures or _apart(name) or bool(broken)
+        return name in self.failures or bool(broken)
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee."""
@@ -366,6 +381,7 @@ def _without_a_directory() -> Iterator[None]:
 
 
 _GATES: tuple[Gate | None, ...] = (None, "statement")
+TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 ENOUGH = 5  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs"})
@@ -399,6 +415,34 @@ def check_queue(
     progress("stories", 1.0)
     judgements = [examination.judgement(guarantee) for guarantee in wanted]
     return Card(lab.queue.name, lab.server.label, seed, time.monotonic() - began, judgements)
+
+
+def first_break(
+    lab: Lab, wanted: Sequence[Guarantee], *, seed: int = 0, profile: str = "default"
+) -> Judgement | None:
+    """The first break that an examination meets, of those that count; None where there is none.
+
+    Args:
+        lab: Where the queue is installed.
+        wanted: The guarantees in question.
+        seed: As for `check_queue`.
+        profile: As for `check_queue`.
+
+    Raises:
+        QueueError: An operation does not work even undisturbed.
+    """
+    offer = calibrate(lab)
+    examination = Examination(lab, offer, declare(offer), seed, PROFILES[profile])
+    found: list[Judgement] = []
+
+    def enough() -> bool:
+        suspects = (guarantee for guarantee in wanted if examination.suspects(guarantee.id))
+        judgements = map(examination.judgement, suspects)
+        found.extend(itertools.islice((j for j in judgements if j.verdict == "broken"), 1))
+        return bool(found)
+
+    examination.examine(wanted, lambda _what, _fraction: None, enough)
+    return found[0] if found else None
 
 
 def declare(offer: Offer) -> Declared:

@@ -150,7 +150,7 @@ def _fill(lab: Lab, offer: Offer, filling: Filling) -> None:
 
 def _enqueue(lab: Lab, session: Session, count: int, **arguments: object) -> None:
     for _ in range(count):
-        drive(session, lab.queue.start("enqueue", **{**lab.defaults(), **arguments}))
+        drive(session, lab.start("enqueue", **{**lab.defaults(), **arguments}))
 
 
 def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Overclaim | None:
@@ -161,7 +161,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
     before = _running(lab)
     plans: list[tuple[str, str]] = []
     arguments = {**lab.defaults(), "worker": "00000000-0000-0000-0000-000000000001"}
-    operation = lab.queue.start("claim", **{**arguments, "limit": cell.limit})
+    operation = lab.start("claim", **{**arguments, "limit": cell.limit})
     claims: Sequence[Claim] = ()
     try:
         claims = _explained(session, operation, plans)
@@ -204,7 +204,7 @@ def _running(lab: Lab) -> int:
     """How many jobs the queue itself reports as running; 0 where it reports none."""
     if "jobs" not in lab.queue.offers:
         return 0
-    rows = drive(lab.session("producer"), lab.queue.start("jobs"))
+    rows = drive(lab.session("producer"), lab.start("jobs"))
     assert isinstance(rows, list)
     return sum(row.state == "running" for row in rows)
 

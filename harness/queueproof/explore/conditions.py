@@ -28,6 +28,7 @@ _ZONES: tuple[Mapping[str, str], ...] = (
     {"TimeZone": "America/St_Johns", "DateStyle": "Postgres, MDY"},
 )
 _FAR = ("w1", "w2", "reaper")
+_AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1}  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class Conditions:
             wanted |= {name: f"'{value}'" for name, value in zone.items()}
         return wanted
 
+    def skew(self, actor: str) -> float:
+        """Seconds by which the clock of an actor's process is ahead of the database's."""
+        return _AHEAD.get(actor, 0.0) if self.clocks else 0.0
+
     def told(self) -> str:
         """The sentence of a story that names them; empty for plain ones."""
         if self.planner:
@@ -70,7 +75,7 @@ class Conditions:
                 f"{name}: {', '.join(zone.values())}"
                 for name, zone in zip(_FAR, _ZONES, strict=True)
             )
-            return f"Sessions differ in TimeZone and DateStyle ({shown})."
+            return f"Sessions differ in TimeZone, DateStyle and clock ({shown})."
         if self.pooled:
             return "A pooler stands between: each transaction runs on another connection."
         return ""

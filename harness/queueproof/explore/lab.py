@@ -8,16 +8,18 @@ from contextlib import contextmanager
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import psycopg
 from psycopg import pq, sql
 
 from queueproof.errors import QueueError, ServerError
+from queueproof.explore import wallclock
 from queueproof.explore.session import ConnectionLostError, Session
 from queueproof.postgres import Server
-from queueproof.queue import Queue, Step
+from queueproof.queue import Operation, Queue, Step
 from queueproof.sql import compile_statement, position_in
+from queueproof.sqlfile import SqlFileQueue
 
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 GATE_KEYS = {"first": 815_101, "second": 815_102}
@@ -92,6 +94,7 @@ class Lab:
         conninfo: Of its database.
         arrays: Array type of each type that the queue's schema defines, by oid.
         tables: The queue's tables, as regclass text.
+        has_own_clock: Whether its operations are code, which may ask its process for the time.
     """
 
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
@@ -108,6 +111,8 @@ class Lab:
         self._resets = 0
         self._gate: Gate | None = None
         self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
+        self._skew: Callable[[str], float] = lambda _: 0.0
+        self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
             self._install()
         except BaseException:
@@ -285,9 +290,24 @@ class Lab:
                 f"FOR EACH {(gate or 'row').upper()} EXECUTE FUNCTION clock.gate()"
             )
 
-    def set_sessions(self, settings: Callable[[str], Mapping[str, str]]) -> None:
-        """Make each actor's sessions begin with settings of their own from the next run on."""
+    def set_sessions(
+        self, settings: Callable[[str], Mapping[str, str]], skew: Callable[[str], float]
+    ) -> None:
+        """Give each actor settings and a clock of its own from the next run on.
+
+        Args:
+            settings: By actor, what its sessions set when they begin.
+            skew: By actor, the seconds by which its process' clock is ahead.
+        """
         self._settings = settings
+        self._skew = skew
+
+    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
+        """Begin one of the queue's operations on behalf of an actor."""
+        steps = self.queue.start(operation, **arguments)
+        if self.has_own_clock and wallclock.MOVABLE:
+            return wallclock.resumed_at(steps, lambda: self._shift + self._skew(actor))
+        return steps
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.

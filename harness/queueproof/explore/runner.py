@@ -180,7 +180,7 @@ class Runner:
             ConnectionLostError: The server closed a connection.
         """
         self._lab.set_gate(self.conditions.gate)
-        self._lab.set_sessions(self.conditions.settings)
+        self._lab.set_sessions(self.conditions.settings, self.conditions.skew)
         self._lab.reset()
         self._run = Run()
         self._moment = 0
@@ -430,7 +430,7 @@ class Runner:
         call = Call(len(history.calls), do.kind, actor.name, self._moment, self._lab.now())
         history.calls.append(call)
         arguments, named = self._arguments(actor, do, call)
-        generator = self._queue.start(do.kind, **arguments)
+        generator = self._lab.start(do.kind, actor.name, **arguments)
         second = do.kind == "heartbeat" and actor.holding
         session = self._lab.session(f"{actor.name}, second connection" if second else actor.name)
         self._owners[session.pid] = actor
