@@ -15,6 +15,9 @@ test: venv             ## test the harness itself
 bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
 	$(BIN)/python -m queueproof.cost
 
+results: venv          ## check every queue of strategies/; writes results/conformance.md and the stories
+	$(BIN)/python -m queueproof.report.conformance
+
 lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,6 +15,7 @@ from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
+from queueproof.report.conformance import PROFILE, SEED, Recorded
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 
@@ -68,6 +70,18 @@ def seed(examiner: Examiner) -> int:
 def strategy() -> Callable[[str], Queue]:
     """A queue of strategies/ by its path there, without `.sql`."""
     return lambda name: _load(STRATEGIES / f"{name}.sql")
+
+
+@pytest.fixture(scope="session")
+def recorded(examiner: Examiner) -> Recorded:
+    """The verdicts of results/conformance.md."""
+    path = STRATEGIES.parent / "results" / "conformance.json"
+    if not path.exists():
+        pytest.skip("results/ is in a checkout only")
+    if (examiner.seed, examiner.profile) != (SEED, PROFILE):
+        pytest.skip(f"the matrix is of profile {PROFILE} and seed {SEED}")
+    found: Recorded = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 @pytest.fixture

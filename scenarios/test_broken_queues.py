@@ -15,6 +15,7 @@ import pytest
 from queueproof import Queue
 from queueproof.guarantees import CATALOGUE
 from queueproof.pytest_plugin import Examiner
+from queueproof.report.conformance import Recorded, drift
 
 BROKEN = Path(__file__).resolve().parent.parent / "strategies" / "broken"
 
@@ -54,9 +55,10 @@ def test_the_defect_is_found(
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", DEFECTS)
 def test_nothing_else_is_broken(
-    name: str, strategy: Callable[[str], Queue], examiner: Examiner
+    name: str, strategy: Callable[[str], Queue], examiner: Examiner, recorded: Recorded
 ) -> None:
     """The rule of blame: one defect breaks one guarantee, and every other one holds."""
     card = examiner.judge(strategy(f"broken/{name}"))
     broken = {judgement.id for judgement in card.guarantees if judgement.verdict == "broken"}
-    assert broken - {DEFECTS[name]} == set()
+    assert broken == {DEFECTS[name]}
+    assert drift(recorded, f"broken/{name}", card) == {}

@@ -242,6 +242,13 @@ def test_required_blocks_are_missed(name: str) -> None:
         queue(**{name: "\n-- nothing\n;"})
 
 
+def test_a_positional_parameter_is_refused() -> None:
+    """`$1` would be taken for the first `:name`; PREPARE has parameters of its own."""
+    with pytest.raises(QueueError, match="write :limit, not"):
+        queue(claim="\nSELECT id FROM jobs LIMIT $1;")
+    queue(claim="\nPREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);")
+
+
 def test_lease_needs_the_header() -> None:
     """`:lease` without a lease in the header is an error where it is used."""
     text = FILE.replace("-- lease", "-- # lease").replace("(worker, limit)", "")

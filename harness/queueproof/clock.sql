@@ -5,13 +5,6 @@ CREATE SCHEMA clock;
 -- A row is a move: from the real moment `since` on, the clock shows real time plus `shift`.
 CREATE TABLE clock.moves (since timestamptz PRIMARY KEY, shift interval NOT NULL);
 
--- The same for what stands still in a transaction. Its body is written anew at each move, as a CASE over the
--- moments of the moves: a transaction that began before a move keeps its now(), as it must. Being
--- one expression it is inlined, so that a call costs no lookup and indexes are used as ever.
--- An open transaction may go on using the old body, where now() cannot tell the difference.
-CREATE FUNCTION clock.shift(moment timestamptz) RETURNS interval
-LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT interval '0'$$;
-
 CREATE FUNCTION clock.at(actual timestamptz) RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
   SELECT actual + COALESCE(
@@ -19,13 +12,15 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
     interval '0');
 $$;
 
+-- What stands still in a transaction. Its body is written anew at each move, as a CASE over the moments of
+-- the moves: a transaction that began before a move keeps its now(), as it must. Being one expression it
+-- is inlined, so that a call costs no lookup and indexes are used as ever. An open transaction may go on
+-- using the old body, where now() cannot tell the difference.
 CREATE FUNCTION clock.now() RETURNS timestamptz
-LANGUAGE sql STABLE PARALLEL SAFE AS
-  'SELECT pg_catalog.now() + clock.shift(pg_catalog.now())';
+LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT pg_catalog.now()';
 
 CREATE FUNCTION clock.transaction_timestamp() RETURNS timestamptz
-LANGUAGE sql STABLE PARALLEL SAFE AS
-  'SELECT pg_catalog.now() + clock.shift(pg_catalog.now())';
+LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.now()';
 
 CREATE FUNCTION clock.statement_timestamp() RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS

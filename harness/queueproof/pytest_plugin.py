@@ -176,13 +176,18 @@ class Examiner:
 
         A queue is judged once, for all that the collected tests ask of it.
         """
+        return Verdict(queue, next(j for j in self.card(queue).guarantees if j.id == guarantee))
+
+    def card(self, queue: Queue) -> Card:
+        """All that the collected tests ask of a queue; every guarantee where they ask nothing."""
         card = self._cards.get(queue.name)
         if card is None:
             future = self._futures.pop(queue.name, None)
             with _failures(queue):
-                card = future.result() if future else self._check(queue, self._asked[queue.name])
+                asked = self._asked.get(queue.name)
+                card = future.result() if future else self._check(queue, asked)
             self._cards[queue.name] = card
-        return Verdict(queue, next(j for j in card.guarantees if j.id == guarantee))
+        return card
 
     def judge(self, queue: Queue, guarantees: Iterable[str] | None = None) -> Card:
         """Judge a queue by some guarantees, or by all."""

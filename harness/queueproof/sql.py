@@ -150,6 +150,19 @@ def _opening(text: str) -> int:
     return end
 
 
+def positional(text: str) -> int | None:
+    """Where a statement uses `$1` or the like, which would be taken for its first `:name`.
+
+    What PREPARE and CREATE name has parameters of its own.
+    """
+    if first_keyword(text) in {"PREPARE", "CREATE"}:
+        return None
+    for mark, number in pairwise(tokens(text)):
+        if mark.raw == "$" and mark.end == number.start and number.raw.isdigit():
+            return mark.start
+    return None
+
+
 def line_comments(text: str) -> Iterator[int]:
     """Where each `--` comment begins that is not itself inside a string or a block comment.
 

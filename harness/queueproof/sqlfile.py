@@ -486,6 +486,8 @@ def _mode(file: _File, start: int, name: str, suffix: str) -> Mode:
 
 def _statement(file: _File, text: str, offset: int) -> Statement:
     compiled = sql.compile_statement(text, move_clock=False)
+    if (place := sql.positional(text)) is not None:
+        file.fail(offset + place, "parameters have names here: write :limit, not $1")
     uses = zip(compiled.names, compiled.offsets, strict=True)
     parameters = {name: file.source(offset + use) for name, use in uses}
     return Statement(text, file.source(offset), parameters)

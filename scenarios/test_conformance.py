@@ -1,0 +1,23 @@
+"""What results/conformance.md says of the queues is what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queueproof import Queue
+from queueproof.pytest_plugin import Examiner
+from queueproof.report.conformance import Recorded, drift, names
+
+STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+OURS = [name for name in names(STRATEGIES) if not name.startswith("broken/")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_matrix_is_up_to_date(
+    name: str, strategy: Callable[[str], Queue], examiner: Examiner, recorded: Recorded
+) -> None:
+    """Each verdict is the recorded one; `make results` writes them anew."""
+    assert drift(recorded, name, examiner.card(strategy(name))) == {}
