@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,7 +17,8 @@ from hypothesis import strategies as st
 
 from queueproof import checker, spec
 from queueproof.checker import Declared, check
-from queueproof.history import Answer, Call, History, Ref, Wait
+from queueproof.cost.checker import DECLARED, simulate
+from queueproof.history import Answer, Call, History, Ref, Timeline, Wait
 from queueproof.queue import State
 from queueproof.spec import Act, Breach, Job, Rules
 
@@ -29,6 +34,7 @@ def declared(
     recovers: bool = True,
     observable: bool = True,
     order: str = "none",
+    cap: int | None = None,
 ) -> Declared:
     """A queue's declaration: by default a lease, `recover` and `jobs`."""
     return Declared(
@@ -38,6 +44,7 @@ def declared(
         recovers=recovers,
         observable=observable,
         order=order,
+        cap=cap,
     )
 
 
@@ -228,6 +235,43 @@ def test_a_lost_claims_job_that_never_comes_back_is_stale_recovery() -> None:
     told.wait(LEASE + 1)
     told.sweep()
     assert broken(told.finally_(j1="running")) == ["stale-recovery"]
+
+
+def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery() -> None:
+    """What is explained without a call whose answer was lost is not explained with it."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    lost = told.begin("claim", "w1", limit=1)
+    lost.answer = "unknown"
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.on("complete", told.claim("w2", "1"))
+    found = check(told.finally_(j1="completed"), declared())
+    assert found.violations == []
+    assert found.evidence["stale-recovery", "jobs of crashed workers claimed again"] == 0
+
+
+def test_an_observation_can_prove_that_a_lost_claim_took_the_job() -> None:
+    """A job seen as failed was claimed by the call that nobody heard of, and must not run again."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    lost = told.do("claim", "w1", limit=1, answer="unknown")
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    told.do("jobs", "drainer", states={"1": "failed"})
+    told.on("complete", told.claim("w2", "1"))
+    (violation,) = check(told.finally_(j1="completed"), declared()).violations
+    assert (violation.guarantee, violation.call > lost.index) == ("retry-bound", True)
+
+
+def test_a_job_of_the_schema_is_not_early_because_an_enqueue_is_lost_later() -> None:
+    """An enqueue whose answer was lost cannot have made a job that was claimed before it."""
+    told = Told()
+    claim = told.claim("w1", "1")
+    told.do("enqueue", "producer", answer="unknown")
+    told.on("complete", claim)
+    assert broken(told.finally_(j1="completed")) == []
 
 
 def test_an_unknown_batch_completes_a_subset() -> None:
@@ -595,6 +639,69 @@ def test_the_steps_of_a_check_grow_with_the_history(monkeypatch: pytest.MonkeyPa
     assert taken[1] <= 11 * taken[0]
 
 
+def one_by_one(jobs: int) -> History:
+    """A deep backlog that one worker claims in order, with a heartbeat for each job."""
+    told = Told()
+    enqueues = [
+        told.enqueue(str(n), priority=-(n % 2), delay=0.5 if n % 50 == 0 else 0.0)
+        for n in range(jobs)
+    ]
+    told.wait(1.0)
+    for call in sorted(enqueues, key=lambda call: (-call.priority, call.began + call.delay)):
+        (job,) = call.ids
+        claim = told.claim("w1", job)
+        told.on("heartbeat", claim, job)
+        told.on("complete", claim, job)
+    states: dict[str, State] = {f"j{n}": "completed" for n in range(jobs)}
+    return told.finally_(**states)
+
+
+def lines_run(act: Callable[[], object]) -> int:
+    """How many lines of Python run, loops counted each time around."""
+    lines = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> Any:  # noqa: ANN401
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+FREE_RUN = (lambda n: simulate(10 * n), DECLARED)
+ALONE = (one_by_one, declared(worker_heartbeat=True, order="priority, fifo", cap=2))
+
+
+@pytest.mark.parametrize(("history", "facts"), [FREE_RUN, ALONE], ids=["free run", "alone"])
+def test_the_work_of_a_check_grows_with_the_history(
+    history: Callable[[int], History], facts: Declared
+) -> None:
+    """A history ten times as long is ten times the work, be its claims alone or overlapping."""
+
+    def work(told: History) -> float:
+        lines = lines_run(lambda: check(told, facts))
+        return lines / len(told.calls)
+
+    short, long = history(100), history(1000)
+    assert check(long, facts).violations == []
+    assert work(long) <= 1.3 * work(short)
+
+
+def test_a_simulated_history_is_sound_and_depends_on_its_seed_alone() -> None:
+    """What the cost of a check is measured on breaks nothing, and puts much to the test."""
+    found = [check(simulate(10_000, seed), DECLARED) for seed in (1, 1, 2)]
+    assert [one.violations for one in found] == [[], [], []]
+    assert found[0].evidence == found[1].evidence != found[2].evidence
+    tested = {guarantee for guarantee, _ in found[0].evidence}
+    assert {"single-claim", "stale-recovery", "live-lease", "retry-bound", "fencing"} <= tested
+
+
 def test_a_history_is_judged_the_same_every_time() -> None:
     """The same calls give the same evidence and the same words, however often they are judged."""
 
@@ -865,22 +972,22 @@ def test_a_sound_queue_is_never_accused_where_jobs_is_absent(
     assert check(history, declared(order="priority, fifo", observable=False)).violations == []
 
 
-@pytest.mark.parametrize(
-    "defect",
-    [
-        "single-claim",
-        "claim-limit",
-        "no-lost-job",
-        "not-early",
-        "order",
-        "stale-recovery",
-        "live-lease",
-        "fencing",
-        "retry-bound",
-        "final-state",
-        "non-blocking",
-    ],
+DEFECTS = (
+    "single-claim",
+    "claim-limit",
+    "no-lost-job",
+    "not-early",
+    "order",
+    "stale-recovery",
+    "live-lease",
+    "fencing",
+    "retry-bound",
+    "final-state",
+    "non-blocking",
 )
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_a_queue_with_one_defect_is_accused_of_that_alone(defect: str) -> None:
     """Each planted defect is found, and blamed on its guarantee only (rule 21)."""
     found = accusations(defect, range(60))
@@ -894,3 +1001,172 @@ def accusations(defect: str, seeds: Iterable[int]) -> set[str]:
         for seed in seeds
     ]
     return {guarantee for history in histories for guarantee in broken(history, MODELLED)}
+
+
+# --- what is counted in one pass, counted plainly -----------------------------------------------
+
+
+def modelled(rng: random.Random, defect: str, steps: int) -> History:
+    """A random history of a sound or broken queue."""
+    return Model(rng, defect).run(steps)
+
+
+histories = st.builds(
+    modelled,
+    st.randoms(use_true_random=False),
+    st.sampled_from(("", *DEFECTS)),
+    st.integers(1, 120),
+)
+plainly = settings(max_examples=60, deadline=None, database=None)
+
+
+@plainly
+@given(histories, st.integers(0, 300), st.integers(0, 300))
+def test_a_timeline_finds_the_calls_that_were_open(history: History, start: int, end: int) -> None:
+    """What overlaps a span is what began before its end and had not ended at its start."""
+    expected = [
+        call
+        for call in history.calls
+        if call.invoked < end and (call.returned is None or call.returned > start)
+    ]
+    assert expected == list(Timeline(history.calls).overlapping(start, end))
+
+
+@plainly
+@given(histories)
+def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> None:
+    """One pass over the calls counts the same pairs as trying all of them."""
+    answered = [call for call in history.calls if call.returned is not None]
+    expected: Counter[tuple[str, str]] = Counter()
+    for one, other in combinations(answered, 2):
+        kinds = {one.kind, other.kind}
+        if one.actor == other.actor or not one.overlaps(other):
+            continue
+        expected["single-claim", "overlapping claims"] += kinds == {"claim"}
+        expected["not-early", "claims during an enqueue"] += kinds == {"claim", "enqueue"}
+        expected["no-deadlock", "operations in the midst of another's"] += 1
+        judged = bool(kinds & {"claim", "heartbeat", "recover"})
+        expected["non-blocking", "operations in the midst of another's"] += judged
+    found = check(history, MODELLED).evidence
+    assert expected == Counter({what: found[what] for what in expected})
+
+
+@plainly
+@given(histories, st.sampled_from([LEASE, None]))
+def test_fresh_leases_are_counted_against_all_who_might_have_taken_the_job(
+    history: History, lease: float | None
+) -> None:
+    """Every claim and recovery of others counts that ran wholly while a claimed job was held."""
+    takers = history.of_kind("claim", "recover")
+    ends = {ref: call.invoked for call in history.of_kind("complete", "fail") for ref in call.refs}
+    expected = sum(
+        other.actor != claim.actor
+        and claim.returned is not None
+        and claim.returned < other.invoked < ends.get(Ref(claim.index, job), float("inf"))
+        and other.ended < claim.began + (lease or float("inf"))
+        for claim in history.of_kind("claim")
+        for job in claim.ids
+        for other in takers
+    )
+    found = check(history, declared(lease=lease, held=lease is None)).evidence
+    assert expected == found["live-lease", "claims and recoveries during a fresh lease"]
+
+
+@plainly
+@given(histories, st.integers(1, 4))
+def test_running_jobs_are_counted_at_each_claim(history: History, cap: int) -> None:
+    """The first claim after which more jobs were certainly running than the cap is accused."""
+
+    def running(claim: Call) -> int:
+        return len({
+            job
+            for other in history.of_kind("claim")
+            if other.returned is not None and other.returned <= (claim.returned or 0)
+            for job in other.ids
+            if claim.ended < other.began + LEASE
+            and not any(
+                call.invoked < (claim.returned or 0)
+                and (Ref(other.index, job) in call.refs or _crashed(call, other))
+                for call in history.of_kind("complete", "fail", "crash")
+            )
+        })  # fmt: skip
+
+    over = [c.index for c in history.of_kind("claim") if c.ids and running(c) > cap]
+    found = check(history, declared(cap=cap)).violations
+    assert over[:1] == [v.call for v in found if v.guarantee == "concurrency-limit"]
+
+
+def _crashed(call: Call, claim: Call) -> bool:
+    return call.kind == "crash" and call.actor == claim.actor
+
+
+@plainly
+@given(histories, st.sampled_from(["fifo", "priority, fifo"]))
+def test_order_is_judged_as_if_every_pair_of_jobs_were_compared(
+    history: History, order: str
+) -> None:
+    """The first passed-over job that precedes a taken one is named, whichever are compared."""
+    facts = declared(order=order)
+    found = check(history, facts)
+    bad = {v.job for v in check(history, declared()).violations}
+    expected, compared = first_out_of_order(history, order, bad)
+    told = [(v.call, v.because) for v in found.violations if v.guarantee == "order"]
+    assert expected == told
+    assert compared == (found.evidence["order", "pairs of jobs compared"] > 0)
+
+
+def first_out_of_order(
+    history: History, order: str, bad: set[str | None]
+) -> tuple[list[tuple[int, str]], bool]:
+    """The first violation of an order, and whether any two jobs could be compared."""
+    compared = False
+    claimed: set[str] = set()
+    for claim in history.of_kind("claim"):
+        if claim.answer == "unknown":
+            break
+        beside = [c for c in history.calls if c.kind not in checker._INSTANT and c is not claim]
+        free = [
+            call
+            for call in history.of_kind("enqueue")
+            if call.returned is not None
+            and call.returned < claim.invoked
+            and call.ended + call.delay <= claim.began
+            and (claimed | bad).isdisjoint(call.ids)
+        ]
+        if not any(call.overlaps(claim) for call in beside):
+            for later in (call for call in free if set(call.ids) & set(claim.ids)):
+                for earlier in (call for call in free if not set(call.ids) & set(claim.ids)):
+                    if checker._comparable(earlier, later):
+                        compared = True
+                        if checker._precedes(earlier, later, order):
+                            violation = checker._out_of_order(claim, earlier, later)
+                            return [(violation.call, violation.because)], compared
+        claimed.update(claim.ids)
+    return [], compared
+
+
+@plainly
+@given(histories)
+def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
+    """Jobs not due, claimed before or without an attempt left are those of the calls so far."""
+    hindrances = dict(checker._hindrances(history))
+    for claim in history.of_kind("claim", "sweep"):
+        earlier = history.calls[: claim.index]
+        enqueued = [call for call in earlier if call.kind == "enqueue"]
+        attempts = Counter(job for c in earlier if c.kind == "claim" for job in c.ids)
+        done = {
+            ref.job
+            for call in earlier
+            if call.kind == "complete" and call.answer == "accepted"
+            for ref in call.refs
+        }
+        tried = [
+            attempts[job] >= (call.bound or 0)
+            for call in enqueued
+            for job in call.ids
+            if attempts[job] and job not in done
+        ]
+        waiting = sum(call.began + call.delay > claim.ended for call in enqueued)
+        expected = (waiting, tried.count(False), tried.count(True), 0)
+        if claim.ids or claim.kind == "sweep":
+            assert expected == hindrances[claim.index]

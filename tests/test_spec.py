@@ -396,3 +396,11 @@ def test_a_crash_of_somebody_else_changes_nothing() -> None:
     """Only the holder's crash counts."""
     running = life(LEASED, enqueued(), act(CLAIM))
     assert life(LEASED, enqueued(), act(CLAIM), act(call("crash", 3.0, actor="w2"))) == running
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
+def test_a_lost_answer_does_not_wake_a_finished_job(kind: str) -> None:
+    """Whatever became of the operation, a completed job stays completed."""
+    done = (enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
+    lost = act(call(kind, 5.0), CLAIM, "unknown")
+    assert phases(life(LEASED, *done, lost)) == {Phase.COMPLETED}

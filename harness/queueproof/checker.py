@@ -5,16 +5,25 @@ that respect real time are followed at once, as a set of states, and the answer 
 becomes empty is the violation (just-in-time linearization: G. Lowe, "Testing for linearizability",
 2017; partitioned by key as in Porcupine). What concerns several jobs, limits, order and waiting,
 is judged on the calls themselves.
+
+The time that this takes grows with the length of a history, so that free-running workers can be
+judged too. Faster than that grows only what is rare: a sweep concerns every job, and a claim whose
+answer was lost every job that cannot be explained without it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import accumulate, chain, islice
+from operator import itemgetter
 from typing import NamedTuple
 
-from queueproof.history import Answer, Call, History, Ref
+from queueproof.guarantees import Offer
+from queueproof.history import Answer, Call, History, Ref, Timeline
 from queueproof.queue import State
 from queueproof.spec import (
     FINISHED,
@@ -88,6 +97,20 @@ class Declared:
     cap: int | None = None
 
 
+def declare(offer: Offer) -> Declared:
+    """What the checker must know of a queue."""
+    queue = offer.queue
+    return Declared(
+        lease=queue.lease.total_seconds() if queue.lease else None,
+        held=offer.held,
+        worker_heartbeat="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
+        recovers="recover" in queue.offers,
+        observable="jobs" in queue.offers,
+        order=queue.order,
+        cap=queue.concurrency_limit,
+    )
+
+
 def check(history: History, declared: Declared) -> Findings:
     """Judge one history against every guarantee that a history can show."""
     rules = Rules(
@@ -95,19 +118,30 @@ def check(history: History, declared: Declared) -> Findings:
         held=declared.held,
         worker_heartbeat=declared.worker_heartbeat,
         takes_over=declared.lease is not None and not declared.recovers,
-        recoveries=history.of_kind("recover"),
+        recoveries=Timeline(history.of_kind("recover")),
     )
     findings = Findings()
     _check_limits(history, findings)
     _check_routing(history, findings)
     _check_deadlocks(history, findings)
-    misrouted = {violation.job for violation in findings.violations}
-    for job, acts in _by_job(history).items():
+    _check_cleanup(history, findings)
+    misrouted = {violation.job for violation in findings.violations}  # or cleaned up too early
+    index = _Index(history)
+    lives = _Lives(history)
+    for job in lives.jobs:
         if job in misrouted:
             continue
-        _JobCheck(rules, declared, history, job, findings).run(acts)
+        life = _JobCheck(rules, declared, index, job)
+        life.run(lives.certain(job))
+        if not life.explained and (acts := lives.possible(job)):
+            # A call that was not answered may have met any job, and with many such calls the
+            # explanations are too many: only a life that has none without them is read with them.
+            life = _JobCheck(rules, declared, index, job)
+            life.run(acts)
+        findings.violations += life.findings.violations
+        findings.evidence.update(life.findings.evidence)
     _check_waits(history, declared, findings)
-    _check_order(history, declared, findings)
+    _check_order(history, index, declared, findings)
     _check_cap(history, declared, findings)
     _count_overlaps(history, findings)
     _count_fresh(history, declared, findings)
@@ -115,62 +149,213 @@ def check(history: History, declared: Declared) -> Findings:
     return findings
 
 
+# --- what a job looks up among all calls --------------------------------------------------------
+
+
+class _Hindrance(NamedTuple):
+    """How many jobs cannot run at a moment, by the reason why."""
+
+    waiting: int = 0
+    held: int = 0
+    spent: int = 0
+    elsewhere: int = 0
+
+    def __str__(self) -> str:
+        reasons = "not due yet", "claimed before", "without an attempt left", "of another queue"
+        counted = zip(self, reasons, strict=True)
+        return ", ".join(f"{n} job{'s' if n > 1 else ''} {why}" for n, why in counted if n)
+
+
+class _Index:
+    """Facts about all calls, gathered once.
+
+    Attributes:
+        history: The calls.
+        enqueues: The enqueues that answered a job.
+        hindrances: By the index of a call what could not run when it was invoked: for claims that
+            got a job, sweeps and the last call.
+        lost: Whether the answer of a claim or of a recovery was lost.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.enqueues: defaultdict[str, list[Call]] = defaultdict(list)
+        for call in history.of_kind("enqueue"):
+            for job in call.ids:
+                self.enqueues[job].append(call)
+        self.hindrances = dict(_hindrances(history))
+        self.lost = any(c.answer == "unknown" for c in history.of_kind("claim", "recover"))
+
+
+def _hindrances(history: History) -> Iterator[tuple[int, _Hindrance]]:
+    due: list[float] = []  # of delayed jobs, in order
+    elsewhere = 0
+    bounds: dict[str, float] = {}
+    attempts: Counter[str] = Counter()
+    done: set[str] = set()
+    held: set[str] = set()
+    spent: set[str] = set()
+    for call in history.calls:
+        taking = call.kind == "claim" and call.ids
+        if taking or call.kind == "sweep" or call is history.calls[-1]:
+            waiting = len(due) - bisect_right(due, call.ended)
+            yield call.index, _Hindrance(waiting, len(held), len(spent), elsewhere)
+        jobs: Sequence[str] = call.ids
+        match call.kind:
+            case "enqueue":
+                elsewhere += call.queue != "default"
+                if call.delay:
+                    insort(due, call.began + call.delay)
+                bounds.update((job, call.bound or FOREVER) for job in jobs)
+            case "claim" if jobs:
+                attempts.update(jobs)
+            case "complete" | "complete_many" if call.answer == "accepted":
+                jobs = [ref.job for ref in call.refs]
+                done.update(jobs)
+            case _:
+                continue
+        for job in jobs:
+            held.discard(job)
+            spent.discard(job)
+            if job in bounds and attempts[job] and job not in done:
+                (held if attempts[job] < bounds[job] else spent).add(job)
+
+
 # --- the life of one job ------------------------------------------------------------------------
 
 
-def _by_job(history: History) -> dict[str, list[Act]]:
-    """Every call as what it meant for each job; calls that meant nothing for a job are left out."""
-    acts: dict[str, list[Act]] = {}
-    lost_claims = []
-    claimants: dict[str, set[str]] = {}
-    for call in history.calls:
-        for job in call.ids if call.kind in {"enqueue", "claim"} else ():
-            acts.setdefault(job, [])
-            if call.kind == "claim":
-                claimants.setdefault(call.actor, set()).add(job)
-        if call.kind == "claim" and call.answer == "unknown":
-            lost_claims.append(call)
-    for call in history.calls:
-        for job, act in _acts(history, call, acts, claimants):
-            if job in acts:
-                acts[job].append(act)
-    return acts
+class _Lives:
+    """What the calls meant for each job, in the order of invocation.
+
+    Attributes:
+        jobs: To the acts that name the job, or that are its worker's.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.jobs: dict[str, list[Act]] = {
+            job: []
+            for call in history.calls
+            if call.kind in {"enqueue", "claim"}
+            for job in call.ids
+        }
+        reader = _Reader(history)
+        for call in history.calls:
+            for job, act in reader.acts(call):
+                if job in self.jobs:
+                    self.jobs[job].append(act)
+        self._sweeps = [Act(call, "sweep") for call in history.of_kind("sweep")]
+        nameless = _nameless(history)
+        self._nameless = Timeline(nameless)
+        self._enqueues = [call for call in nameless if call.kind == "enqueue"]
+
+    def certain(self, job: str) -> list[Act]:
+        """The acts of a job without the calls that may as well have met another one."""
+        acts = self.jobs[job]
+        known = any(act.kind == "enqueue" for act in acts)
+        makers = [] if known else [Act(call, "enqueue", "unknown") for call in self._makers(acts)]
+        return _in_order(acts, makers, self._sweeps)
+
+    def possible(self, job: str) -> list[Act]:
+        """The acts of a job with all calls that may have met it; none where there are no more."""
+        acts = self.jobs[job]
+        makers = self._makers(acts)
+        begins = [act.call for act in acts if act.kind == "enqueue"] + makers
+        claimed = max((act.call.index for act in acts if act.kind == "claim"), default=0)
+        ends = [
+            act.call
+            for act in acts
+            if act.kind == "complete" and act.answer == "accepted" and act.call.index > claimed
+        ]
+        meanwhile = self._nameless.overlapping(
+            min((call.invoked for call in begins), default=0),
+            min((call.returned or FOREVER for call in ends), default=FOREVER),
+        )
+        known = {act.call.index for act in acts}
+        others = [
+            Act(call, call.kind, call.answer)
+            for call in meanwhile
+            if call.index not in known and (call.kind != "enqueue" or call in makers)
+        ]
+        return _in_order(acts, others, self._sweeps) if others else []
+
+    def _makers(self, acts: Sequence[Act]) -> list[Call]:
+        """The enqueues without an answer that may have made a job."""
+        if any(act.kind == "enqueue" for act in acts):
+            return self._enqueues  # one that was told the same id again
+        return [call for call in self._enqueues if not _over(acts[0].call, call)]
 
 
-def _acts(
-    history: History, call: Call, jobs: Iterable[str], claimants: dict[str, set[str]]
-) -> Iterator[tuple[str, Act]]:
-    if call.answer in {"retry", "error", "pending"}:
-        return
-    match call.kind:
-        case "enqueue" | "recover":
-            named = call.ids if call.answer == "accepted" else jobs
-            for job in named:
-                yield job, Act(call, call.kind, call.answer)
-        case "claim":
-            if call.answer == "unknown":
-                for job in jobs:
-                    yield job, Act(call, "claim", "unknown")
-            for job in (*call.ids, *call.repeated):
-                yield job, Act(call, "claim")
-        case "complete" | "fail" | "complete_many":
-            kind = "fail" if call.kind == "fail" else "complete"
-            for ref in call.refs:
-                yield ref.job, Act(call, kind, _answer_for(call, ref), history.calls[ref.call])
-        case "heartbeat":
-            for ref in call.refs:
-                yield ref.job, Act(call, "heartbeat", call.answer, history.calls[ref.call])
-            for job in claimants.get(call.actor, set()) - {ref.job for ref in call.refs}:
-                yield job, Act(call, "heartbeat", call.answer, named=False)
-        case "crash":
-            for job in jobs:
-                yield job, Act(call, "crash")
-        case "jobs":
-            for job, state in (call.states or {}).items():
-                yield job, Act(call, "jobs", seen=state)
-        case "sweep":
-            for job in jobs:
-                yield job, Act(call, "sweep")
+def _in_order(*acts: Sequence[Act]) -> list[Act]:
+    return sorted(chain(*acts), key=lambda act: act.call.index)
+
+
+def _nameless(history: History) -> list[Call]:
+    """The calls that may have met any job: unanswered ones, and the crashes of their actors."""
+    found = []
+    actors: set[str] = set()
+    for call in history.calls:
+        lost = call.kind in {"enqueue", "claim", "recover"} and call.answer == "unknown"
+        if lost:
+            actors.add(call.actor)
+        if lost or (call.kind == "crash" and call.actor in actors):
+            found.append(call)
+    return found
+
+
+class _Reader:
+    """Reads calls, in the order of invocation, as what they meant for single jobs."""
+
+    def __init__(self, history: History) -> None:
+        self._calls = history.calls
+        self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
+        self._latest: dict[str, Call] = {}  # claim of a job
+
+    def acts(self, call: Call) -> Iterator[tuple[str, Act]]:
+        """What a call meant for the jobs that it names, and for those that its worker may hold."""
+        if call.answer in {"retry", "error", "pending"}:
+            return
+        match call.kind:
+            case "enqueue" | "recover":
+                for job in call.ids:
+                    yield job, Act(call, call.kind, call.answer)
+            case "claim":
+                for job in call.ids:
+                    self._holds[call.actor][job] = self._latest[job] = call
+                for job in (*call.ids, *call.repeated):
+                    yield job, Act(call, "claim")
+            case "complete" | "fail" | "complete_many":
+                kind = "fail" if call.kind == "fail" else "complete"
+                for ref in call.refs:
+                    claim = self._calls[ref.call]
+                    answer = _answer_for(call, ref)
+                    if answer == "accepted" and self._holds[claim.actor].get(ref.job) is claim:
+                        del self._holds[claim.actor][ref.job]
+                    yield ref.job, Act(call, kind, answer, claim)
+            case "heartbeat":
+                for ref in call.refs:
+                    yield ref.job, Act(call, "heartbeat", call.answer, self._calls[ref.call])
+                for job in self._held(call) - {ref.job for ref in call.refs}:
+                    yield job, Act(call, "heartbeat", call.answer, named=False)
+            case "crash":
+                for job in self._held(call):
+                    yield job, Act(call, "crash")
+            case "jobs":
+                for job, state in (call.states or {}).items():
+                    yield job, Act(call, "jobs", seen=state)
+
+    def _held(self, call: Call) -> set[str]:
+        """The jobs that a call's worker got and, when it is invoked, nobody has taken over."""
+        holds = self._holds[call.actor]
+        for job, claim in list(holds.items()):
+            latest = self._latest[job]
+            if _over(claim, latest) and _over(latest, call):
+                del holds[job]
+        return set(holds)
+
+
+def _over(call: Call, other: Call) -> bool:
+    """Whether a call had been answered when another was invoked."""
+    return (call.returned or FOREVER) < other.invoked
 
 
 def _answer_for(call: Call, ref: Ref) -> Answer:
@@ -186,21 +371,34 @@ class _Config(NamedTuple):
     applied: frozenset[int]
 
 
-class _JobCheck:
-    """Follows one job through a history."""
+def _order(config: _Config) -> tuple[int, Phase]:
+    """Sorts first the explanation in which most has happened, last the plainest."""
+    return -config.job.claims, config.job.phase
 
-    def __init__(
-        self, rules: Rules, declared: Declared, history: History, job: str, findings: Findings
-    ) -> None:
+
+class _JobCheck:
+    """Follows one job through a history.
+
+    Attributes:
+        findings: The first violation in the job's life, or the evidence of a sound one.
+    """
+
+    def __init__(self, rules: Rules, declared: Declared, index: _Index, job: str) -> None:
         self.rules = rules
         self.declared = declared
-        self.history = history
+        self.index = index
         self.job = job
-        self.findings = findings
+        self.findings = Findings()
+        self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
 
+    @property
+    def explained(self) -> bool:
+        """Whether the acts explain all that was answered and observed."""
+        return not self.findings.violations and not self.contradicted
+
     def run(self, acts: Sequence[Act]) -> None:
-        """Record the first violation in the job's life, or the evidence of a sound one."""
+        """Find an order of the acts that the specification allows, or where there is none."""
         enqueued = any(act.kind == "enqueue" for act in acts)
         # A job that nobody enqueued was put there by the queue's own schema.
         first = Job() if enqueued else Job(phase=Phase.QUEUED)
@@ -215,9 +413,13 @@ class _JobCheck:
                 open_acts.add(n)
                 continue
             act = acts[n]
+            if act.kind in {"jobs", "sweep"}:
+                configs, _ = self._explore(configs, acts, open_acts - {n})
             self._note(act, configs)
             if act.kind == "jobs":
-                configs = _consistent(configs, act)
+                agreeing = _agreeing(configs, act)
+                self.contradicted = self.contradicted or not agreeing
+                configs = agreeing or configs
                 open_acts.discard(n)
                 continue
             if act.kind == "sweep":
@@ -227,27 +429,44 @@ class _JobCheck:
                     return
                 open_acts.discard(n)
                 continue
-            reached, breach = self._linearize(configs, acts, open_acts, n)
+            reached, breach = self._explore(configs, acts, open_acts, n)
             if not reached:
                 because = breach or Breach("single-claim", "no order of the calls explains this")
                 self._violate(because, act.call)
                 return
             open_acts.discard(n)
-            configs = [_Config(c.job, c.applied - {n}) for c in reached]
+            configs = reached
+        configs, _ = self._explore(configs, acts, open_acts)
         self._finish(configs, acts)
 
-    def _linearize(
-        self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int], target: int
+    def _explore(
+        self,
+        configs: list[_Config],
+        acts: Sequence[Act],
+        open_acts: set[int],
+        target: int | None = None,
     ) -> tuple[list[_Config], Breach | None]:
-        """All explanations in which `target` has taken effect, or why there is none."""
+        """All explanations in which `target` has taken effect, or why there is none.
+
+        Without a target: all that the open acts allow.
+        """
+        if not open_acts:
+            return configs, None
+        (only, *others) = configs
+        if target is not None and open_acts == {target} and not (others or only.applied):
+            # Nothing else can have come first: what follows would do the same, more slowly.
+            outcome = step(self.rules, only.job, acts[target])
+            if isinstance(outcome, Breach):
+                return [], outcome
+            return sorted((_Config(job, frozenset()) for job in outcome), key=_order), None
         reached: list[_Config] = []
-        seen = set(configs)
+        found = dict.fromkeys(configs)
         frontier = list(configs)
         breach: Breach | None = None
         while frontier:
             config = frontier.pop()
             if target in config.applied:
-                reached.append(config)
+                reached.append(_Config(config.job, config.applied - {target}))
                 continue
             for n in sorted(open_acts - config.applied):
                 outcome = step(self.rules, config.job, acts[n])
@@ -257,10 +476,10 @@ class _JobCheck:
                     continue
                 for job in outcome:
                     following = _Config(job, config.applied | {n})
-                    if following not in seen:
-                        seen.add(following)
+                    if following not in found:
+                        found[following] = None
                         frontier.append(following)
-        return reached, breach
+        return sorted(found if target is None else reached, key=_order), breach
 
     def _violate(self, breach: Breach, call: Call) -> None:
         self.findings.violations.append(
@@ -280,16 +499,16 @@ class _JobCheck:
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
             for job, _ in configs
         )
-        hindrance = _hindrance(self.history, act.call) if ready else ""
-        if not hindrance:
+        hindrance = self.index.hindrances[act.call.index]
+        if not ready or not any(hindrance):
             return None
         because = f"a job that was due could not be claimed beside {hindrance}"
         return Violation("no-starvation", because, self.job, act.call.index)
 
     def _due_by(self, job: Job) -> float:
         """From when on the job is certainly due: its enqueue happened before its answer."""
-        calls = [call for call in self.history.of_kind("enqueue") if self.job in call.ids]
-        return max([job.due, *(call.ended + call.delay for call in calls)]) + SHORT
+        enqueues = self.index.enqueues[self.job]
+        return max([job.due, *(call.ended + call.delay for call in enqueues)]) + SHORT
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
@@ -315,7 +534,8 @@ class _JobCheck:
             culprit = [a for a in acts if a.holder is not None and a.answer == "accepted"][-1]
             self._violate(suspect, culprit.call)
             return
-        if self.starved and any(job.claims for job, _ in configs):
+        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+        if self.starved and claimed:
             self.findings.violations.append(self.starved)
             return
         self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
@@ -323,28 +543,25 @@ class _JobCheck:
             if job.bound is not None and job.claims == job.bound:
                 self.findings.evidence["retry-bound", "jobs attempted as often as allowed"] += 1
                 break
-        if self.history.final is not None or not self.declared.observable:
+        if self.index.history.final is not None or not self.declared.observable:
             self._account(configs)
 
     def _account(self, configs: list[_Config]) -> None:
         """After the drain every acknowledged job must have ended, one way or the other."""
-        seen = self.history.final.get(self.job) if self.history.final is not None else None
+        history = self.index.history
+        seen = history.final.get(self.job) if history.final is not None else None
         if any(self._ended(job, seen) for job, _ in configs):
             return
         job = configs[0].job
-        last = self.history.calls[-1]
+        last = history.calls[-1]
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
+        if job.phase == Phase.COMPLETED:
+            because = f"its completion was accepted, and {where} for ever"
+            self._violate(Breach("no-lost-job", because), last)
+            return
         if not self.declared.observable:
             where = "no claim returns it"
-        crashed = (
-            job.crashed
-            or job.released
-            or any(
-                call.answer == "unknown" and call.kind in {"claim", "recover"}
-                for call in self.history.calls
-            )
-        )
-        if crashed:
+        if self.index.lost or any(job.crashed or job.released for job, _ in configs):
             if self.rules.lease is None and not self.rules.held:
                 return
             self._violate(
@@ -355,7 +572,7 @@ class _JobCheck:
                 last,
             )
             return
-        if self.starved and _hindrance(self.history, last):
+        if self.starved and any(self.index.hindrances[last.index]):
             self.findings.violations.append(self.starved)
             return
         self._violate(
@@ -364,7 +581,7 @@ class _JobCheck:
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase in {Phase.COMPLETED, Phase.ABSENT}:
-            return True
+            return seen not in {"queued", "running"}
         if not self.declared.observable:
             return job.phase == Phase.FAILED or (
                 job.exhausted and (job.claims > 1 or job.bound is not None)
@@ -377,73 +594,43 @@ class _JobCheck:
     def _note(self, act: Act, configs: list[_Config]) -> None:
         """Count what makes a pass worth something: the moments at which it could have failed."""
         job = configs[0].job
-        note = _tested(self.history, job, act)
+        note = self._tested(job, act)
         if note:
             self.findings.evidence[note] += 1
 
-
-def _hindrance(history: History, sweep: Call) -> str:
-    """The jobs that cannot run at a moment, in words."""
-    enqueued = [call for call in history.of_kind("enqueue") if call.invoked < sweep.invoked]
-    waiting = sum(call.began + call.delay > sweep.ended for call in enqueued)
-    attempts = Counter(
-        job for call in history.of_kind("claim") if call.invoked < sweep.invoked for job in call.ids
-    )
-    done = {
-        ref.job
-        for call in history.of_kind("complete", "complete_many")
-        if call.answer == "accepted" and call.invoked < sweep.invoked
-        for ref in call.refs
-    }
-    spent = sum(
-        job not in done and attempts[job] >= (call.bound or FOREVER)
-        for call in enqueued
-        for job in call.ids
-    )
-    held = sum(
-        job not in done and 0 < attempts[job] < (call.bound or FOREVER)
-        for call in enqueued
-        for job in call.ids
-    )
-    elsewhere = sum(call.queue != "default" for call in enqueued)
-    parts = {
-        "not due yet": waiting,
-        "claimed before": held,
-        "without an attempt left": spent,
-        "of another queue": elsewhere,
-    }
-    return ", ".join(f"{n} job{'s' if n > 1 else ''} {what}" for what, n in parts.items() if n)
+    def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
+        """Which guarantee an act puts to the test, given the state that it meets."""
+        call = act.call
+        match act.kind:
+            case "claim" if job.phase == Phase.RUNNING or job.released:
+                if job.crashed:
+                    return "stale-recovery", "jobs of crashed workers claimed again"
+            case "claim" if (
+                act.answer == "accepted"
+                and job.claims == 0
+                and any(self.index.hindrances[call.index])
+            ):
+                return "no-starvation", "jobs claimed beside others that could not run"
+            case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
+                if job.holder is not act.holder or job.phase in FINISHED:
+                    return "fencing", "operations with a lost claim refused"
+            case "sweep":
+                if job.phase in FINISHED:
+                    return "final-state", "sweeps over a finished job"
+                if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
+                    return "not-early", "sweeps over a job before its time"
+        return None
 
 
-def _consistent(configs: list[_Config], act: Act) -> list[_Config]:
-    """Those explanations that an observation agrees with; all of them where none does."""
+def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
+    """Those explanations that an observation agrees with."""
 
     def agrees(job: Job) -> bool:
         if act.seen in {"failed", "completed"}:
             return job.phase == act.seen
         return job.phase not in FINISHED
 
-    return [config for config in configs if agrees(config.job)] or configs
-
-
-def _tested(history: History, job: Job, act: Act) -> tuple[str, str] | None:
-    """Which guarantee an act puts to the test, given the state that it meets."""
-    call = act.call
-    match act.kind:
-        case "claim" if job.phase == Phase.RUNNING or job.released:
-            if job.crashed:
-                return "stale-recovery", "jobs of crashed workers claimed again"
-        case "claim" if job.claims == 0 and _hindrance(history, call):
-            return "no-starvation", "jobs claimed beside others that could not run"
-        case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
-            if job.holder is not act.holder or job.phase in FINISHED:
-                return "fencing", "operations with a lost claim refused"
-        case "sweep":
-            if job.phase in FINISHED:
-                return "final-state", "sweeps over a finished job"
-            if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
-                return "not-early", "sweeps over a job before its time"
-    return None
+    return [config for config in configs if agrees(config.job)]
 
 
 # --- what concerns several jobs -----------------------------------------------------------------
@@ -490,47 +677,96 @@ def _check_deadlocks(history: History, findings: Findings) -> None:
             findings.violations.append(Violation("no-deadlock", because, None, call.index))
 
 
+def _check_cleanup(history: History, findings: Findings) -> None:
+    """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
+
+    Judged between two looks that follow each other with nothing but the cleanup in between.
+    """
+    if not history.of_kind("cleanup"):
+        return
+    calls, ends = history.calls, _ends_by_job(history)
+    for before, clean, after in zip(calls, calls[1:], calls[2:], strict=False):
+        if clean.kind != "cleanup" or before.states is None or after.states is None:
+            continue
+        for job, state in before.states.items():
+            ended = [end.began for end in ends.get(job, ()) if end.invoked < before.invoked]
+            waits = state in {"queued", "running"}
+            if not waits and not (ended and clean.ended - max(ended) < clean.delay):
+                continue
+            if job in after.states:
+                findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
+                continue
+            what = f"was {state}" if waits else f"had {state} since"
+            because = (
+                f"a cleanup of jobs that ended more than {clean.delay:.0f} s ago removed one that "
+                f"{what}"
+            )
+            findings.violations.append(Violation("no-lost-job", because, job, clean.index))
+
+
+def _ends_by_job(history: History) -> dict[str, list[Call]]:
+    """The calls by which workers may have ended each job."""
+    ends: dict[str, list[Call]] = {}
+    for call in history.of_kind("complete", "complete_many", "fail"):
+        for ref in call.refs if call.answer == "accepted" else ():
+            ends.setdefault(ref.job, []).append(call)
+    return ends
+
+
 def _check_cap(history: History, declared: Declared, findings: Findings) -> None:
     """When a claim answers, the jobs that are certainly running then are counted."""
     if declared.cap is None:
         return
-    claims = [call for call in history.of_kind("claim") if call.ids and call.returned]
     lease = FOREVER if declared.lease is None else declared.lease
+    running: list[tuple[str, Call, float]] = []  # job, its claim, when it may have ended
+    ends = _first_ends(history)
+    counted: dict[int, int] = {}
+    claims = [call for call in history.of_kind("claim") if call.ids and call.returned]
+    for claim in sorted(claims, key=lambda claim: claim.returned or 0):
+        answered = claim.returned or 0
+        for job in claim.ids:
+            over = min(ends.get(Ref(claim.index, job), FOREVER), ends.get(claim.actor, FOREVER))
+            running.append((job, claim, over))
+        running = [
+            (job, other, over)
+            for job, other, over in running
+            if over >= answered and claim.ended < other.began + lease
+        ]
+        counted[claim.index] = len({job for job, _, _ in running})
     for claim in claims:
-        running = {
-            job
-            for other in claims
-            if (other.returned or 0) <= (claim.returned or 0) and claim.ended < other.began + lease
-            for job in other.ids
-            if not _may_have_ended(history, Ref(other.index, job), other.actor, claim)
-        }
-        if len(running) == declared.cap:
+        n = counted[claim.index]
+        if n == declared.cap:
             findings.evidence["concurrency-limit", "claims that reached the cap"] += 1
-        if len(running) > declared.cap:
-            because = f"{len(running)} jobs were running at once; at most {declared.cap} may"
+        if n > declared.cap:
+            because = f"{n} jobs were running at once; at most {declared.cap} may"
             findings.violations.append(Violation("concurrency-limit", because, None, claim.index))
             return
 
 
-def _may_have_ended(history: History, ref: Ref, actor: str, claim: Call) -> bool:
-    """Whether a claimed job was perhaps not running any more when a claim answered."""
-    answered = claim.returned or 0
-    return any(
-        call.invoked < answered
-        and (ref in call.refs or (call.kind == "crash" and call.actor == actor))
-        for call in history.of_kind("complete", "complete_many", "fail", "crash")
-    )
+def _first_ends(history: History) -> dict[Ref | str, int]:
+    """From when on a claimed job may not run any more, and all of a crashed worker's."""
+    ends: dict[Ref | str, int] = {}
+    for call in history.of_kind("complete", "complete_many", "fail", "crash"):
+        for ended in (call.actor,) if call.kind == "crash" else call.refs:
+            ends.setdefault(ended, call.invoked)
+    return ends
 
 
 def _check_waits(history: History, declared: Declared, findings: Findings) -> None:
     if any(violation.guarantee == "single-claim" for violation in findings.violations):
         return
-    for call in history.of_kind("claim", "heartbeat", "recover"):
-        if _took_twice(history, call):
+    waited = [call for call in history.of_kind("claim", "heartbeat", "recover") if call.waits]
+    if not waited:
+        return
+    allowed = _Allowed(history, declared)
+    for call in waited:
+        if allowed.took_twice(call):
             continue
         for wait in call.waits:
             blocker = None if wait.call is None else history.calls[wait.call]
-            if wait.blocker == call.actor or _may_wait(history, declared, call, blocker):
+            if wait.stale:
+                continue  # an old snapshot waits, or makes wait, even with SKIP LOCKED
+            if wait.blocker == call.actor or allowed.may_wait(call, blocker):
                 continue
             what = "holds a job" if blocker is None else f"is in the middle of {_noun(blocker)}"
             findings.violations.append(
@@ -544,94 +780,148 @@ def _check_waits(history: History, declared: Declared, findings: Findings) -> No
             break
 
 
-def _took_twice(history: History, call: Call) -> bool:
-    """Who races another claim for a job waits for its row: one violation counts once."""
-    return call.kind == "claim" and any(
-        other is not call and other.overlaps(call) and not set(other.ids).isdisjoint(call.ids)
-        for other in history.of_kind("claim")
-    )
-
-
 def _noun(call: Call) -> str:
     return {"recover": "a recovery", "enqueue": "an enqueue"}.get(call.kind, f"a {call.kind}")
 
 
-def _may_wait(history: History, declared: Declared, call: Call, blocker: Call | None) -> bool:
-    """Queue-file.md, 10: waiting for an operation on the very job that it names is allowed."""
-    if blocker is None:
-        return False
-    if blocker.kind == "cleanup":
-        return True
-    if call.kind == "recover" and blocker.kind == "recover":
-        return True  # another reaper is not a worker
-    if call.kind == "heartbeat":
-        if blocker.kind == "recover" and all(
-            _maybe_stale(history, declared, ref, call) for ref in call.refs
-        ):
+class _Allowed:
+    """Which waits are nobody's fault."""
+
+    def __init__(self, history: History, declared: Declared) -> None:
+        self._calls = history.calls
+        self._declared = declared
+        self._of_job: defaultdict[str, list[Call]] = defaultdict(list)
+        self._of_actor: defaultdict[str, list[Ref]] = defaultdict(list)
+        for claim in history.of_kind("claim"):
+            for job in claim.ids:
+                self._of_job[job].append(claim)
+                self._of_actor[claim.actor].append(Ref(claim.index, job))
+        self._beats: defaultdict[Ref, list[Call]] = defaultdict(list)
+        for beat in history.of_kind("heartbeat"):
+            for ref in beat.refs if beat.answer == "accepted" else ():
+                self._beats[ref].append(beat)
+
+    def took_twice(self, call: Call) -> bool:
+        """Who races another claim for a job waits for its row: one violation counts once."""
+        return call.kind == "claim" and any(
+            other is not call and other.overlaps(call)
+            for job in call.ids
+            for other in self._of_job[job]
+        )
+
+    def may_wait(self, call: Call, blocker: Call | None) -> bool:
+        """Queue-file.md, 10: waiting for an operation on the very job that it names is allowed."""
+        if blocker is None:
+            return False
+        if blocker.kind == "cleanup":
             return True
-        refs = set(call.refs)
-        if declared.worker_heartbeat:  # it names all jobs of its worker
-            refs |= {
-                Ref(claim.index, job)
-                for claim in history.of_kind("claim")
-                if claim.actor == call.actor
-                for job in claim.ids
-            }
-            if blocker.kind == "recover" and any(
-                _maybe_stale(history, declared, ref, call) for ref in refs
-            ):
+        if call.kind == "recover" and blocker.kind == "recover":
+            return True  # another reaper is not a worker
+        if call.kind == "heartbeat":
+            if blocker.kind == "recover" and all(self._maybe_stale(r, call) for r in call.refs):
                 return True
-        named = {ref.job for ref in refs}
-        return bool(named & ({ref.job for ref in blocker.refs} | set(blocker.ids)))
-    # A claim or a reaper may meet a job's late owner, whose lease must then have run out.
-    return blocker.kind in {"complete", "complete_many", "fail", "heartbeat"} and any(
-        _maybe_stale(history, declared, ref, call) for ref in blocker.refs
-    )
+            jobs = {ref.job for ref in blocker.refs} | set(blocker.ids)
+            if self._declared.worker_heartbeat:  # it names all jobs of its worker
+                refs = self._of_actor[call.actor]
+                if blocker.kind == "recover" and any(self._maybe_stale(r, call) for r in refs):
+                    return True
+                if any(claim.actor == call.actor for job in jobs for claim in self._of_job[job]):
+                    return True
+            return not jobs.isdisjoint(ref.job for ref in call.refs)
+        # A claim or a reaper may meet a job's late owner, whose lease must then have run out.
+        return blocker.kind in {"complete", "complete_many", "fail", "heartbeat"} and any(
+            self._maybe_stale(ref, call) for ref in blocker.refs
+        )
+
+    def _maybe_stale(self, ref: Ref, call: Call) -> bool:
+        """Whether the lease of a claimed job may have run out before a call ended."""
+        if self._declared.lease is None:
+            return False
+        beats = self._beats[ref]
+        n = bisect_left(beats, call.invoked, key=lambda beat: beat.invoked)
+        renewed = beats[n - 1] if n else self._calls[ref.call]
+        return call.ended >= renewed.began + self._declared.lease
 
 
-def _maybe_stale(history: History, declared: Declared, ref: Ref, call: Call) -> bool:
-    """Whether the lease of a claimed job may have run out before a call ended."""
-    if declared.lease is None:
-        return False
-    beats = [
-        beat.began
-        for beat in history.of_kind("heartbeat")
-        if ref in beat.refs and beat.answer == "accepted" and beat.invoked < call.invoked
-    ]
-    return call.ended >= max([history.calls[ref.call].began, *beats]) + declared.lease
-
-
-def _check_order(history: History, declared: Declared, findings: Findings) -> None:
+def _check_order(history: History, index: _Index, declared: Declared, findings: Findings) -> None:
     """Among jobs never claimed before, a claim made while nobody else acts takes the first ones."""
     if declared.order == "none":
         return
-    enqueued = [c for c in history.of_kind("enqueue") if c.answer == "accepted"]
-    acting = [c for c in history.calls if c.kind not in _INSTANT]
     bad = {violation.job for violation in findings.violations}
-    claimed: set[str] = set()
+    free = _Free(call for call in history.of_kind("enqueue") if bad.isdisjoint(call.ids))
+    acting = Timeline([call for call in history.calls if call.kind not in _INSTANT])
     for claim in history.of_kind("claim"):
         if claim.answer == "unknown":
             return  # it may have touched any job: none is certainly free from here on
-        alone = not any(other is not claim and other.overlaps(claim) for other in acting)
-        if alone and claim.ids:
-            free = [
-                call
-                for call in enqueued
-                if (call.returned or FOREVER) < claim.invoked
-                and call.queue == claim.queue
-                and call.ended + call.delay <= claim.began
-                and claimed.isdisjoint(call.ids)
-                and bad.isdisjoint(call.ids)
-            ]
-            taken = [call for call in free if set(call.ids) & set(claim.ids)]
-            passed = [call for call in free if not set(call.ids) & set(claim.ids)]
-            for later in taken:
-                for earlier in (c for c in passed if _comparable(c, later)):
-                    findings.evidence["order", "pairs of jobs compared"] += 1
-                    if _precedes(earlier, later, declared.order):
-                        findings.violations.append(_out_of_order(claim, earlier, later))
-                        return
-        claimed.update(claim.ids)
+        if not claim.ids:
+            continue
+        taken = free.take(claim, [call for job in claim.ids for call in index.enqueues[job]])
+        if not taken or not _alone(claim, acting):
+            continue
+        for later in taken:
+            compared = free.passed(later)
+            findings.evidence["order", "pairs of jobs compared"] += len(compared)
+            if any(_precedes(earlier, later, declared.order) for earlier in compared):
+                wholly = free.passed(later, wholly=True)
+                passed_over = [c for c in wholly if _precedes(c, later, declared.order)]
+                earlier = min(passed_over, key=lambda call: call.index)
+                findings.violations.append(_out_of_order(claim, earlier, later))
+                return
+
+
+def _alone(claim: Call, acting: Timeline) -> bool:
+    meanwhile = acting.overlapping(claim.invoked, claim.returned or FOREVER)
+    return next(meanwhile) is claim and next(meanwhile, None) is None
+
+
+class _Free:
+    """The jobs that a claim may take and none has taken before.
+
+    Args:
+        enqueues: Of these jobs.
+    """
+
+    def __init__(self, enqueues: Iterable[Call]) -> None:
+        answered = [
+            (call.returned, call)
+            for call in enqueues
+            if call.answer == "accepted" and call.returned is not None
+        ]
+        self._coming = deque(sorted(answered, key=itemgetter(0)))
+        self._early: list[tuple[float, int, Call]] = []  # a heap by the moment they are due
+        self._lines: defaultdict[str, dict[tuple[bool, int], OrderedDict[int, Call]]]
+        self._lines = defaultdict(dict)  # by queue, and by whether they were delayed and priority
+        self._taken: set[int] = set()
+
+    def take(self, claim: Call, enqueues: Iterable[Call]) -> list[Call]:
+        """A claim takes the jobs of some enqueues: those that it was free to take, in order."""
+        while self._coming and self._coming[0][0] < claim.invoked:
+            returned, call = self._coming.popleft()
+            heappush(self._early, (call.ended + call.delay, returned, call))
+        while self._early and self._early[0][0] <= claim.began:
+            _, _, call = heappop(self._early)
+            if call.index not in self._taken:
+                lines = self._lines[call.queue]
+                lines.setdefault((call.delay > 0, call.priority), OrderedDict())[call.index] = call
+        free = []
+        for call in enqueues:
+            self._taken.add(call.index)
+            line = self._lines[call.queue].get((call.delay > 0, call.priority))
+            if line and line.pop(call.index, None) and call.queue == claim.queue:
+                free.append(call)
+        return sorted(free, key=lambda call: call.index)
+
+    def passed(self, later: Call, *, wholly: bool = False) -> list[Call]:
+        """What was left in a taken job's queue and can be compared to it, or enough of it.
+
+        Jobs without a delay stand in the order in which their enqueues were answered: the first of
+        a priority that can be compared decides for all that follow it.
+        """
+        found: list[Call] = []
+        for (delayed, _), line in self._lines[later.queue].items():
+            comparable = (call for call in line.values() if _comparable(call, later))
+            found += islice(comparable, None if delayed or wholly else 1)
+        return found
 
 
 def _comparable(one: Call, other: Call) -> bool:
@@ -640,8 +930,7 @@ def _comparable(one: Call, other: Call) -> bool:
 
 
 def _before(one: Call, other: Call) -> bool:
-    first = (one.returned or FOREVER) < other.invoked
-    return first and one.ended + one.delay <= other.began + other.delay
+    return _over(one, other) and one.ended + one.delay <= other.began + other.delay
 
 
 def _precedes(one: Call, other: Call, order: str) -> bool:
@@ -666,19 +955,25 @@ def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:
 
 
 def _count_overlaps(history: History, findings: Findings) -> None:
-    calls = [call for call in history.calls if call.returned is not None]
-    for n, call in enumerate(calls):
-        for other in calls[n + 1 :]:
-            if other.actor == call.actor or not call.overlaps(other):
-                continue
-            kinds = {call.kind, other.kind}
-            if kinds == {"claim"}:
-                findings.evidence["single-claim", "overlapping claims"] += 1
-            if "enqueue" in kinds and "claim" in kinds:
-                findings.evidence["not-early", "claims during an enqueue"] += 1
-            findings.evidence["no-deadlock", "operations in the midst of another's"] += 1
-            if kinds & {"claim", "heartbeat", "recover"}:
-                findings.evidence["non-blocking", "operations in the midst of another's"] += 1
+    """Count the pairs of calls by different actors that were open at once."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    open_calls: list[tuple[int, str, str]] = []
+    for call in history.calls:
+        if call.returned is None:
+            continue
+        open_calls = [other for other in open_calls if other[0] > call.invoked]
+        for _, kind, actor in open_calls:
+            if actor != call.actor:
+                pairs[kind, call.kind] += 1
+        open_calls.append((call.returned, call.kind, call.actor))
+    for kinds, n in pairs.items():
+        if kinds == ("claim", "claim"):
+            findings.evidence["single-claim", "overlapping claims"] += n
+        if "enqueue" in kinds and "claim" in kinds:
+            findings.evidence["not-early", "claims during an enqueue"] += n
+        findings.evidence["no-deadlock", "operations in the midst of another's"] += n
+        if not {"claim", "heartbeat", "recover"}.isdisjoint(kinds):
+            findings.evidence["non-blocking", "operations in the midst of another's"] += n
 
 
 def _count_fresh(history: History, declared: Declared, findings: Findings) -> None:
@@ -691,12 +986,38 @@ def _count_fresh(history: History, declared: Declared, findings: Findings) -> No
         for call in history.of_kind("complete", "complete_many", "fail")
         for ref in call.refs
     }
-    for claim in history.of_kind("claim"):
-        for job in claim.ids:
+    by_actor: defaultdict[str, list[Call]] = defaultdict(list)
+    answered = [call for call in history.of_kind("claim", "recover") if call.returned is not None]
+    for call in answered:
+        by_actor[call.actor].append(call)
+    everyone = _Takers(answered)
+    takers = {actor: _Takers(calls) for actor, calls in by_actor.items()}
+    for claim in answered:
+        for job in claim.ids if claim.kind == "claim" else ():
             until = ended.get(Ref(claim.index, job), FOREVER)
-            findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += sum(
-                call.actor != claim.actor
-                and (claim.returned or FOREVER) < call.invoked < until
-                and call.ended < claim.began + lease
-                for call in history.of_kind("claim", "recover")
+            span = (claim.returned or FOREVER, until, claim.began + lease)
+            findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
+                everyone.between(*span) - takers[claim.actor].between(*span)
             )
+
+
+class _Takers:
+    """Claims and recoveries, to be counted by when they were open.
+
+    Args:
+        calls: In the order of invocation.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._invoked = [call.invoked for call in calls]
+        self._began = [call.began for call in calls]
+        self._latest_end = list(accumulate((call.ended for call in calls), max))
+
+    def between(self, after: float, before: float, until: float) -> int:
+        """How many were invoked between two moments and had ended by a time in seconds."""
+        first = bisect_right(self._invoked, after)
+        last = min(bisect_left(self._invoked, before), bisect_left(self._began, until))
+        # One that began in time has ended in time as well, but for those open at that time.
+        certain = max(first, min(last, bisect_left(self._latest_end, until)))
+        return certain - first + sum(call.ended < until for call in self._calls[certain:last])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.queue import State
@@ -24,10 +26,14 @@ class Wait(NamedTuple):
     Attributes:
         blocker: The actor whose session held the lock.
         call: The blocker's unfinished call, None where it held the lock between its calls.
+        stale: Whether somebody acted while the waiting statement had begun and stood still, or
+            while one of the blocker's transaction had: with an old snapshot a statement follows a
+            row's later versions, and keeps a lock on one that it then passes over.
     """
 
     blocker: str
     call: int | None
+    stale: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +51,7 @@ class Call:
         limit: Most jobs that a claim may take.
         refs: The claims that complete, fail and heartbeat name.
         queue: Where a job was enqueued, or what a claim takes from.
-        delay: Seconds that an enqueued job must wait.
+        delay: Seconds that an enqueued job must wait, or for which a cleanup keeps finished ones.
         priority: Of an enqueued job.
         bound: Most attempts of an enqueued job, None where the queue promises no bound.
         answer: `accepted` also for a claim, an enqueue or a recovery that went through.
@@ -85,6 +91,29 @@ class Call:
 
 def _end(call: Call) -> float:
     return float("inf") if call.returned is None else call.returned
+
+
+class Timeline:
+    """Calls by the moments at which they were open.
+
+    Args:
+        calls: In the order of invocation.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._invoked = [call.invoked for call in calls]
+        self._latest_end = list(accumulate(map(_end, calls), max))
+
+    def overlapping(self, start: float, end: float) -> Iterator[Call]:
+        """The calls that were open at some moment between two, in the order of invocation.
+
+        The first one is found in logarithmic time, however many calls there are.
+        """
+        first = bisect_right(self._latest_end, start)
+        for n in range(first, bisect_left(self._invoked, end)):
+            if _end(self._calls[n]) > start:
+                yield self._calls[n]
 
 
 @dataclass(slots=True)

@@ -9,12 +9,11 @@ thing is certain: an operation began at some moment between `began` and `ended`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from queueproof.history import Answer, Call
+from queueproof.history import Answer, Call, Timeline
 from queueproof.queue import State
 
 FOREVER = float("inf")
@@ -129,7 +128,7 @@ class Rules:
     held: bool
     worker_heartbeat: bool
     takes_over: bool
-    recoveries: Sequence[Call] = ()
+    recoveries: Timeline = field(default_factory=lambda: Timeline(()))
 
 
 def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
@@ -160,7 +159,8 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return _finish(rules, job, act)
         case "heartbeat":
             if unknown:
-                return [job, *_extended(rules, job, act)]
+                outcome = _heartbeat(rules, job, act)
+                return [job] if isinstance(outcome, Breach) else [job, *outcome]
             if act.answer == "rejected":
                 return _reject(rules, job, act) if act.named else [job]
             return _heartbeat(rules, job, act)
@@ -241,7 +241,7 @@ def _double_hold(rules: Rules, job: Job, holder: Call, call: Call) -> Breach:
     taken_over = (
         rules.takes_over
         or call.began - holder.ended > SHORT
-        or any(_acted_between(recovery, holder, call) for recovery in rules.recoveries)
+        or any(rules.recoveries.overlapping(holder.invoked, call.returned or 0))
     )
     if not raced and (job.recovered or taken_over):
         until = "its transaction is open" if rules.held else "its lease is fresh"
@@ -249,11 +249,6 @@ def _double_hold(rules: Rules, job: Job, holder: Call, call: Call) -> Breach:
         return Breach("live-lease", because, doubtful=not job.recovered)
     because = f"{call.actor} got a job that {owner} already holds"
     return Breach("single-claim", because, in_turn=not raced)
-
-
-def _acted_between(recovery: Call, holder: Call, call: Call) -> bool:
-    after = recovery.returned is None or recovery.returned > holder.invoked
-    return after and recovery.invoked < (call.returned or 0)
 
 
 def _claimed_unseen(rules: Rules, job: Job, call: Call) -> list[Job]:
