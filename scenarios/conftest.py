@@ -18,6 +18,7 @@ from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.report.conformance import PROFILE, SEED, Recorded
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+SOUND = STRATEGIES / "sound"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,7 +30,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         marker = metafunc.definition.get_closest_marker("guarantee")
         guarantee = CATALOGUE[marker.args[0]] if marker else None
         queues = [queue for queue in _ours() if guarantee is None or _offers(queue, guarantee)]
-    metafunc.parametrize("queue", queues, ids=[Path(queue.name).stem for queue in queues])
+    metafunc.parametrize("queue", [_parameter(queue) for queue in queues])
+
+
+def _parameter(queue: Queue) -> pytest.ParameterSet:
+    path = Path(queue.name)
+    marks = [pytest.mark.thorough] if path.resolve().parent == SOUND else []
+    return pytest.param(queue, marks=marks, id=path.stem)
 
 
 def _ours() -> list[Queue]:

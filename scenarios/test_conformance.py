@@ -12,7 +12,11 @@ from queueproof.pytest_plugin import Examiner
 from queueproof.report.conformance import Recorded, drift, names
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
-OURS = [name for name in names(STRATEGIES) if not name.startswith("broken/")]
+OURS = [
+    pytest.param(name, marks=[pytest.mark.thorough] if name.startswith("sound/") else [])
+    for name in names(STRATEGIES)
+    if not name.startswith("broken/")
+]
 
 
 @pytest.mark.parametrize("name", OURS)

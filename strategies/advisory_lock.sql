@@ -44,9 +44,10 @@ RETURNING id;
 
 -- name: claim(worker, limit, queue, ids)
 BEGIN;
--- Materialized, so that locks are tried in the order of the list and only until LIMIT is reached;
--- in the list's own WHERE or ORDER BY they would be taken on every job that it passes.
-WITH free AS MATERIALIZED (
+SELECT id
+-- OFFSET 0, so that locks are tried in the order of the list and only until LIMIT is reached; in
+-- the list's own WHERE or ORDER BY they would be taken on every job that it passes.
+FROM (
   SELECT id
   FROM jobs
   WHERE queue = :queue
@@ -54,9 +55,8 @@ WITH free AS MATERIALIZED (
     AND attempts < max_attempts
     AND run_at <= now()
   ORDER BY priority DESC, run_at, id
-)
-SELECT id
-FROM free
+  OFFSET 0
+) AS free
 -- Until the end of the transaction, not of the session: a crash or a pooler leaves none behind.
 WHERE pg_try_advisory_xact_lock(hashtextextended('jobs', id))
 LIMIT :limit;

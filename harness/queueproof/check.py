@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from queueproof.checker import Declared, check
+from queueproof.checker import Declared, check, declare
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore import wallclock
 from queueproof.explore.conditions import PLAIN, Conditions
@@ -30,6 +30,7 @@ from queueproof.explore.draws import BACKEND
 from queueproof.explore.lab import Gate, Lab, rejected
 from queueproof.explore.programs import (
     COMPLETE_ALL,
+    FAULTS,
     OBSERVE,
     RECOVER,
     Do,
@@ -40,11 +41,19 @@ from queueproof.explore.programs import (
     heartbeat,
     in_turn,
     script,
+    terminate,
 )
 from queueproof.explore.runner import Run, Runner
 from queueproof.explore.schedules import Schedule, explore
 from queueproof.explore.shrink import TRIES, Failure, breaches, find, shrink
-from queueproof.explore.suites import ONE, TWO, Suite, drawn_programs
+from queueproof.explore.suites import (
+    ACKNOWLEDGED,
+    ONE,
+    SETTLE,
+    TWO,
+    Suite,
+    drawn_programs,
+)
 from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.history import Call
 from queueproof.probes import PROBES, Seen
@@ -60,6 +69,7 @@ class Profile:
         schedules: Most schedules of each fixed program.
         inside: Most schedules of each, with sessions that stop inside their statements.
         varied: Most schedules of each under conditions that should change nothing.
+        kills: Most schedules of each in which the server is killed.
         drawn: Random programs.
         level: How much the probes measure.
     """
@@ -67,21 +77,32 @@ class Profile:
     schedules: int
     inside: int
     varied: int
+    kills: int
     drawn: int
     level: int
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, varied=3, drawn=40, level=0),
-    "default": Profile(schedules=250, inside=50, varied=30, drawn=800, level=1),
-    "deep": Profile(schedules=2500, inside=800, varied=500, drawn=12_000, level=2),
+    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, drawn=40, level=0),
+    "default": Profile(schedules=250, inside=50, varied=30, kills=12, drawn=800, level=1),
+    "deep": Profile(schedules=2500, inside=800, varied=500, kills=60, drawn=12_000, level=2),
 }
+
+_INNER: Mapping[str, Profile] = {
+    # For what is known: that one defect breaks nothing beside what it breaks.
+    "glance": Profile(schedules=5, inside=2, varied=1, kills=1, drawn=10, level=0),
+    # For mutants: each is one small change, of which only the guarantees' own programs must know.
+    "mutants": Profile(schedules=16, inside=12, varied=3, kills=1, drawn=40, level=0),
+}
+_PROFILES = {**PROFILES, **_INNER}
 
 VARIATIONS: Mapping[str, Sequence[Conditions]] = {
     "server-clock": (Conditions(clocks=True),),
     "isolation": (Conditions(isolation="repeatable read"), Conditions(isolation="serializable")),
+    "pooler-safe": (Conditions(pooled="first idle"), Conditions(pooled="round robin")),
+    "crash-safe": (PLAIN, Conditions(killed=True)),
 }
-"""Conditions that a guarantee says change nothing."""
+"""Conditions that a guarantee says change nothing; for crash-safe it is faults in the programs."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and which fraction of it is."""
@@ -111,11 +132,15 @@ class Examination:
     declared: Declared
     seed: int
     profile: Profile
+    through: str | None = None  # only programs that do this operation
     failures: dict[str, Failure] = field(default_factory=dict)
     probed: dict[str, Seen] = field(default_factory=dict)
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
     _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
+    _errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
+    _hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
+    _losing: dict[Program, bool] = field(default_factory=dict)  # without any fault
 
     def examine(
         self,
@@ -125,7 +150,7 @@ class Examination:
     ) -> None:
         """Run everything that the guarantees need, or as much as is enough."""
         asked = [g.id for g in wanted if g.needs(self.offer) is None]
-        suite = Suite(self.offer)
+        suite = Suite(self.offer, self.through)
         # The gates' triggers are made and dropped once, not for each guarantee.
         parts: list[tuple[str, Callable[[], None]]] = [
             (name, partial(self._explore_all, suite, name, Conditions(gate=gate)))
@@ -144,7 +169,10 @@ class Examination:
             for name in asked
             for conditions in VARIATIONS.get(name, ())
         ]
-        parts += [(name, partial(self._probe, name)) for name in asked if name in PROBES]
+        told = {*asked, *(_TOLD_ANYWAY if self.profile.level else ())}
+        parts += [
+            (g.id, partial(self._probe, g.id)) for g in wanted if g.id in PROBES and g.id in told
+        ]
         parts.append(("random programs", partial(self._draw, suite, asked)))
         for n, (what, act) in enumerate(parts):
             progress(what, n / len(parts))
@@ -153,9 +181,11 @@ class Examination:
                 return
 
     def _runner(self, conditions: Conditions = PLAIN) -> Runner:
-        return Runner(self.lab, held=self.offer.held, conditions=conditions)
+        return runner_under(self.lab, self.offer, conditions)
 
     def _probe(self, name: str) -> None:
+        if name in VARIATIONS and name in self.failures:
+            return  # a story of controlled runs says more
         self.lab.set_gate(None)
         self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
         self.probed[name] = PROBES[name].watch(self.lab, self.offer, self.profile.level)
@@ -174,6 +204,8 @@ class Examination:
                 self._judge(program, schedule, run, runner)
                 if guarantee in self.failures:
                     return
+                if inside and not any(beat.event == "stops" for beat in run.trace):
+                    break  # these are the runs without a gate
         if conditions == PLAIN:
             self._plain.add(guarantee)
 
@@ -181,16 +213,30 @@ class Examination:
         """Look for what breaks under some conditions and holds without them."""
         if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
             self.probed[name] = Seen({}, unable=wallclock.MISSING)
+        if conditions.killed and not self.lab.server.ours:
+            self.probed[name] = _unkilled(self.lab)
+            return
         runner = self._runner(conditions)
-        for program in suite.varied(races=conditions.isolation is not None):
+        for program in _varied_programs(suite, name, conditions):
             profile = self.profile
             budget = profile.schedules if program.size <= TINY else profile.varied
+            if conditions.killed:
+                self.lab.execute("SELECT")  # whoever ends the run stops this lab's server
+                budget = profile.kills
             for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
                 self.evidence[name, "schedules"] += 1
                 if not run.ambiguous:
                     self.evidence += _varied_evidence(name, run)
+                    self._hit.update(run.faults)
                 for violation in breaches(run, self.declared):
-                    if self._breaks_anyway(suite, program, violation.guarantee):
+                    broken = violation.guarantee
+                    if broken in CATALOGUE and broken not in ACKNOWLEDGED:
+                        continue  # who waits for whom, and in which order: another's business
+                    if name == "crash-safe" and (
+                        broken not in CATALOGUE or self._loses_anyway(program.undisturbed)
+                    ):
+                        continue
+                    if self._breaks_anyway(suite, program.undisturbed, broken):
                         continue
                     failure = Failure(program, schedule, run, violation, conditions)
                     known = self.failures.get(name)
@@ -205,20 +251,27 @@ class Examination:
         if not known and CATALOGUE[broken].needs(self.offer) is None:
             self._explore_all(suite, broken)
             self._plain.add(broken)
-        return (
-            broken in self.failures
-            or find(self._runner(), self.declared, program, broken, budget=ENOUGH) is not None
-        )
+        if broken in self.failures or broken in self._errors:
+            return True
+        failure = find(self._runner(), self.declared, program, broken, budget=ENOUGH)
+        if failure is not None and broken not in CATALOGUE:
+            self._errors.add(broken)
+        return failure is not None
+
+    def _loses_anyway(self, program: Program) -> bool:
+        """Whether a program loses or doubles something without any fault, under whatever id."""
+        if program not in self._losing:
+            runs = explore(self._runner(), program, budget=ENOUGH)
+            found = (violation for _, run in runs for violation in breaches(run, self.declared))
+            self._losing[program] = any(one.guarantee in ACKNOWLEDGED for one in found)
+        return self._losing[program]
 
     def _judge(self, program: Program, schedule: Schedule, run: Run, runner: Runner) -> None:
         findings = check(run.history, self.declared)
+        self._errors |= {f"error {error.sqlstate}" for error, _ in run.errors.values()}
         if not run.ambiguous:
             self.evidence += findings.evidence
         for violation in findings.violations:
-            if runner.conditions.gate and violation.guarantee == "non-blocking":
-                # A session that stopped in the middle of a statement works with an old snapshot;
-                # following a row's later versions may wait, even with SKIP LOCKED.
-                continue
             self.in_turn = self.in_turn or violation.in_turn
             failure = Failure(program, schedule, run, violation, runner.conditions)
             known = self.failures.get(violation.guarantee)
@@ -273,7 +326,8 @@ class Examination:
         name = guarantee.id
         missing = guarantee.needs(self.offer)
         if missing is not None:
-            return Judgement(name, "not-offered", missing)
+            remark = self.probed[name].remark if name in self.probed else ""
+            return Judgement(name, "not-offered", f"{missing}: {remark}" if remark else missing)
         evidence = self._evidence(name)
         accepted = self.offer.queue.breaks.get(name)
         broken = self._broken(name)
@@ -290,12 +344,21 @@ class Examination:
         seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
         if not seen:
             return Judgement(name, "inconclusive", _NO_EVIDENCE, evidence=evidence)
+        if name == "crash-safe" and (lacking := self._without(evidence)):
+            return Judgement(name, "inconclusive", f"no {lacking}", evidence=evidence)
         reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
-        if remark := name in self.probed and self.probed[name].remark:
-            reason += f"; {remark}"
+        if name in self.probed and self.probed[name].remark:
+            reason += f"; {self.probed[name].remark}"
         if accepted is not None:
             reason = f"declared in [breaks] but not seen to break: {reason}"
         return Judgement(name, "holds", reason, evidence=evidence)
+
+    def _without(self, evidence: Mapping[str, int]) -> str:
+        """The faults that no run was hit by, of those that can be had here."""
+        wanted = [
+            told for fault, told in FAULTS.items() if fault != "restart" or self.lab.server.ours
+        ]
+        return " and no ".join(told for told in wanted if not evidence.get(told))
 
     def _explained(self, name: str) -> str:
         """What else was found that explains a breach, so that it counts once; or nothing."""
@@ -316,6 +379,8 @@ class Examination:
         drawn = self.evidence["", "random programs"]
         if drawn and not _apart(name):
             evidence["random programs"] = drawn
+        if name == "crash-safe":
+            evidence["distinct steps hit"] = len(self._hit)
         if name in self.probed:
             evidence |= self.probed[name].evidence
         return {what: n for what, n in evidence.items() if n}
@@ -331,7 +396,7 @@ class Examination:
         failure = shrink(self._runner(failure.conditions), self.declared, failure)
         broken = failure.violation.guarantee
         if broken != name and find(
-            self._runner(), self.declared, failure.program, broken, budget=TRIES
+            self._runner(), self.declared, failure.program.undisturbed, broken, budget=TRIES
         ):
             return None
         token = encode_token(
@@ -352,9 +417,53 @@ def _apart(name: str) -> bool:
     return name in VARIATIONS or (name in PROBES and name != "claim-limit")
 
 
+def runner_under(lab: Lab, offer: Offer, conditions: Conditions) -> Runner:
+    """What runs programs under some conditions.
+
+    Raises:
+        QueueproofError: The server is killed under them, and this one is not ours.
+    """
+    if conditions.killed and not lab.server.ours:
+        raise QueueproofError(
+            "in this story the server is killed, and this one is not ours: replay it with"
+            " --postgres embedded, local or container"
+        )
+    where = lab.twin() if conditions.killed else lab
+    return Runner(where, held=offer.held, tied=offer.tied, conditions=conditions)
+
+
+def _varied_programs(suite: Suite, name: str, conditions: Conditions) -> list[Program]:
+    if conditions.killed:
+        return suite.killed()
+    if name == "crash-safe":
+        return suite.broken_off()
+    if conditions.pooled:
+        return suite.settled()
+    return suite.varied(races=conditions.isolation is not None)
+
+
+def _unkilled(lab: Lab) -> Seen:
+    """What is left to say of kills where the server is somebody's."""
+    if emptied := lab.unlogged():
+        return Seen(
+            {},
+            unable=f"a crash of the server empties what is UNLOGGED ({', '.join(emptied)}), and "
+            "this one is not ours to kill: use --postgres embedded, local or container",
+        )
+    return Seen({}, remark="the server was not killed, because it is not ours")
+
+
 def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
     """What makes a run under other conditions worth something."""
     calls = run.history.calls
+    if name == "pooler-safe":
+        changed = [beat.actor for beat in run.trace if beat.event == "connection"]
+        swaps = len(changed) - len(set(changed))
+        return Counter({(name, "transactions on another connection than the one before"): swaps})
+    if name == "crash-safe":
+        hit = Counter(fault for fault, _, _ in run.faults)
+        hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
+        return Counter({(name, told): hit[fault] for fault, told in FAULTS.items()})
     if name == "server-clock":
         claims = sum(len(call.ids) for call in run.history.of_kind("claim"))
         return Counter({(name, "claims by sessions in other time zones"): claims})
@@ -365,9 +474,8 @@ def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
             (name, "operations in the midst of another's"): sum(
                 one.actor != other.actor and one.overlaps(other) for one, other in pairs
             ),
-            (name, "retryable errors"): sum(call.answer == "retry" for call in calls),
         }
-    )
+    ) + Counter((name, f"times ERROR {c.error[:5]}, to be retried") for c in calls if c.error)
 
 
 @contextmanager
@@ -380,9 +488,10 @@ def _without_a_directory() -> Iterator[None]:
         set_hypothesis_home_dir(None)
 
 
-_GATES: tuple[Gate | None, ...] = (None, "statement")
+_TOLD_ANYWAY = {"old-snapshot"}  # measured where it is not promised too, but for a quick look
+_GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
-ENOUGH = 5  # schedules that show whether a program breaks a guarantee under any conditions
+ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs"})
 _NO_EVIDENCE = "no run put it to the test"
@@ -402,7 +511,7 @@ def check_queue(
         lab: Where it is installed.
         wanted: The guarantees to judge.
         seed: Of the random programs and schedules: the same seed gives the same card.
-        profile: A key of `PROFILES`.
+        profile: A key of `PROFILES`; `glance` is for tests, `mutants` for mutants.
         progress: Called as it goes on.
 
     Raises:
@@ -410,29 +519,39 @@ def check_queue(
     """
     began = time.monotonic()
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), seed, PROFILES[profile])
+    examination = Examination(lab, offer, declare(offer), seed, _PROFILES[profile])
     examination.examine(wanted, progress)
     progress("stories", 1.0)
     judgements = [examination.judgement(guarantee) for guarantee in wanted]
     return Card(lab.queue.name, lab.server.label, seed, time.monotonic() - began, judgements)
 
 
-def first_break(
-    lab: Lab, wanted: Sequence[Guarantee], *, seed: int = 0, profile: str = "default"
+def first_flaw(
+    lab: Lab,
+    wanted: Sequence[Guarantee],
+    *,
+    seed: int = 0,
+    profile: str = "default",
+    through: str | None = None,
 ) -> Judgement | None:
-    """The first break that an examination meets, of those that count; None where there is none.
+    """The first break that an examination meets; else what it could not put to the test.
 
     Args:
         lab: Where the queue is installed.
         wanted: The guarantees in question.
         seed: As for `check_queue`.
         profile: As for `check_queue`.
+        through: An operation of which a flaw is suspected, that no run does on its own account:
+            programs without it are left out.
+
+    Returns:
+        A judgement that is broken or inconclusive; None where all hold.
 
     Raises:
         QueueError: An operation does not work even undisturbed.
     """
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), seed, PROFILES[profile])
+    examination = Examination(lab, offer, declare(offer), seed, _PROFILES[profile], through)
     found: list[Judgement] = []
 
     def enough() -> bool:
@@ -442,21 +561,12 @@ def first_break(
         return bool(found)
 
     examination.examine(wanted, lambda _what, _fraction: None, enough)
-    return found[0] if found else None
-
-
-def declare(offer: Offer) -> Declared:
-    """What the checker must know of a queue."""
-    queue = offer.queue
-    return Declared(
-        lease=queue.lease.total_seconds() if queue.lease else None,
-        held=offer.held,
-        worker_heartbeat="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
-        recovers="recover" in queue.offers,
-        observable="jobs" in queue.offers,
-        order=queue.order,
-        cap=queue.concurrency_limit,
-    )
+    if found:
+        return found[0]
+    # Programs that were left out are no lack of evidence.
+    lacking = [g for g in wanted if through is None or g.id in PROBES.keys() - VARIATIONS.keys()]
+    judgements = map(examination.judgement, lacking)
+    return next((one for one in judgements if one.verdict == "inconclusive"), None)
 
 
 # --- does it work at all ------------------------------------------------------------------------
@@ -470,10 +580,11 @@ def calibrate(lab: Lab) -> Offer:
     """
     runner = Runner(lab, split=False, held=True)
     offers = lab.queue.offers
-    run = runner.run(Program(ONE, in_turn(script("w1", claim()))))
+    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim()))))
     first = next(iter(run.history.of_kind("claim")))
     _must_work(run, first, answered=bool(first.ids))
     offer = Offer(lab.queue, first.held)
+    offer = replace(offer, tied=_is_tied(runner, offer))
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
     trials = {
         "complete": (ONE, (claim(), complete())),
@@ -487,10 +598,25 @@ def calibrate(lab: Lab) -> Offer:
     for kind, (jobs, dos) in trials.items():
         if kind not in offers:
             continue
-        run = runner.run(Program(jobs, in_turn(script("w1", *dos))))
+        run = runner.run(Program(jobs, in_turn(SETTLE, script("w1", *dos))))
         for call in (c for c in run.history.of_kind(kind) if c.actor == "w1"):
             _must_work(run, call, answered=call.answer != "rejected")
     return offer
+
+
+def _is_tied(runner: Runner, offer: Offer) -> bool:
+    """Whether a claim ends with its connection, as the queue does it when nothing else happens.
+
+    A session's advisory lock or a backend's process id may be what a claim rests on. The worker is
+    told that its connection broke, and knows what that means.
+    """
+    if offer.held or offer.queue.lease is None:
+        return True
+    reaper = (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
+    breaks = script("nemesis", terminate(1))
+    stages = in_turn(SETTLE, script("w1", claim()), breaks, *reaper, script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return bool(later and later[0].ids)
 
 
 def _must_work(run: Run, call: Call, *, answered: bool) -> None:
@@ -526,10 +652,29 @@ def decode_token(token: str) -> tuple[str, str, int, dict[str, Any]]:
         raise QueueproofError("this is not a replay token: copy it whole from a story") from error
     if not isinstance(data, dict) or not data.keys() & {"program", "probe"}:
         raise QueueproofError("this is not a replay token: copy it whole from a story")
+    if "program" in data and not data.keys() >= {"schedule", "under", "broken"}:
+        raise QueueproofError("this token is of an older queueproof: check the queue anew")
     return digest, guarantee, seed, data
 
 
-def replay(lab: Lab, token: str) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A story that happened again.
+
+    Attributes:
+        guarantee: What it breaks.
+        story: The same as text.
+        data: What its token holds: program with schedule, or what a probe needs.
+        failure: What happened; None for a probe's story.
+    """
+
+    guarantee: str
+    story: str
+    data: Mapping[str, Any]
+    failure: Failure | None = None
+
+
+def replay(lab: Lab, token: str) -> Replayed | None:
     """The story again, or None where it does not happen any more.
 
     Raises:
@@ -543,15 +688,18 @@ def replay(lab: Lab, token: str) -> str | None:
         )
     offer = calibrate(lab)
     if "probe" in data:
-        return PROBES[guarantee].replay(lab, offer, data["probe"])
+        story = PROBES[guarantee].replay(lab, offer, data["probe"])
+        return Replayed(guarantee, story, data) if story else None
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
-    runner = Runner(lab, held=offer.held, conditions=conditions)
+    runner = runner_under(lab, offer, conditions)
     for _ in range(REPLAYS):
         run = runner.run(program, data["schedule"])
         for violation in breaches(run, declare(offer)):
             if violation.guarantee == data["broken"]:
-                return tell(run, violation, conditions, guarantee)
+                story = tell(run, violation, conditions, guarantee)
+                failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
+                return Replayed(guarantee, story, data, failure)
         if not run.ambiguous:
             break
     return None

@@ -189,15 +189,21 @@ def _explained(
     try:
         step = next(operation)
         while True:
-            if first_keyword(step.sql) in _EXPLAINABLE:
-                explain = Step(f"EXPLAIN (COSTS OFF) {step.sql}", step.params)
-                lines = [str(next(iter(row.values()))) for row in execute(session, explain).rows]
-                plan = "\n".join(lines).replace(STANDING_CLOCK, "")
+            plan = explain(session, step)
+            if plan:
                 plans.append((step.sql, plan))
             step = operation.send(execute(session, step))
     except StopIteration as stop:
         claims: Sequence[Claim] = stop.value
         return claims
+
+
+def explain(session: Session, step: Step) -> str:
+    """The plan of a statement, as it would be now; empty where it has none."""
+    if first_keyword(step.sql) not in _EXPLAINABLE:
+        return ""
+    rows = execute(session, Step(f"EXPLAIN (COSTS OFF) {step.sql}", step.params)).rows
+    return "\n".join(str(next(iter(row.values()))) for row in rows).replace(STANDING_CLOCK, "")
 
 
 def _running(lab: Lab) -> int:

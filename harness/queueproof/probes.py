@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from queueproof import backoff, plans
+from queueproof import backoff, plans, pooling
+from queueproof.cost import steady
+from queueproof.cost.steady import Slope
+from queueproof.errors import ServerUnavailableError
 from queueproof.explore.lab import Lab
+from queueproof.explore.programs import Program
 from queueproof.guarantees import Offer
-from queueproof.report.story import tell_overclaim, tell_waits
+from queueproof.postgres.pooler import MISSING, find_pgbouncer
+from queueproof.report.story import tell, tell_growth, tell_overclaim, tell_waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Waits:
         """Fail one job as often as it may be."""
         waits = backoff.watch(lab, offer)
         story = tell_waits(waits) if waits.broken else ""
-        evidence = {"waits measured": len(waits.found)}
+        evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
         return Seen(evidence, broken=waits.broken, story=story, data=True)
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401, ARG002
@@ -90,5 +95,80 @@ class Waits:
         return self.watch(lab, offer, 0).story or None
 
 
-PROBES: Mapping[str, Probe] = {"claim-limit": PlanGrid(), "backoff": Waits()}
+class ThroughPgbouncer:
+    """`pooler-safe` with PgBouncer itself, beside the runs in which its part is played."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Run what workers do in turn through it."""
+        program = find_pgbouncer()
+        if program is None:
+            return Seen({}, unable=MISSING)
+        try:
+            passage = pooling.watch(lab, offer, program, level)
+        except ServerUnavailableError as error:
+            return Seen({}, unable=str(error))
+        evidence = {
+            f"transactions through {passage.pooler}": passage.transactions,
+            "programs over several of its connections": passage.spread,
+        }
+        failure = passage.failure
+        if failure is None:
+            unable = "" if all(evidence.values()) else f"{passage.pooler} kept to one connection"
+            return Seen(evidence, unable=unable)
+        return Seen(
+            evidence,
+            broken=f"{failure.violation.because} ({passage.pooler})",
+            story=tell(failure.run, failure.violation, failure.conditions, "pooler-safe"),
+            data=failure.program.to_data(),
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The program of the story again."""
+        program = find_pgbouncer()
+        if program is None:
+            raise ServerUnavailableError(MISSING)
+        failure = pooling.again(lab, offer, program, Program.from_data(data))
+        if failure is None:
+            return None
+        return tell(failure.run, failure.violation, failure.conditions, "pooler-safe")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """`steady-cost` or `old-snapshot`: what a claim costs as the queue fills.
+
+    Attributes:
+        name: Which of the two.
+        measure: Fills the queue and measures.
+    """
+
+    name: str
+    measure: Callable[[Lab, Offer, int], Slope]
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Fill and measure, until a claim costs too much."""
+        slope = self.measure(lab, offer, level)
+        if slope.unable or not slope.broken:
+            return Seen(slope.evidence, unable=slope.unable, remark=slope.told)
+        return Seen(
+            slope.evidence,
+            broken=slope.broken,
+            story=tell_growth(slope, self.name),
+            data=list(slope.costs[-1].content),
+            remark=slope.told,
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The last filling again."""
+        slope = steady.measure(lab, offer, [[steady.Content(*data)]])
+        return tell_growth(slope, self.name) if slope.broken else None
+
+
+PROBES: Mapping[str, Probe] = {
+    "claim-limit": PlanGrid(),
+    "backoff": Waits(),
+    "pooler-safe": ThroughPgbouncer(),
+    "steady-cost": Growth("steady-cost", steady.watch),
+    "old-snapshot": Growth("old-snapshot", steady.watch_snapshot),
+}
 """The probe of each guarantee that has one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from queueproof.explore.lab import Gate
 
@@ -30,6 +30,9 @@ _ZONES: tuple[Mapping[str, str], ...] = (
 _FAR = ("w1", "w2", "reaper")
 _AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1}  # seconds
 
+Pooled: TypeAlias = Literal["first idle", "round robin"]
+"""How a pooler in transaction mode may choose (PgBouncer's server_round_robin = 0 and 1)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
@@ -40,14 +43,19 @@ class Conditions:
         planner: Under which of `PLANNERS` they plan.
         isolation: The level that they ask for, instead of the one that the queue declares.
         clocks: Whether each worker has another time zone and date style, and a wrong clock.
-        pooled: Whether each transaction is sent on another connection than the one before.
+        pooled: How the connection of each transaction is chosen, never the one before, where
+            all share some; None where each has its own.
+        pooler: The pooler that the sessions really go through: its name and version.
+        killed: Whether the server may be killed: it is one of the queue's own then.
     """
 
     gate: Gate | None = None
     planner: str | None = None
     isolation: str | None = None
     clocks: bool = False
-    pooled: bool = False
+    pooled: Pooled | None = None
+    pooler: str = ""
+    killed: bool = False
 
     def settings(self, actor: str) -> Mapping[str, str]:
         """What an actor's session sets when it begins."""
@@ -76,8 +84,20 @@ class Conditions:
                 for name, zone in zip(_FAR, _ZONES, strict=True)
             )
             return f"Sessions differ in TimeZone, DateStyle and clock ({shown})."
+        if self.killed:
+            return (
+                "The server commits with synchronous_commit = on, unless the queue says otherwise."
+            )
+        if self.pooler:
+            return (
+                f"All sessions go through {self.pooler}, pool_mode = transaction, with several "
+                "connections to the server."
+            )
         if self.pooled:
-            return "A pooler stands between: each transaction runs on another connection."
+            return (
+                "A pooler in transaction mode stands between: a transaction runs on any connection "
+                "that is idle, and nothing is reset between two."
+            )
         return ""
 
     def to_data(self) -> dict[str, Any]:

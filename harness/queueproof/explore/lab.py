@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
@@ -16,7 +16,8 @@ from psycopg import pq, sql
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
 from queueproof.explore.session import ConnectionLostError, Session
-from queueproof.postgres import Server
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.pooler import Pooler
 from queueproof.queue import Operation, Queue, Step
 from queueproof.sql import compile_statement, position_in
 from queueproof.sqlfile import SqlFileQueue
@@ -46,6 +47,14 @@ WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerat
 _TRIGGERS = """
 SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
 FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
+"""
+# The rows that such a view's triggers get are chosen before any statement on a base table begins.
+# Of any other view that can be changed the base table's triggers are all that fires.
+_TRIGGER_VIEWS = """
+SELECT DISTINCT c.oid::regclass::text
+FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
+WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
 """
 _FOREIGN_KEYS = """
 SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
@@ -79,10 +88,21 @@ SELECT t.oid, t.typarray FROM pg_type t JOIN pg_namespace n ON n.oid = t.typname
 WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 
+_TOUCHED = """
+SELECT EXISTS (
+  SELECT FROM pg_locks
+  WHERE locktype = 'relation' AND pid = %s AND relation = ANY (%s::text[]::regclass[])
+)
+"""
+_OPEN = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend'
+  AND pid <> pg_backend_pid() AND state <> 'idle'
+"""
 
-Gate: TypeAlias = Literal["statement", "row"]
-"""Where inside a statement a session stops: with its snapshot taken and nothing read, or with a
-row chosen and locked."""
+Gate: TypeAlias = Literal["statement", "row", "query"]
+"""Where inside a statement a session stops: one that changes a table with its snapshot taken and
+nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
 
 
 class Lab:
@@ -93,6 +113,7 @@ class Lab:
         server: The server that it is installed on.
         conninfo: Of its database.
         arrays: Array type of each type that the queue's schema defines, by oid.
+        schema: The statements that installed it.
         tables: The queue's tables, as regclass text.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
     """
@@ -102,8 +123,12 @@ class Lab:
         self.server = server
         self.conninfo = conninfo
         self.arrays: dict[int, int] = {}
+        self.schema: list[Step] = []
         self.tables: list[str] = []
-        self._admin = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        self._admin = self._connect()
+        self._twin: Lab | None = None
+        self._resources = ExitStack()
+        self._pooler: Pooler | None = None
         self._sessions: dict[str, Session] = {}
         self._used: set[str] = set()
         self._shift = 0.0
@@ -118,9 +143,21 @@ class Lab:
         except BaseException:
             self._admin.close()
             raise
-        self._control = Session(conninfo, "the scheduler")
-        self._control.run("SET search_path = pg_catalog")
-        self._control.pgconn.prepare(b"blockers", b"SELECT pg_catalog.pg_blocking_pids($1::int4)")
+        self._control = self._scheduler()
+        self._set_clock()
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """The harness's own connection: its clock is the real one, its names are qualified."""
+        connection = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=None)
+        # The database's setting would put the queue's schema and the moved clock first.
+        connection.execute("SET search_path = public")
+        return connection
+
+    def _scheduler(self) -> Session:
+        control = Session(self.conninfo, "the scheduler")
+        control.run("SET search_path = pg_catalog")
+        control.pgconn.prepare(b"blockers", b"SELECT pg_catalog.pg_blocking_pids($1::int4)")
+        return control
 
     # --- installation ---------------------------------------------------------------------------
 
@@ -162,6 +199,7 @@ class Lab:
         try:
             step = next(steps)
             while True:
+                self.schema.append(step)
                 installer.send(step)
                 while not installer.ready(1.0):
                     pass
@@ -232,11 +270,14 @@ class Lab:
 
     def reset(self, *, renew: bool = False) -> None:
         """Bring the database back to the beginning and the clock back to real time."""
-        for key in self._used:
+        for key in list(self._used):
             session = self._sessions.get(key)
             if session is not None and (session.closed or not self._quiet(session)):
                 self.discard(session)
         self._used.clear()
+        if self._pooler:
+            self.forget_sessions()
+            self._pooler.renew()
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
         self._control.run(self._renew_sql if full else self._reset_sql)
@@ -252,6 +293,8 @@ class Lab:
                 session.cancel()
             if session.in_transaction:
                 session.run("ROLLBACK")
+            if session.names_settings:  # DISCARD ALL empties them, and they had not existed
+                return False
             session.run("DISCARD ALL")
         except (ConnectionLostError, ServerError):
             return False
@@ -261,10 +304,13 @@ class Lab:
         """The open session under a key; a new connection where there is none."""
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = Session(self.conninfo, key, self.arrays)
+            conninfo = self._pooler.conninfo if self._pooler else self.conninfo
+            session = self._sessions[key] = Session(conninfo, key, self.arrays)
             self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {session.pid})")
         if key not in self._used:
-            if self._gate:
+            if self._gate == "query":
+                session.run("SET cursor_tuple_fraction = 1")  # a cursor's plan is the query's own
+            elif self._gate:
                 session.run(f"SET queueproof.gate = '{self._gate}'")
             for name, value in self._settings(key.partition(",")[0]).items():
                 session.run(f"SET {name} = {value}")
@@ -272,22 +318,27 @@ class Lab:
         return session
 
     def set_gate(self, gate: Gate | None) -> None:
-        """Make statements that change the queue's tables stop inside, or let them run through.
+        """Make statements on the queue's tables stop inside, or let them run through.
 
         The triggers are there only while they are wanted: a row trigger locks its row a little
-        earlier than the untouched statement would.
+        earlier than the untouched statement would. No trigger fires for a query: whoever runs it
+        declares a cursor, which takes the snapshot, and fetches later.
         """
         if gate == self._gate:
             return
         self.reset()
-        for table in self.tables:
-            self.execute(f'DROP TRIGGER IF EXISTS "~queueproof" ON {table}')
+        views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
+        for relation in (*self.tables, *views):
+            self.execute(f'DROP TRIGGER IF EXISTS "~queueproof" ON {relation}')
         self._gate = gate
-        events = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
-        for table in self._gated_tables if gate else ():
+        if gate is None or gate == "query":
+            return
+        events = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}[gate]
+        # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
+        for relation in (*self._gated_tables, *(views if gate == "statement" else ())):
             self.execute(
-                f'CREATE TRIGGER "~queueproof" BEFORE {events[gate or "row"]} ON {table} '
-                f"FOR EACH {(gate or 'row').upper()} EXECUTE FUNCTION clock.gate()"
+                f'CREATE TRIGGER "~queueproof" BEFORE {events} ON {relation} '
+                f"FOR EACH {gate.upper()} EXECUTE FUNCTION clock.gate()"
             )
 
     def set_sessions(
@@ -314,16 +365,21 @@ class Lab:
 
         Without superuser rights foreign keys and triggers would act: then nothing is done.
         """
-        if not self.server.superuser:
-            return
-        for table, columns in self._heaps.items():
-            self._control.run(
-                "BEGIN; SET LOCAL session_replication_role = replica; "
-                f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
-                f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
-                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
-                "SELECT * FROM turned; COMMIT"
-            )
+        if self.server.superuser:
+            for statements in self.rewriting:
+                self._control.run(statements)
+
+    @property
+    def rewriting(self) -> list[str]:
+        """For each table the statements that turn its rows' physical order round."""
+        return [
+            "BEGIN; SET LOCAL session_replication_role = replica; "
+            f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
+            f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
+            f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+            "SELECT * FROM turned; COMMIT"
+            for table, columns in self._heaps.items()
+        ]
 
     @property
     def control_pid(self) -> int:
@@ -340,19 +396,83 @@ class Lab:
 
     def discard(self, session: Session) -> None:
         """Close a session and wait until its backend has rolled back and gone."""
+        unfinished = session.in_transaction
         for key, known in list(self._sessions.items()):
             if known is session:
                 del self._sessions[key]
+                self._used.discard(key)
         session.close()
         self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {session.pid})")
         gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = %s)"
         while self._admin.execute(gone, [session.pid]).fetchone() != (True,):
             pass
+        if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
+            still = sum(session.in_transaction for session in self._sessions.values())
+            while self._admin.execute(_OPEN).fetchone() != (still,):
+                pass
+
+    @contextmanager
+    def through(self, pooler: Pooler) -> Iterator[None]:
+        """Open the workers' sessions at a pooler, new ones in each run, while the block runs."""
+        self.reset()
+        direct, self._sessions = self._sessions, {}
+        self._pooler = pooler
+        try:
+            yield
+        finally:
+            self.forget_sessions()
+            self._pooler = None
+            self._sessions = direct
+
+    def forget_sessions(self) -> None:
+        """Close the workers' sessions."""
+        for session in list(self._sessions.values()):
+            self.discard(session)
 
     def drop(self, key: str) -> None:
         """Close the session under a key, if there is one, and wait until its backend is gone."""
         if key in self._sessions:
             self.discard(self._sessions[key])
+
+    def terminate(self, key: str) -> None:
+        """Have the server end the backend under a key, if there is one; it is gone afterwards."""
+        if key in self._sessions:
+            session = self._sessions[key]
+            self._admin.execute("SELECT pg_terminate_backend(%s)", [session.pid])
+            self.discard(session)
+
+    def twin(self) -> Lab:
+        """The same queue on a server of its own, which may be killed; opened at the first call.
+
+        This lab's server may have other labs. The twin's sessions begin with synchronous_commit =
+        on, so that the kill of a process loses nothing that was acknowledged; what a power failure
+        loses with fsync = off is not asked.
+
+        Raises:
+            ServerUnavailableError: The server could not be started once more.
+        """
+        if self._twin is None:
+            server = self._resources.enter_context(open_server(self.server.source))
+            self._twin = self._resources.enter_context(
+                open_lab(self.queue, server, {"synchronous_commit": "on"})
+            )
+        return self._twin
+
+    def restart(self) -> None:
+        """Kill the server with every session, start it again, and connect anew.
+
+        Raises:
+            ServerUnavailableError: It is not ours, or does not come back.
+        """
+        self.conninfo = self.server.restart(self.conninfo)
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._used.clear()
+        self._control.close()
+        self._admin.close()
+        self._admin = self._connect()
+        self._control = self._scheduler()
 
     def blockers(self, session: Session) -> list[int]:
         """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
@@ -361,6 +481,11 @@ class Lab:
         if value is None:
             raise ConnectionLostError("the server closed the scheduler's connection")
         return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+
+    def reads_tables(self, session: Session) -> bool:
+        """Whether the open transaction of a session has come upon one of the queue's tables."""
+        found = self._admin.execute(_TOUCHED, [session.pid, self.tables]).fetchone()
+        return found == (True,)
 
     def now(self) -> float:
         """Seconds on the database's clock since an arbitrary moment."""
@@ -375,18 +500,28 @@ class Lab:
         self._set_clock()
 
     def _set_clock(self) -> None:
+        """Give `now()` the body that fits the moves: each statement that is planned pays for it.
+
+        Most statements run before the first move: then it is PostgreSQL's own, under our name,
+        which takes superuser rights to say. Otherwise it is one expression, which is inlined.
+        """
         cases = " ".join(
-            f"WHEN moment >= '{since}' THEN interval '{shift!r} seconds'"
+            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift!r} seconds'"
             for since, shift in self._moves
         )
-        body = f"CASE {cases} ELSE interval '0' END" if cases else "interval '0'"
         rows = "; ".join(
             f"INSERT INTO clock.moves VALUES ('{since}', '{shift!r} seconds')"
             for since, shift in self._moves[:1]
         )
+        body = "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()"
+        if cases:
+            body += f" + CASE {cases} ELSE interval '0' END$$"
+        elif self.server.superuser:
+            body = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
+        else:
+            body += "$$"
         self._control.run(
-            "CREATE OR REPLACE FUNCTION clock.shift(moment timestamptz) RETURNS interval "
-            f"LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT {body}$$; "
+            f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
             f"{rows or 'DELETE FROM clock.moves'}"
         )
 
@@ -403,13 +538,21 @@ class Lab:
             arguments["lease"] = self.queue.lease
         return arguments
 
+    def unlogged(self) -> list[str]:
+        """The queue's tables that a crash of the server empties."""
+        emptied = "SELECT oid::regclass::text FROM pg_class WHERE relpersistence = 'u'"
+        return [
+            table for (table,) in self._admin.execute(emptied).fetchall() if table in self.tables
+        ]
+
     def execute(self, statement: str) -> Sequence[tuple[object, ...]]:
         """Run a statement of the harness's own, outside the queue's sessions."""
         cursor = self._admin.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection, and the twin."""
+        self._resources.close()
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
@@ -436,13 +579,20 @@ def rejected(step: Step, error: ServerError) -> QueueError:
 
 
 @contextmanager
-def open_lab(queue: Queue, server: Server) -> Iterator[Lab]:
+def open_lab(
+    queue: Queue, server: Server, settings: Mapping[str, str] | None = None
+) -> Iterator[Lab]:
     """Install a queue in a fresh database of a server; both are gone afterwards.
+
+    Args:
+        queue: The queue.
+        server: The server.
+        settings: What every session begins with.
 
     Raises:
         QueueError: The queue's SQL was rejected.
     """
-    with server.database() as conninfo:
+    with server.database(settings=settings) as conninfo:
         lab = Lab(queue, server, conninfo)
         try:
             yield lab

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -11,10 +11,11 @@ class Do(NamedTuple):
 
     Attributes:
         kind: An operation of a queue, `crash` (the actor's connection is closed for good),
-            `advance` (the database's clock moves) or `rewrite` (the tables' physical order turns).
+            `advance` (the database's clock moves), `rewrite` (the tables' physical order turns) or
+            one of `FAULTS`.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
             jobs, counted from 0 over its whole life, and for a batch which of its claims; for a
-            crash the worker's number, 0 for the
+            crash and for a fault of a worker its number, 0 for the
             actor itself; for an enqueue which of the program's job specifications.
         seconds: For an advance.
         queue: For a claim.
@@ -40,6 +41,14 @@ class JobSpec(NamedTuple):
     delay: float = 0.0
     bound: int = 0
     queue: str = "default"
+
+
+FAULTS: Mapping[str, str] = {
+    "lose": "answers lost",
+    "terminate": "backends terminated",
+    "restart": "server kills",
+}
+"""What happens to connections, backends and the server, to the words for several of it."""
 
 
 Script: TypeAlias = tuple[str, tuple[Do, ...]]
@@ -72,10 +81,28 @@ class Program(NamedTuple):
         """The queues that its jobs go to."""
         return sorted({"default", *(job.queue for job in (*self.jobs, *self.reserve))})
 
+    def does(self, kind: str) -> bool:
+        """Whether some actor does an operation of a kind."""
+        return any(do.kind == kind for stage in self.stages for _, dos in stage for do in dos)
+
     @property
     def races(self) -> bool:
         """Whether anybody acts beside somebody else."""
         return any(len(stage) > 1 for stage in self.stages)
+
+    @property
+    def undisturbed(self) -> Program:
+        """The same without faults."""
+        stages = []
+        for stage in self.stages:
+            kept = [
+                (actor, left)
+                for actor, dos in stage
+                if (left := tuple(do for do in dos if do.kind not in FAULTS))
+            ]
+            if kept:
+                stages.append(tuple(kept))
+        return self._replace(stages=tuple(stages))
 
     def to_data(self) -> list[Any]:
         """Nested lists of numbers and strings, for a replay token."""
@@ -129,6 +156,17 @@ def crash(worker: int = 0) -> Do:
     return Do("crash", worker)
 
 
+def lose(worker: int) -> Do:
+    """Cut a worker's connection when the server has acted on its next message: no answer comes."""
+    return Do("lose", worker)
+
+
+def terminate(worker: int) -> Do:
+    """End a worker's backend; the worker sees an error and connects anew."""
+    return Do("terminate", worker)
+
+
+RESTART = Do("restart")
 RECOVER = Do("recover")
 REWRITE = Do("rewrite")
 COMPLETE_ALL = Do("complete_many")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from collections import deque
@@ -9,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, Lab
-from queueproof.explore.programs import Do, JobSpec, Program
+from queueproof.explore.programs import FAULTS, Do, JobSpec, Program
 from queueproof.explore.session import Session
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.queue import Claim, JobRow, Operation, Result, Step
-from queueproof.sql import first_keyword
+from queueproof.sql import first_keyword, only_selects
 
 FIRST_LOOK = 0.0003  # seconds; most statements answer sooner, so that nobody asks who blocks them
 NEXT_LOOK = 0.001
@@ -27,11 +28,15 @@ DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties
 DRAIN_BATCH = 10
 DRAINER = "drainer"
 RETRIES = 10
+SURE = 3  # runs without a pooler that all differ from the one with it
+POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
 # Seconds; odd, so that no lease or delay ends exactly then.
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
 
 _DEADLOCK = "40P01"
+_TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
+_KILLED = ServerError("08006", "server closed the connection unexpectedly")
 # No disk, no memory, shutting down, I/O error: nothing that an operation of a queue has done.
 _SERVER_TROUBLE = ("53", "57P", "58")
 
@@ -41,6 +46,12 @@ _QUIET = frozenset({"BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
 # are held and its effect is unseen, is a seam.
 _HOLDABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES"})
 
+# A cursor has its snapshot when it is declared, and reads and locks when rows are fetched: between
+# the two is what a client leaves between the protocol's Bind and Execute.
+_DECLARE = 'DECLARE "~queueproof" NO SCROLL CURSOR FOR '
+_FETCH = 'FETCH ALL FROM "~queueproof"'
+_CLOSE = 'CLOSE "~queueproof"'
+
 
 @dataclass(frozen=True, slots=True)
 class Beat:
@@ -49,15 +60,20 @@ class Beat:
     Attributes:
         actor: Who acted.
         call: Index of the call, -1 for none.
-        event: `start`, `sql`, `done` (not committed yet), `stops`, `waits`, `goes on`, `commit`,
-            `rewrite`, `answer`, `error`, `clock` or `crash`.
+        event: `start`, `connection` (of a pool), `sql`, `done` (not committed yet), `stops`,
+            `waits`, `goes on`, `commit`, `rewrite`, `answer`, `lost` (the answer), `error`,
+            `rollback`, `clock`, `crash`, `cut` (the connection), `terminate` or `restart`.
         text: SQL, or what was answered.
+        session: Whose connection it happened on; nothing where it was on none.
+        step: What was sent, for `sql`.
     """
 
     actor: str
     call: int
     event: str
     text: str = ""
+    session: str = ""
+    step: Step | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -87,6 +103,8 @@ class Run:
         errors: What the server answered to which step, by the index of the call.
         certain: How many choices had been met when several sessions waited and a lock was
             released: from then on the server decides who goes on. None where that never was.
+        faults: Which fault of `FAULTS` hit which operation, after how many of its statements.
+        short: The first claim that got fewer jobs than it always gets without the pooler.
     """
 
     history: History = field(default_factory=History)
@@ -95,6 +113,8 @@ class Run:
     steps: int = 0
     errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
     certain: int | None = None
+    faults: list[tuple[str, str, int]] = field(default_factory=list)
+    short: Call | None = None
 
     @property
     def ambiguous(self) -> bool:
@@ -112,10 +132,14 @@ class _Flight:
     step: Step
     named: Sequence[Claim] = ()
     gated: bool = False  # it has stopped inside its statement
+    cursor: Literal["declared", "fetched"] | None = None  # what was last done to its query's
+    stale: bool = False  # somebody acted since the running statement began
     wrapped: bool = False  # the running statement stands in a transaction of the harness
     holding: Result | None = None  # the answer of a statement whose COMMIT is still to come
     committed: int = 0  # how many of its transactions have taken effect
+    between: bool = False  # its last transaction has ended and the next has not begun
     victim: bool = False  # it was cancelled to end a deadlock
+    sent: int = 0  # statements, a COMMIT of the harness included
 
 
 @dataclass(slots=True)
@@ -128,9 +152,12 @@ class _Actor:
     flight: _Flight | None = None
     blocked: bool = False
     alive: bool = True
+    cut_off: bool = False  # its connection is cut when the server has acted on its next message
     claims: list[tuple[Ref, Claim]] = field(default_factory=list)
     ended: set[Ref] = field(default_factory=set)
     holding: bool = False  # its session stands in the transaction of its claim
+    late: bool = False  # a statement of its open transaction stood still, and saw an old snapshot
+    pooled: Session | None = None  # the connection of a pool that its last transaction ran on
 
     def open_claims(self) -> list[int]:
         """Which of its claims it has not ended."""
@@ -144,6 +171,8 @@ class Runner:
         lab: Where.
         split: Whether a statement outside a transaction is split from its commit.
         held: Whether claims end inside their transaction: they are made with limit 1.
+        tied: Whether claims end with their connection: a worker whose connection breaks while it
+            has some begins a new life, under another name.
         conditions: What holds for every session.
 
     Attributes:
@@ -156,17 +185,22 @@ class Runner:
         *,
         split: bool = True,
         held: bool = False,
+        tied: bool = False,
         conditions: Conditions = PLAIN,
     ) -> None:
         self._lab = lab
         self.conditions = conditions
         self._queue = lab.queue
         self._split = split
+        self._tied = tied
+        self._held = held
         self._batch_size = 1 if held else DRAIN_BATCH
         self._lease = lab.queue.lease.total_seconds() if lab.queue.lease else None
         # At a stricter level than its own a queue's workers try again (queue-file.md, 8).
         stricter = {"40001", _DEADLOCK} if conditions.isolation else set()
-        self._retryable = (lab.queue.retry_on - {_DEADLOCK}) | stricter
+        # What a fault prevents may have happened in part, whatever the queue expects.
+        faults = {_DEADLOCK, _TERMINATED.sqlstate, _KILLED.sqlstate}
+        self._retryable = (lab.queue.retry_on - faults) | stricter
 
     def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
         """One run from a fresh start.
@@ -179,11 +213,38 @@ class Runner:
             QueueError: An operation did something that no queue may.
             ConnectionLostError: The server closed a connection.
         """
+        run = self._run_once(program, schedule)
+        if self.conditions.pooled and not program.races:
+            run.short = self._short(program, run)
+        return run
+
+    def _short(self, program: Program, run: Run) -> Call | None:
+        """The first claim that got less than it gets without a pooler, every time.
+
+        By itself a claim that came back empty proves nothing: only the queue knows when a failed
+        job is due. But what it gives workers who act in turn does not depend on connections.
+        """
+        plain = Runner(self._lab, split=self._split, held=self._held)
+        for _ in range(SURE):
+            own = plain._run_once(program).history
+            for call, other in zip(run.history.calls, own.calls, strict=False):
+                if (call.kind, call.actor) != (other.kind, other.actor):
+                    return None
+                if len(call.ids) != len(other.ids):
+                    break
+            else:
+                return None
+            if call.kind != "claim" or len(call.ids) > len(other.ids):
+                return None
+        return call
+
+    def _run_once(self, program: Program, schedule: Sequence[int] = ()) -> Run:
         self._lab.set_gate(self.conditions.gate)
         self._lab.set_sessions(self.conditions.settings, self.conditions.skew)
         self._lab.reset()
         self._run = Run()
         self._moment = 0
+        self._turn = 0
         self._actors: dict[str, _Actor] = {}
         self._owners: dict[int, _Actor] = {}
         self._schedule = deque(schedule)
@@ -255,11 +316,14 @@ class Runner:
                 return bool(batch) and "complete_many" in self._queue.offers and not held_is_other
             case "claim":
                 return not actor.holding  # its worker claims nothing else until it ends
-            case "crash":
+            case "crash" | "terminate":
                 return self._victim(actor, do).alive
+            case "lose":
+                victim = self._victim(actor, do)
+                return victim.alive and not victim.cut_off
             case "enqueue":
                 return bool(self._reserve)
-            case "advance" | "rewrite":
+            case "advance" | "rewrite" | "restart":
                 return True
             case _:
                 return do.kind in self._queue.offers
@@ -278,6 +342,9 @@ class Runner:
     # --- one step of one actor ------------------------------------------------------------------
 
     def _go_on(self, actor: _Actor) -> None:
+        for other in self._actors.values():
+            if other is not actor and other.flight is not None:
+                other.flight.stale = True
         flight = actor.flight
         if flight is None:
             do = actor.todo.popleft()
@@ -291,15 +358,16 @@ class Runner:
                 self._lab.rewrite_tables()
                 self._note(actor, "rewrite", call=self._instant("rewrite", actor.name))
                 return
+            if do.kind in FAULTS:
+                self._inflict(actor, do)
+                return
             flight = self._begin(actor, do)
             if flight is None:
                 return
         self._run.steps += 1
         if flight.gated:
             self._note(actor, "goes on")
-            flight.gated = False
-            self._lab.open_gate(flight.session)
-            self._await(actor, flight)
+            self._pass_gate(actor, flight)
             return
         if flight.holding is not None:
             self._note(actor, "commit")
@@ -308,6 +376,8 @@ class Runner:
         while True:
             step = flight.step
             keyword = first_keyword(step.sql)
+            if flight.between and self.conditions.pooled:
+                self._change_connection(actor, flight)
             inside = flight.session.in_transaction
             flight.wrapped = self._splitting and not inside and keyword in _HOLDABLE
             self._note(actor, "sql", step.sql)
@@ -318,7 +388,22 @@ class Runner:
 
     def _launch(self, actor: _Actor, flight: _Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
+        if self._splitting and self.conditions.gate == "query" and only_selects(step.sql):
+            flight.cursor = "declared"
+            step = step._replace(sql=_DECLARE + step.sql)
         flight.session.send(step, begin=begin)
+        flight.sent += 1
+        flight.stale = False
+        self._await(actor, flight)
+
+    def _pass_gate(self, actor: _Actor, flight: _Flight) -> None:
+        flight.gated = False
+        actor.late = actor.late or flight.stale
+        if flight.cursor == "declared":
+            flight.cursor = "fetched"
+            flight.session.send(Step(_FETCH))
+        else:
+            self._lab.open_gate(flight.session)
         self._await(actor, flight)
 
     def _await(self, actor: _Actor, flight: _Flight) -> None:
@@ -332,9 +417,8 @@ class Runner:
         actor.blocked = True
         blockers = self._blockers(flight)
         for other in blockers:
-            flight.call.waits.append(
-                Wait(other.name, other.flight.call.index if other.flight else None)
-            )
+            call = other.flight.call.index if other.flight else None
+            flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _settle(self, flight: _Flight) -> bool:
@@ -393,6 +477,17 @@ class Runner:
         except ServerError as error:
             self._fail(actor, flight, error)
             return
+        if flight.cursor == "declared":
+            if self._lab.reads_tables(flight.session):
+                flight.gated = True
+                self._note(actor, "stops")
+            else:  # at most a function, whose statements have snapshots of their own
+                self._pass_gate(actor, flight)
+            return
+        if flight.cursor == "fetched":
+            flight.session.run(_CLOSE)
+            flight.cursor = None
+            result = replace(result, command="SELECT")
         if flight.holding is not None:
             result, flight.holding, flight.wrapped = flight.holding, None, False
             flight.committed += 1
@@ -406,6 +501,10 @@ class Runner:
             flight.wrapped = False
         elif not result.in_transaction and result.command != "ROLLBACK":
             flight.committed += 1
+        flight.between = not flight.session.in_transaction
+        if actor.cut_off and first_keyword(flight.step.sql) not in _QUIET:
+            self._lose(actor, flight)
+            return
         try:
             flight.step = flight.generator.send(result)
         except StopIteration as stop:
@@ -431,10 +530,8 @@ class Runner:
         history.calls.append(call)
         arguments, named = self._arguments(actor, do, call)
         generator = self._lab.start(do.kind, actor.name, **arguments)
-        second = do.kind == "heartbeat" and actor.holding
-        session = self._lab.session(f"{actor.name}, second connection" if second else actor.name)
-        self._owners[session.pid] = actor
         self._note(actor, "start", call=call)
+        session = self._connection(actor, call)
         try:
             step = next(generator)
         except StopIteration as stop:
@@ -444,6 +541,43 @@ class Runner:
             return None
         actor.flight = _Flight(call, session, generator, step, named)
         return actor.flight
+
+    def _connection(self, actor: _Actor, call: Call) -> Session:
+        """The connection that an operation begins on."""
+        second = call.kind == "heartbeat" and actor.holding
+        if self.conditions.pooled:
+            if actor.holding and not second and actor.pooled is not None:
+                return actor.pooled  # an open transaction keeps its connection
+            return self._next_of_pool(actor, call)
+        session = self._lab.session(f"{actor.name}, second connection" if second else actor.name)
+        self._owners[session.pid] = actor
+        return session
+
+    def _change_connection(self, actor: _Actor, flight: _Flight) -> None:
+        flight.session = self._next_of_pool(actor, flight.call)
+        flight.between = False
+
+    def _next_of_pool(self, actor: _Actor, call: Call) -> Session:
+        """The connection that a transaction pooler may give to an actor's next transaction.
+
+        It may be any that is idle. This is never the one that the actor had before. The first of
+        the others soon brings together what one actor left in a session and the next actor;
+        going round keeps them apart as long as possible.
+        """
+        numbers: Iterable[int] = itertools.count(1)
+        if self.conditions.pooled == "round robin":
+            turns = ((self._turn + n) % POOL + 1 for n in range(POOL))
+            numbers = itertools.chain(turns, itertools.count(POOL + 1))
+        for number in numbers:
+            session = self._lab.session(f"connection {number}")
+            if session is not actor.pooled and not session.in_transaction:
+                break
+        self._turn = number
+        if not actor.holding:
+            actor.pooled = session
+        self._owners[session.pid] = actor
+        self._note(actor, "connection", str(number), call=call)
+        return session
 
     def _arguments(
         self, actor: _Actor, do: Do, call: Call
@@ -469,6 +603,7 @@ class Runner:
                 named = [claim for _, claim in batch]
                 arguments["jobs"] = named
             case "cleanup":
+                call.delay = do.seconds
                 arguments["age"] = timedelta(seconds=do.seconds)
             case _:
                 pass
@@ -496,6 +631,7 @@ class Runner:
         """An operation has answered."""
         call = flight.call
         actor.flight = None
+        actor.late = actor.late and flight.session.in_transaction
         self._read_answer(call, value)
         if flight.session.in_transaction:
             self._stays_open(actor, flight)
@@ -533,7 +669,7 @@ class Runner:
         """An operation ended inside a transaction: only a claim that got a job may."""
         call = flight.call
         if call.kind == "claim" and not call.ids:
-            flight.session.run("ROLLBACK")
+            self._roll_back(actor, flight)
         elif call.kind == "claim":
             call.held = actor.holding = True
         else:
@@ -541,14 +677,27 @@ class Runner:
                 f"{call.kind} leaves its transaction open: end it with COMMIT", flight.step.source
             )
 
+    def _roll_back(self, actor: _Actor, flight: _Flight) -> None:
+        flight.session.run("ROLLBACK")
+        beat = Beat(actor.name, flight.call.index, "rollback", session=flight.session.name)
+        self._run.trace.append(beat)
+
     def _fail(self, actor: _Actor, flight: _Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
         if error.sqlstate.startswith(_SERVER_TROUBLE):
             raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
-        flight.holding, flight.wrapped = None, False
+        if actor.cut_off:
+            self._lose(actor, flight)
+        else:
+            self._abort(actor, flight, error)
+
+    def _abort(self, actor: _Actor, flight: _Flight, error: ServerError) -> None:
+        flight.holding, flight.wrapped, flight.cursor = None, False, None
+        actor.late = False
         lost = actor.holding and flight.call.kind != "heartbeat"
         if flight.session.in_transaction:
-            flight.session.run("ROLLBACK")
+            self._roll_back(actor, flight)
+        flight.between = True
         try:
             flight.step = flight.generator.throw(error)
         except ServerError as unhandled:
@@ -593,6 +742,7 @@ class Runner:
     def _crash(self, actor: _Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""
         flight = actor.flight
+        unfinished = self._unfinished(actor)
         if flight is not None:
             if actor.blocked or flight.gated:
                 flight.session.cancel()
@@ -600,12 +750,82 @@ class Runner:
                 flight.call.answer = "unknown"
         actor.alive, actor.blocked, actor.holding, actor.flight = False, False, False, None
         actor.todo.clear()
-        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
-            del self._owners[pid]
-        for key in (actor.name, f"{actor.name}, second connection"):
-            self._lab.drop(key)
+        if self.conditions.pooled:
+            # PgBouncer closes what a dead client had a transaction open on. Locks and settings
+            # that the client left in the sessions of others stay there.
+            for session in unfinished:
+                del self._owners[session.pid]
+                self._lab.discard(session)
+        else:
+            for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+                del self._owners[pid]
+            for key in (actor.name, f"{actor.name}, second connection"):
+                self._lab.drop(key)
         call = self._instant("crash", actor.name)
         self._note(actor, "crash", call=call)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _inflict(self, nemesis: _Actor, do: Do) -> None:
+        victim = self._victim(nemesis, do)
+        call = self._instant(do.kind, nemesis.name)
+        match do.kind:
+            case "lose":
+                self._note(nemesis, "cut", victim.name, call=call)
+                # The backend does not notice while it works or waits: what it does takes effect.
+                victim.cut_off = True
+            case "terminate":
+                self._note(nemesis, "terminate", victim.name, call=call)
+                self._hit("terminate", victim)
+                for key in (victim.name, f"{victim.name}, second connection"):
+                    self._lab.terminate(key)
+                self._disconnect(victim, _TERMINATED)
+            case _:
+                self._note(nemesis, "restart", call=call)
+                self._lab.restart()
+                for actor in [actor for actor in self._actors.values() if actor.alive]:
+                    self._hit("restart", actor)
+                    self._disconnect(actor, _KILLED)
+
+    def _hit(self, fault: str, actor: _Actor) -> None:
+        """Record where a fault meets an actor: in the middle of an operation, or after one."""
+        if actor.flight is not None:
+            self._run.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
+            return
+        calls = self._run.history.of_kind(*self._queue.offers)
+        last = next((call.kind for call in reversed(calls) if call.actor == actor.name), None)
+        if last is not None:
+            self._run.faults.append((fault, f"after {last}", 0))
+
+    def _lose(self, actor: _Actor, flight: _Flight) -> None:
+        """The server has acted, and its answer does not arrive: nobody knows, and nobody asks."""
+        self._hit("lose", actor)
+        flight.call.answer = "unknown"
+        self._note(actor, "lost")
+        actor.flight = None
+        self._crash(actor)
+        self._return(flight.call)
+
+    def _disconnect(self, actor: _Actor, error: ServerError) -> None:
+        """A worker's connections are gone: it sees an error, and connects anew."""
+        released = (self._tied or actor.holding) and bool(actor.open_claims())
+        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+            del self._owners[pid]
+        flight = actor.flight
+        if flight is not None:
+            actor.blocked = flight.gated = False
+            flight.session = self._connection(actor, flight.call)
+            self._abort(actor, flight, error)
+        if released and actor.alive:
+            self._crash(actor)
+
+    @staticmethod
+    def _unfinished(actor: _Actor) -> list[Session]:
+        """The connections on which an actor has a transaction open."""
+        found = [actor.pooled] if actor.holding and actor.pooled else []
+        if actor.flight is not None and not actor.flight.between:
+            found.append(actor.flight.session)
+        return [session for session in dict.fromkeys(found) if session.in_transaction]
 
     # --- deadlocks ------------------------------------------------------------------------------
 
@@ -747,9 +967,13 @@ class Runner:
     # --- the trace ------------------------------------------------------------------------------
 
     def _note(self, actor: _Actor, event: str, text: str = "", call: Call | None = None) -> None:
-        if call is None and actor.flight is not None:
-            call = actor.flight.call
-        self._run.trace.append(Beat(actor.name, call.index if call else -1, event, text))
+        flight = actor.flight
+        if call is None and flight is not None:
+            call = flight.call
+        session = flight.session.name if flight else ""
+        step = flight.step if flight and event == "sql" else None
+        index = call.index if call else -1
+        self._run.trace.append(Beat(actor.name, index, event, text, session, step))
 
     @staticmethod
     def _told(call: Call, value: Any) -> str:  # noqa: ANN401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,6 +18,7 @@ from queueproof.sql import compile_statement
 
 TEXT_OID = 25
 INTERVAL_OID = 1186
+_OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
 
@@ -31,6 +33,7 @@ class Session:
     Attributes:
         name: Whose it is, for messages.
         pid: The backend's process id.
+        names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
     """
 
     def __init__(self, conninfo: str, name: str, arrays: Mapping[int, int] | None = None) -> None:
@@ -42,6 +45,7 @@ class Session:
         self.pid = self.pgconn.backend_pid
         self._answer: PGresult | None = None
         self._pipelined = False
+        self.names_settings = False
         self._poll = select.poll()
         self._poll.register(self.pgconn.socket, select.POLLIN)
 
@@ -71,6 +75,7 @@ class Session:
             self.pgconn.pipeline_sync()
 
     def _send(self, step: Step) -> None:
+        self.names_settings = self.names_settings or bool(_OWN_SETTING.search(step.sql))
         compiled = compile_statement(step.sql)
         if not compiled.names:
             self.pgconn.send_query_params(compiled.sql.encode(), None)

@@ -42,7 +42,8 @@ def breaches(run: Run, declared: Declared) -> list[Violation]:
     """What a run broke.
 
     An error that the queue's workers do not expect stands under `error` and its SQLSTATE: no
-    guarantee by itself, but one where it comes with conditions that should change nothing.
+    guarantee by itself, but one where it comes with conditions that should change nothing. So
+    does a claim that such conditions cut short.
     """
     calls = run.history.calls
     errors = [
@@ -55,6 +56,10 @@ def breaches(run: Run, declared: Declared) -> list[Violation]:
         for index, (error, _) in run.errors.items()
         if calls[index].answer != "retry"
     ]
+    if (short := run.short) is not None:
+        got = f"{len(short.ids) or 'no'} job{'s' if len(short.ids) > 1 else ''}"
+        because = f"a claim by {short.actor} got {got}, and more without the pooler"
+        errors.append(Violation("claim cut short", because, None, short.index))
     return [*check(run.history, declared).violations, *errors]
 
 

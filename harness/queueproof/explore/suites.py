@@ -10,6 +10,7 @@ from queueproof.explore.programs import (
     COMPLETE_ALL,
     OBSERVE,
     RECOVER,
+    RESTART,
     REWRITE,
     Do,
     JobSpec,
@@ -23,13 +24,16 @@ from queueproof.explore.programs import (
     fail,
     heartbeat,
     in_turn,
+    lose,
     script,
+    terminate,
 )
 from queueproof.explore.runner import DAY, past
 from queueproof.guarantees import CATALOGUE, Offer
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
+THREE = (JobSpec(), JobSpec(), JobSpec())
 DELAY = 61.3  # seconds
 
 
@@ -38,10 +42,12 @@ class Suite:
 
     Attributes:
         offer: The queue, and whether its claims are held in their transaction.
+        through: Only programs that do this operation; None: all.
     """
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: Offer, through: str | None = None) -> None:
         self.offer = offer
+        self.through = through
         queue = offer.queue
         self.offers = queue.offers
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held
@@ -51,11 +57,19 @@ class Suite:
     def programs(self, guarantee: str) -> list[Program]:
         """The fixed programs of a guarantee, those with fewest operations first."""
         build: Callable[[], Iterator[Program]] = getattr(self, f"_{guarantee.replace('-', '_')}")
-        return sorted(build(), key=lambda program: program.size)
+        found = (one for one in build() if self.through is None or one.does(self.through))
+        return sorted(found, key=lambda program: program.size)
 
     def has_programs(self, guarantee: str) -> bool:
         """Whether a guarantee is put to the test by programs of its own."""
         return hasattr(self, f"_{guarantee.replace('-', '_')}")
+
+    def settled(self) -> list[Program]:
+        """Programs in turn that begin a moment after the jobs."""
+        return [
+            program._replace(stages=(*in_turn(SETTLE), *program.stages))
+            for program in self.varied(races=False)
+        ]
 
     def varied(self, *, races: bool) -> list[Program]:
         """Programs for conditions that should change nothing: the short ones of what a job lives.
@@ -72,6 +86,65 @@ class Suite:
             and program.size <= LONG
         }
         return list(found)
+
+    def broken_off(self) -> list[Program]:
+        """Programs in which a connection is cut or a backend ends, at any step of any operation."""
+        return [
+            _beside(program, fault)
+            for fault in (lose(1), terminate(1))
+            for program in (*self._operations(), *self._meetings())
+            if self.through is None or program.does(self.through)
+        ]
+
+    def killed(self) -> list[Program]:
+        """Programs in which the server is killed and starts again, at any step of any operation."""
+        programs = [_beside(program, RESTART) for program in self._operations()]
+        if self.lease is not None and "heartbeat" in self.offers:
+            # What a heartbeat has promised shows only later, and so does what it leaves behind.
+            fresh = in_turn(script("w1", claim()), self.within())
+            beat: Stage = (script("w1", heartbeat()), script("nemesis", RESTART))
+            later = in_turn(self.within(), *self.reaper(), script("w2", claim()))
+            programs.append(Program(ONE, (*fresh, beat, *later)))
+            beaten = in_turn(script("w1", claim(), heartbeat()))
+            programs += [
+                _beside(Program(ONE, (*beaten, *in_turn(script("w1", ender)))), RESTART)
+                for ender in self.enders()
+                if ender.kind == "complete"
+            ]
+        return [one for one in programs if self.through is None or one.does(self.through)]
+
+    def _operations(self) -> Iterator[Program]:
+        """Every operation by w1 in the last stage, with whatever it needs."""
+        yield Program((), in_turn(script("w1", Do("enqueue"))), reserve=ONE)
+        yield Program(ONE, in_turn(script("w1", claim())))
+        for ender in self.enders():
+            yield Program(ONE, in_turn(script("w1", claim(), ender)))
+        if "complete_many" in self.offers:
+            limit = 2 if self.takes_limit else 1
+            yield Program(TWO, in_turn(script("w1", claim(limit), COMPLETE_ALL)))
+        taken = in_turn(script("w2", claim()))
+        if self.lease is not None and "recover" in self.offers:
+            over = in_turn(script("clock", advance(past(self.lease))))
+            yield Program(ONE, (*taken, *over, *in_turn(script("w1", RECOVER))))
+        if self.lease is not None:
+            yield Program(ONE, (*taken, *self.lapse(), *in_turn(script("w1", claim()))))
+        if "fail" in self.offers and (self.bound is None or self.bound > 1):
+            failed = in_turn(script("w2", claim(), fail()))
+            yield Program(ONE, (*failed, *self.wait_out(), *in_turn(script("w1", claim()))))
+        if "cleanup" in self.offers:
+            done = in_turn(script("w2", claim(), complete()))
+            yield Program(TWO, (*done, *in_turn(script("w1", Do("cleanup")))))
+
+    def _meetings(self) -> Iterator[Program]:
+        """w1 beside somebody for whom it may have to wait, or who may have to wait for it."""
+        yield Program(TWO, ((script("w1", claim()), script("w2", claim())),))
+        taken = in_turn(script("w1", claim()))
+        if self.lease is None:
+            return
+        over = in_turn(script("clock", advance(past(self.lease))))
+        rival = self.reaper() or (script("w2", claim()),)
+        for ender in self.enders():
+            yield Program(ONE, (*taken, *over, (script("w1", ender), *rival)))
 
     # --- pieces ---------------------------------------------------------------------------------
 
@@ -139,11 +212,13 @@ class Suite:
         yield Program(TWO, ((script("w1", claim()), script("nemesis", crash(1))),))
         if "complete_many" in self.offers and self.takes_limit:
             yield Program(TWO, in_turn(script("w1", claim(2), COMPLETE_ALL)))
+            yield Program(THREE, in_turn(script("w1", claim(2), claim(), COMPLETE_ALL)))
             batch = script("w1", claim(2), COMPLETE_ALL)
             yield Program(TWO, ((batch, script("w2", claim(2), COMPLETE_ALL)),))
         if "cleanup" in self.offers:
             clean = script("janitor", Do("cleanup", seconds=0.0))
             yield Program(TWO, ((script("w1", claim(), complete()), clean),))
+            yield from self._kept()
         if "fail" in self.offers and self.bound is not None:
             for bound in self.bounds():
                 tries = tuple(
@@ -152,6 +227,27 @@ class Suite:
                     for stage in (*in_turn(script("w1", claim(), fail(n))), *self.wait_out())
                 )
                 yield Program((JobSpec(bound=bound),), tries)
+
+    def _kept(self) -> Iterator[Program]:
+        """Cleanups that come too early for a job, however long ago the rest of its life was."""
+        if "jobs" not in self.offers or "age" not in self.offer.queue.takes("cleanup"):
+            return
+        early = in_turn(script("janitor", OBSERVE, Do("cleanup", seconds=DAY), OBSERVE))
+        late, most = in_turn(script("clock", advance(DAY))), script("clock", advance(0.6 * DAY))
+        take = in_turn(script("w1", claim()))
+        for ender in (do for do in self.enders() if do.kind != "heartbeat"):
+            end = in_turn(script("w1", ender))
+            yield Program(ONE, (*take, *end, *early))
+            yield Program(ONE, (*late, *take, *end, *early))
+            yield Program(ONE, (*take, *late, *end, *early))
+            yield Program(ONE, (*take, *end, *in_turn(most), *early))
+            if ender.kind == "fail" and 1 in self.bounds():
+                yield Program((JobSpec(bound=1),), (*late, *take, *end, *early))
+        if "fail" in self.offers and (self.bound is None or self.bound > 1):
+            failed = in_turn(script("w1", claim(), fail()))
+            again = in_turn(script("w1", claim(), complete(1)))
+            yield Program(ONE, (*failed, *self.wait_out(), *again, *early))
+            yield Program(ONE, (*failed, *self.wait_out(), *late, *early))
 
     def _not_early(self) -> Iterator[Program]:
         take = script("w1", claim())
@@ -257,6 +353,8 @@ class Suite:
         for ended in (do for do in enders if do.kind != "heartbeat"):
             for late in enders:
                 yield Program(ONE, in_turn(script("w1", claim(), ended, late)))
+                # Nor may it fall on the job that the same worker has claimed since.
+                yield Program(TWO, in_turn(script("w1", claim(), ended, claim(), late)))
         for late in enders:
             if self.lease is not None:
                 for owner in ("w2", "w1"):
@@ -274,9 +372,14 @@ class Suite:
                     again = in_turn(script(owner, claim()), script("w1", late))
                     yield Program(ONE, (*failed, *self.wait_out(), *again))
         if "complete_many" in self.offers and self.takes_limit and self.lease is not None:
+            batch = in_turn(script("w1", claim(2)))
             for owner in ("w2", "w1"):
                 again = in_turn(script(owner, claim()), script("w1", COMPLETE_ALL))
-                yield Program(TWO, (*in_turn(script("w1", claim(2))), *self.lapse(), *again))
+                yield Program(TWO, (*batch, *self.lapse(), *again))
+            over = in_turn(script("clock", advance(past(self.lease))))
+            takes_over = [do for _, dos in self.reaper() for do in dos] + [claim()]
+            race = (script("w2", *takes_over), script("w1", COMPLETE_ALL))
+            yield Program(TWO, (*batch, *over, race))
 
     def _retry_bound(self) -> Iterator[Program]:
         for bound in self.bounds():
@@ -355,6 +458,10 @@ class Suite:
                 over = in_turn(script("clock", advance(past(self.lease)))) if self.lease else ()
                 for other in others:
                     yield Program(TWO, (*first, *over, (script("w1", COMPLETE_ALL), other)))
+                # w2 names its batch backwards: whoever takes the same rows in order meets it.
+                backwards = in_turn(script("w2", claim(2)))
+                for other in (*self.reaper(), script("w1", claim(2))):
+                    yield Program(TWO, (*backwards, *over, (script("w2", COMPLETE_ALL), other)))
                 if self.lease is not None:
                     # Two batches of the same jobs, the older one in vain, in opposite orders.
                     yield Program(
@@ -457,11 +564,21 @@ _LIFE = (
     "single-claim", "no-lost-job", "not-early", "stale-recovery", "live-lease", "fencing",
     "retry-bound", "final-state", "concurrency-limit", "routing",
 )  # fmt: skip
+# Guarantees whose breach means that something acknowledged was lost or doubled.
+ACKNOWLEDGED = frozenset(_LIFE) | {"no-starvation"}
 LONG = 16  # jobs and operations
+MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
+SETTLE = script("clock", advance(MOMENT))
 PAGE = 30  # more than a batch
 SPENT = 12
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
+
+
+def _beside(program: Program, fault: Do) -> Program:
+    """The program with a fault that may come at any moment of its last stage."""
+    *before, last = program.stages
+    return program._replace(stages=(*before, (*last, script("nemesis", fault))))
 
 
 @st.composite

@@ -7,6 +7,7 @@ the question is whether that matters.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -22,6 +23,8 @@ except ImportError:
 MOVABLE = time_machine is not None
 """Whether the process' clock can be moved."""
 
+_ALONE = threading.Lock()  # what is moved is the clock of the whole process
+
 MISSING = (
     "the clock of a worker's Python process cannot be set here: pip install 'queueproof[clock]'"
 )
@@ -31,7 +34,7 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
     """An operation that finds its process' clock off by some seconds whenever it is resumed."""
 
     def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
-        with time_machine.travel(time.time() + shift(), tick=True):
+        with _ALONE, time_machine.travel(time.time() + shift(), tick=True):
             return act()
 
     def run() -> Generator[Any, Any, Any]:

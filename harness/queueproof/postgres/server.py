@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +76,20 @@ class Facts(NamedTuple):
         return shown if self.durable else f"{shown} (fast, not crash-safe)"
 
 
+class Started(NamedTuple):
+    """A server that we started.
+
+    Attributes:
+        admin: How to connect as its superuser.
+        restart: Kills it as a crash would, starts it again, and returns the same anew.
+        bin_directory: Where its programs are, if they are on this machine.
+    """
+
+    admin: Conninfo
+    restart: Callable[[], Conninfo]
+    bin_directory: Path | None = None
+
+
 def settings(*, durable: bool) -> dict[str, str]:
     """Return the settings of a server that we start.
 
@@ -97,6 +111,8 @@ def settings(*, durable: bool) -> dict[str, str]:
         "log_min_messages": "log",  # a run provokes errors by the thousand
         "fsync": "on" if durable else "off",
         "synchronous_commit": "on" if durable else "off",
+        # What was committed asynchronously is then lost by a kill, and not only sometimes.
+        "wal_writer_delay": "200ms" if durable else "10s",
         "full_page_writes": "on" if durable else "off",
         "shared_buffers": "512MB" if durable else "128MB",
         "max_wal_size": "4GB" if durable else "256MB",
@@ -148,7 +164,7 @@ def spoken(version: int) -> str:
     return f"{version // 10000}.{version % 10000}"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Server:
     """A PostgreSQL server that is there for as long as its `open_server` block runs.
 
@@ -170,9 +186,34 @@ class Server:
     _admin: Conninfo = field(repr=False)
     _database_settings: Mapping[str, str] = field(repr=False)
     _watchdog: Watchdog | None = field(repr=False)  # None: the databases go with the server
+    _restart: Callable[[], Conninfo] | None = field(repr=False)
+
+    @property
+    def ours(self) -> bool:
+        """Whether we started it, so that it is ours to kill."""
+        return self._restart is not None
+
+    def restart(self, conninfo: str) -> Conninfo:
+        """Kill the server as a crash would, with every session, and start it again.
+
+        Args:
+            conninfo: Of a database of it.
+
+        Returns:
+            Of the same database from now on: a container gets another port.
+
+        Raises:
+            ServerUnavailableError: It is not ours, or does not come back.
+        """
+        if self._restart is None:
+            raise ServerUnavailableError(f"{self.label} is not ours to kill")
+        self._admin = self._restart()
+        return Conninfo(make_conninfo(self._admin, dbname=conninfo_to_dict(conninfo)["dbname"]))
 
     @contextmanager
-    def database(self, prefix: str = PREFIX) -> Iterator[str]:
+    def database(
+        self, prefix: str = PREFIX, settings: Mapping[str, str] | None = None
+    ) -> Iterator[str]:
         """Create an empty database, and drop it at the end of the block.
 
         It is dropped with its sessions, also when the block raised or the connection died; on a
@@ -180,6 +221,7 @@ class Server:
 
         Args:
             prefix: What its name begins with, `queueproof` at least; a random part follows.
+            settings: What its sessions begin with.
 
         Yields:
             A libpq connection string.
@@ -194,7 +236,7 @@ class Server:
         if self._watchdog:
             self._watchdog.ask("database", name=name, conninfo=self._admin, path=sys.path)
         try:
-            self._create(name)
+            self._create(name, {**self._database_settings, **(settings or {})})
         except psycopg.errors.DuplicateDatabase:
             self._forget(name)  # somebody's: never drop it
             raise
@@ -211,13 +253,13 @@ class Server:
         finally:
             self._drop(name)
 
-    def _create(self, name: str) -> None:
+    def _create(self, name: str, settings: Mapping[str, str]) -> None:
         named = sql.Identifier(name)
         with psycopg.connect(self._admin, autocommit=True) as connection:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
             connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
-            for setting, value in self._database_settings.items():
+            for setting, value in settings.items():
                 connection.execute(
                     sql.SQL("ALTER DATABASE {} SET {} = {}").format(
                         named, sql.Identifier(setting), sql.Literal(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -56,36 +55,36 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
     if "=" in wanted or wanted.startswith(("postgresql://", "postgres://")):
         return _somebodys(wanted, watchdog)
     kind = wanted.split(":", 1)[0]
-    bin_directory: Path | None = None
     where: str = kind
     match kind:
         case "embedded" | "local":
             detail = wanted.removeprefix(kind).removeprefix(":")
             find = local.find_embedded if kind == "embedded" else local.find_installed
             programs = find(detail)
-            admin, bin_directory = local.start(watchdog, programs, durable=durable)
+            started = local.start(watchdog, programs, durable=durable)
             source = str(wanted) if kind == "embedded" else f"local:{programs.directory}"
         case "container":
             image = wanted.removeprefix(kind).removeprefix(":")
             image = image or os.environ.get("QUEUEPROOF_POSTGRES_IMAGE") or DEFAULT_IMAGE
-            admin = container.start(watchdog, image, durable=durable)
+            started = container.start(watchdog, image, durable=durable)
             source, where = f"container:{image}", f"container {image}"
         case _:
             # no more than its first word is repeated: the rest may hold a password
             raise ServerUnavailableError(
                 f"unknown PostgreSQL source that begins with {kind!r}: write {SOURCES}."
             )
-    facts = examine(admin)
+    facts = examine(started.admin)
     return Server(
         source=source,
         version=facts.version,
         durable=facts.durable,
         superuser=facts.superuser,
         label=f"PostgreSQL {spoken(facts.version)}, {where}, {facts.description}",
-        bin_directory=bin_directory,
-        _admin=admin,
+        bin_directory=started.bin_directory,
+        _admin=started.admin,
         _database_settings={},
         _watchdog=None,
+        _restart=started.restart,
     )
 
 
@@ -106,6 +105,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog) -> Server:
         _admin=dsn,
         _database_settings=given,
         _watchdog=watchdog,
+        _restart=None,
     )
 
 

@@ -46,7 +46,9 @@ class Watchdog:
 
     What is registered is removed in reverse order: `directory` makes a private directory, and
     removes it together with the server whose `data` is in it; `server` runs initdb and starts it;
-    `container` and `database` are names to remove; `forget` says that a name is gone already.
+    `restart` kills that server and starts it again; `program` starts one that works in such a
+    directory, and ends with it; `container` and `database` are names to remove;
+    `forget` says that a name is gone already.
     """
 
     def __enter__(self) -> Self:
@@ -66,7 +68,7 @@ class Watchdog:
         """Have one thing done, or remembered for the end.
 
         Args:
-            do: `directory`, `server`, `container`, `database` or `forget`.
+            do: `directory`, `server`, `restart`, `program`, `container`, `database` or `forget`.
             **what: Its particulars; see the functions below.
 
         Raises:
@@ -115,6 +117,11 @@ def main(parent: int) -> None:
                     _make_directory(request)
                 case "server":
                     children.append(_start_server(request))
+                case "restart":
+                    _stop_server(Path(request["directory"]) / "data")
+                    children.append(_launch(request))
+                case "program":
+                    children.append(_start_program(request))
         except FileExistsError as exists:
             asked.remove(request)  # not ours
             error = str(exists)
@@ -128,7 +135,7 @@ def main(parent: int) -> None:
 def _note(asked: list[Request], request: Request) -> None:
     if request["do"] == "forget":
         asked[:] = [known for known in asked if known.get("name") != request["name"]]
-    else:
+    elif request["do"] != "restart":  # the server that it starts is known
         asked.append(request)
 
 
@@ -202,8 +209,22 @@ def _make_directory(request: Request) -> None:
 
 
 def _start_server(request: Request) -> subprocess.Popen[bytes]:
-    """Run the command line `initdb`, start `postgres` and wait until it takes connections."""
-    directory = Path(request["directory"])
+    """Run the command line `initdb`, then `postgres`."""
+    initdb = subprocess.run(  # noqa: S603 - programs that the user chose
+        request["initdb"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=START_SECONDS,
+        check=False,
+        **_how(request),
+    )
+    if initdb.returncode:
+        raise WatchdogError(_tail(initdb.stderr))
+    return _launch(request)
+
+
+def _how(request: Request) -> dict[str, Any]:
+    """In which environment and as whom (`owner`) the server's programs run."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
     # the time zone is named because initdb would look for it in the whole zone database
     settings: dict[str, Any] = {"env": environment | {"LC_ALL": "C", "TZ": "UTC"}, "cwd": "/"}
@@ -211,19 +232,17 @@ def _start_server(request: Request) -> subprocess.Popen[bytes]:
     if request["owner"]:
         uid, gid = request["owner"]
         settings |= {"user": uid, "group": gid, "extra_groups": []}
-    initdb = subprocess.run(  # noqa: S603 - programs that the user chose
-        request["initdb"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=START_SECONDS,
-        check=False,
-        **settings,
-    )
-    if initdb.returncode:
-        raise WatchdogError(_tail(initdb.stderr))
+    return settings
+
+
+def _launch(request: Request) -> subprocess.Popen[bytes]:
+    """Start `postgres` on a data directory, and wait until it takes connections."""
+    directory = Path(request["directory"])
     log = directory / "log"
     with log.open("wb") as output:
-        server = subprocess.Popen(request["postgres"], stdout=output, stderr=output, **settings)  # noqa: S603
+        server = subprocess.Popen(  # noqa: S603 - a program that the user chose
+            request["postgres"], stdout=output, stderr=output, **_how(request)
+        )
     status = directory / "data" / "postmaster.pid"
 
     def settled() -> bool:
@@ -238,12 +257,41 @@ def _start_server(request: Request) -> subprocess.Popen[bytes]:
     return server
 
 
+def _start_program(request: Request) -> subprocess.Popen[bytes]:
+    """Run `command`, and wait until the file `ready` is there."""
+    directory = Path(request["directory"])
+    log = directory / "log"
+    with log.open("wb") as output:
+        program = subprocess.Popen(  # noqa: S603 - a program that the user chose
+            request["command"], stdout=output, stderr=output, **_how(request)
+        )
+    (directory / "pid").write_text(str(program.pid))
+    ready = Path(request["ready"])
+    _wait(lambda: ready.exists() or program.poll() is not None, STOP_SECONDS)
+    if program.poll() is not None or not ready.exists():
+        program.kill()
+        (directory / "pid").unlink()
+        raise WatchdogError(_tail(log.read_bytes()) or f"exit code {program.wait()}, empty log")
+    return program
+
+
+def _stop_program(directory: Path) -> None:
+    """Stop the program that works in a directory at once."""
+    try:
+        pid = int((directory / "pid").read_text())
+    except (OSError, ValueError):
+        return  # there is none
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _wait(lambda: _ended(pid), STOP_SECONDS)
+
+
 def _tail(output: bytes) -> str:
     return "\n".join(output.decode(errors="replace").strip().splitlines()[-TAIL:])
 
 
 def _stop_server(data: Path) -> None:
-    """Stop the server of a data directory at once: what it holds is not needed any more."""
+    """Stop the server of a data directory at once, as a crash would: it writes nothing more."""
     status = data / "postmaster.pid"
     try:
         lines = status.read_text().splitlines()
@@ -260,6 +308,7 @@ def _stop_server(data: Path) -> None:
         # "key id" in line 7) would stay until the machine restarts
         with suppress(IndexError, ValueError):
             ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), 0, None)
+        status.unlink(missing_ok=True)  # it would say `ready` of the next server
 
 
 def _ended(pid: int) -> bool:
@@ -275,6 +324,7 @@ def _ended(pid: int) -> bool:
 
 def _remove_directory(path: Path) -> None:
     _stop_server(path / "data")
+    _stop_program(path)
 
     def removed() -> bool:
         # again and again: the backends of a server that was killed may still write into it

@@ -10,6 +10,7 @@ from string import ascii_lowercase
 
 from queueproof.backoff import Wait, Waits
 from queueproof.checker import Violation
+from queueproof.cost.steady import REMEDIES, Slope
 from queueproof.explore.conditions import PLAIN, PLANNERS, Conditions
 from queueproof.explore.runner import DRAINER, Beat, Run
 from queueproof.guarantees import CATALOGUE
@@ -132,6 +133,38 @@ def tell_waits(waits: Waits) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def tell_growth(slope: Slope, name: str) -> str:
+    """The story of a claim that costs more in a fuller queue.
+
+    Args:
+        slope: What claims cost, the last one too much.
+        name: The guarantee that this breaks.
+    """
+    guarantee = CATALOGUE[name]
+    small, large = slope.small, slope.costs[-1]
+    statement, plan = slope.guilty or ("", "")
+    parts = [
+        f"{guarantee.id}: {guarantee.sentence}",
+        f"Broken: {slope.broken}.",
+        "Shared buffers touched by one warm claim on a vacuumed and analysed table:",
+        "\n".join(f"    {cost.buffers:>9,}  with {cost.content}" for cost in (small, large)),
+        textwrap.indent(textwrap.dedent(statement).strip(), "    "),
+        plan and f"Its plan with {large.content}:\n{textwrap.indent(plan, '    ')}",
+        REMEDIES[large.content.kind],
+        f"Why it matters: {guarantee.why}.",
+        "```mermaid\nsequenceDiagram\n"
+        + "\n".join(
+            f"    Note over PostgreSQL: {cost.content}\n"
+            "    w1->>PostgreSQL: claim\n"
+            f"    Note over PostgreSQL: {cost.buffers:,} buffers\n"
+            "    PostgreSQL-->>w1: a job"
+            for cost in (small, large)
+        )
+        + "\n```",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
 def _duration(wait: Wait) -> str:
     """Whole seconds, as they repeat from run to run."""
     if wait.most == float("inf"):
@@ -154,7 +187,7 @@ def _relevant(trace: Sequence[Beat], calls: Sequence[Call], violation: Violation
         last = _first_wait(trace, ends) if violation.guarantee == "non-blocking" else ends[-1]
     setup = {
         call.index for call in calls if call.kind == "enqueue" and call.actor == "producer"
-    } & _undisturbed(calls)
+    } & _undisturbed(calls) - {guilty}
     return [beat for beat in trace[: last + 1] if beat.call not in setup]
 
 
@@ -195,6 +228,8 @@ def _enqueued(call: Call) -> str:
 def _entries(beats: Iterable[Beat], calls: Sequence[Call], statements: _Statements) -> list[_Entry]:
     """Beats as entries: what one actor did without anybody else in between."""
     entries: list[_Entry] = []
+    beats = list(beats)
+    alone = all(beat.actor == DRAINER for beat in beats)
     for beat in beats:
         call = calls[beat.call] if beat.call >= 0 else None
         if beat.actor == DRAINER and (call is None or call.kind in {"jobs", "sweep"}):
@@ -203,15 +238,18 @@ def _entries(beats: Iterable[Beat], calls: Sequence[Call], statements: _Statemen
             if entries and entries[-1].uncommitted:
                 entries[-1].lines.append("(not committed yet)")
             entries.append(_Entry(beat.actor))
-        _add(entries[-1], beat, call, statements)
+        _add(entries[-1], beat, call, statements, draining=beat.actor == DRAINER and not alone)
     return [entry for entry in entries if entry.lines]
 
 
-def _add(entry: _Entry, beat: Beat, call: Call | None, statements: _Statements) -> None:
-    draining = beat.actor == DRAINER
+def _add(
+    entry: _Entry, beat: Beat, call: Call | None, statements: _Statements, *, draining: bool
+) -> None:
     match beat.event:
         case "start" if call is not None:
             entry.lines.append(_invocation(call))
+        case "connection":
+            entry.lines.append(f"on connection {beat.text}")
         case "sql" if not draining:
             entry.lines.append(f"[{statements.letter(beat.text)}] {_abridged(beat.text)}")
         case "done":
@@ -241,6 +279,15 @@ def _add(entry: _Entry, beat: Beat, call: Call | None, statements: _Statements) 
         case "crash":
             entry.lines.append("crashes")
             entry.uncommitted = False
+        case "lost":
+            entry.lines.append("=> no answer: its connection is cut")
+            entry.uncommitted = False
+        case "cut":
+            entry.lines.append(f"cuts {beat.text} off from its next answer")
+        case "terminate":
+            entry.lines.append(f"ends the backend of {beat.text}")
+        case "restart":
+            entry.lines.append("kills the server, and starts it again")
 
 
 def _invocation(call: Call) -> str:
@@ -302,7 +349,7 @@ def _diagram(entries: Sequence[_Entry]) -> str:
             if line.startswith("=>"):
                 lines.append(f"    PostgreSQL-->>{entry.actor}: {text[3:]}")
             elif line.startswith(
-                ("waits", "goes on", "crashes", "(", "the tables")
+                ("waits", "goes on", "crashes", "(", "the tables", "on connection")
             ) or line.endswith("pass"):
                 lines.append(f"    Note over {entry.actor}: {text}")
             else:

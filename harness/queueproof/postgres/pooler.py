@@ -1,0 +1,204 @@
+"""PgBouncer in transaction mode before a database, for as long as a block runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.postgres.local import SOCKET_LIMIT, server_user
+from queueproof.postgres.watchdog import Watchdog, WatchdogError
+
+DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin")  # Debian's is often not on PATH
+MISSING = (
+    "pgbouncer is not installed: apt-get install pgbouncer (Debian, Ubuntu), "
+    "brew install pgbouncer, or put its directory on PATH"
+)
+PORT = 6432
+DATABASE = "queue"
+CONNECTIONS = 3  # to the server, from the beginning of each run
+WAITED = "55P03"  # what a statement is answered that has waited for WAIT
+WAIT = "2s"
+_WARM = "COMMIT -- by the harness"
+
+Row = tuple[Any, ...]
+
+
+def find_pgbouncer() -> Path | None:
+    """The program on PATH, or where distributions put it; None where it is not installed."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), *DIRECTORIES))
+    found = shutil.which("pgbouncer", path=path)
+    return Path(found) if found else None
+
+
+class Pooler:
+    """PgBouncer, running.
+
+    Attributes:
+        name: `pgbouncer` and its version.
+        conninfo: How clients connect to it.
+    """
+
+    def __init__(self, name: str, entrance: str, server: str) -> None:
+        self.name = name
+        self.conninfo = make_conninfo(entrance, dbname=DATABASE, connect_timeout=10)
+        console = make_conninfo(entrance, dbname="pgbouncer", connect_timeout=10)
+        # The console knows no prepared statements.
+        self._console = psycopg.connect(console, autocommit=True, prepare_threshold=None)
+        self._server = psycopg.connect(server, autocommit=True, prepare_threshold=None)
+        self._counted = 0
+
+    def renew(self) -> None:
+        """Close its connections, clients' and server's, and open some to the server anew."""
+        known = self._backends()
+        self._console.execute(f"KILL {DATABASE}")
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY (%s))"
+        while self._server.execute(gone, [known]).fetchone() != (True,):
+            pass
+        self._console.execute(f"RESUME {DATABASE}")
+        clients = [psycopg.connect(self.conninfo, autocommit=True) for _ in range(CONNECTIONS)]
+        for statement in ("BEGIN", _WARM):  # at the same time, so that each needs a connection
+            for client in clients:
+                client.execute(statement)
+        for client in clients:
+            client.close()
+        self._counted = self._count()
+
+    def transactions(self) -> int:
+        """How many transactions have gone through it since `renew`."""
+        return self._count() - self._counted
+
+    def busy_backends(self) -> int:
+        """On how many backends something has run since `renew`."""
+        row = self._server.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY (%s) AND query <> %s",
+            [self._backends(), _WARM],
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def close(self) -> None:
+        """Close the harness's own connections."""
+        self._console.close()
+        self._server.close()
+
+    def _count(self) -> int:
+        counts = {row["database"]: int(row["total_xact_count"]) for row in self._show("STATS")}
+        return counts.get(DATABASE, 0)
+
+    def _backends(self) -> list[int]:
+        return [int(row["remote_pid"]) for row in self._show("SERVERS")]
+
+    def _show(self, what: str) -> list[dict[str, Any]]:
+        cursor = self._console.execute(f"SHOW {what}")
+        names = [column.name for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+@contextmanager
+def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
+    """Run PgBouncer in transaction mode before a database; nothing of it is left afterwards.
+
+    Its defaults for transaction mode: nothing is reset between two clients. Connections to the
+    server take turns (server_round_robin). Who waits for a lock for `WAIT` is told `WAITED`,
+    because from here nobody sees who waits for whom.
+
+    Args:
+        conninfo: Of the database. Its password is written into a file of mode 0600 only.
+        program: pgbouncer.
+
+    Raises:
+        ServerUnavailableError: PgBouncer does not start, or does not get into the database.
+    """
+    user = server_user()  # PgBouncer refuses to run as root, and a server's socket is private
+    owner = [user.pw_uid, user.pw_gid] if user else None
+    with Watchdog() as watchdog:
+        directory = Path(tempfile.gettempdir()).absolute() / f"queueproof-{secrets.token_hex(8)}"
+        if len(os.fsencode(f"{directory}/.s.PGSQL.{PORT}")) > SOCKET_LIMIT:
+            directory = Path("/tmp") / directory.name  # noqa: S108 - as private as the other
+        try:
+            watchdog.ask("directory", path=str(directory), owner=owner)
+            configuration = directory / "pgbouncer.ini"
+            configuration.touch(mode=0o600, exist_ok=False)
+            configuration.write_text(_configuration(conninfo, directory), encoding="utf-8")
+            if owner:
+                os.chown(configuration, *owner)
+            watchdog.ask(
+                "program",
+                directory=str(directory),
+                owner=owner,
+                command=[str(program), str(configuration)],
+                ready=str(directory / f".s.PGSQL.{PORT}"),
+            )
+        except (OSError, WatchdogError, psycopg.OperationalError) as error:
+            raise ServerUnavailableError(f"{program} could not be started: {error}") from None
+        entrance = make_conninfo(
+            "", host=str(directory), port=PORT, user="pgbouncer", sslmode="disable"
+        )
+        try:
+            pooler = Pooler(_version(program), entrance, conninfo)
+            try:
+                pooler.renew()
+                yield pooler
+            finally:
+                pooler.close()
+        except psycopg.OperationalError as error:
+            raise ServerUnavailableError(
+                f"{program} does not connect us to the server: {str(error).strip()}"
+            ) from None
+
+
+def _version(program: Path) -> str:
+    told = subprocess.run(  # noqa: S603 - a program that the user installed
+        [program, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    version = re.search(r"\d+(\.\d+)+", told)
+    return f"pgbouncer {version[0]}" if version else "pgbouncer"
+
+
+def _configuration(conninfo: str, directory: Path) -> str:
+    """pgbouncer.ini; libpq says where a DSN, its environment and its password file lead."""
+    with psycopg.connect(conninfo) as connection:
+        info = connection.info
+        given = info.get_parameters()
+        target = {
+            "host": info.host,
+            "port": str(info.port),
+            "user": info.user,
+            "password": info.password,
+            "dbname": info.dbname,
+            "connect_query": f"SET lock_timeout = '{WAIT}'",
+        }
+    tls = {"server_tls_sslmode": given.get("sslmode", "prefer")}
+    if "sslrootcert" in given:
+        tls["server_tls_ca_file"] = given["sslrootcert"]
+    options = {
+        "unix_socket_dir": str(directory),
+        "listen_port": str(PORT),
+        "auth_type": "any",  # the directory lets nobody else in
+        "admin_users": "pgbouncer",
+        "pool_mode": "transaction",
+        "server_round_robin": "1",
+        "default_pool_size": "40",
+        "ignore_startup_parameters": "extra_float_digits,options",
+        **tls,
+    }
+    database = " ".join(f"{name}={_quoted(value)}" for name, value in target.items() if value)
+    lines = [f"{name} = {value}" for name, value in options.items()]
+    return "\n".join(["[databases]", f"{DATABASE} = {database}", "[pgbouncer]", *lines, ""])
+
+
+def _quoted(value: str) -> str:
+    if "\n" in value:
+        raise ServerUnavailableError("pgbouncer takes no line break in a password or a name")
+    return "'" + value.replace("'", "''") + "'"

@@ -1,0 +1,380 @@
+"""Faults on a real server: answers lost, backends ended, the server killed and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from queueproof.check import calibrate, check_queue, replay
+from queueproof.errors import QueueproofError, ServerUnavailableError
+from queueproof.explore.conditions import Conditions
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.programs import (
+    RECOVER,
+    RESTART,
+    Do,
+    JobSpec,
+    Program,
+    Script,
+    claim,
+    complete,
+    in_turn,
+    lose,
+    script,
+    terminate,
+)
+from queueproof.explore.runner import Run, Runner
+from queueproof.explore.schedules import explore
+from queueproof.guarantees import select
+from queueproof.history import Call
+from queueproof.postgres import Server, open_server
+from queueproof.report.card import Judgement
+from queueproof.sqlfile import load_text
+
+LabOf = Callable[[str], Lab]
+ONE = (JobSpec(),)
+PATIENCE = 30.0  # seconds
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+HELD = (STRATEGIES / "hold_open.sql").read_text(encoding="utf-8")
+ASYNC = (STRATEGIES / "broken" / "crash_safe_async_enqueue.sql").read_text(encoding="utf-8")
+TWO_STEP = (STRATEGIES / "broken" / "crash_safe_two_step_recover.sql").read_text(encoding="utf-8")
+UNLOGGED = REFERENCE.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
+
+# The claim is an advisory lock of the session: it ends with the connection, as its worker knows.
+SESSION_LOCK = """
+-- /// queue
+-- {header}
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, done boolean NOT NULL DEFAULT false);
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim(ids)
+WITH free AS MATERIALIZED (
+  SELECT id FROM jobs
+  WHERE NOT done AND id NOT IN (SELECT objid FROM pg_locks WHERE classid = 4711)
+  ORDER BY id
+)
+SELECT id FROM free WHERE pg_try_advisory_lock(4711, id::int) LIMIT 1;
+-- The list may be older than the lock.
+SELECT id FROM jobs WHERE id = ANY (:ids) AND NOT done;
+
+-- name: complete(id)!
+UPDATE jobs SET done = true WHERE id = :id AND NOT done;
+
+-- name: jobs
+SELECT id, CASE WHEN done THEN 'completed' ELSE 'queued' END AS state FROM jobs;
+"""
+
+
+def run_in_turn(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
+    """One run of a queue of the reference's kind, one script after the other."""
+    return Runner(lab).run(Program(jobs, in_turn(*scripts)))
+
+
+def calls(run: Run, kind: str, actor: str) -> list[Call]:
+    """What an actor asked, of one kind."""
+    return [call for call in run.history.of_kind(kind) if call.actor == actor]
+
+
+def judged(lab: Lab, profile: str = "quick") -> Judgement:
+    """The verdict on crash-safe."""
+    return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
+
+
+def nemesis(*dos: Do) -> Script:
+    """The script of who inflicts faults."""
+    return script("nemesis", *dos)
+
+
+# --- the server ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(
+    params=["embedded", "local", pytest.param("container", marks=pytest.mark.container)]
+)
+def source(request: pytest.FixtureRequest, server: Server) -> str:
+    """Each kind of server that is ours to kill; as an installed one serve the embedded programs."""
+    if request.param == "local":
+        return f"local:{server.bin_directory}"
+    return str(request.param)
+
+
+def test_a_restart_keeps_what_was_committed(source: str) -> None:
+    """A killed server comes back with what it had acknowledged, and without its sessions."""
+    with (
+        open_server(source) as own,
+        own.database(settings={"synchronous_commit": "on"}) as first,
+    ):
+        conninfo = first
+        connection = psycopg.connect(conninfo, autocommit=True)
+        connection.execute("CREATE TABLE kept AS SELECT 1 AS one")
+        for _ in range(2):
+            conninfo = own.restart(conninfo)
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT")
+            connection.close()
+            connection = psycopg.connect(conninfo, autocommit=True)
+            assert connection.execute("SELECT one FROM kept").fetchall() == [(1,)]
+        connection.close()
+        with own.database() as another:
+            psycopg.connect(another).close()
+
+
+def test_a_server_that_is_not_ours_is_not_killed(server: Server) -> None:
+    """A server that is there by its DSN goes on as if nothing had been asked."""
+    with server.database() as dsn, open_server(dsn) as theirs, psycopg.connect(dsn) as session:
+        assert not theirs.ours
+        with pytest.raises(ServerUnavailableError, match="not ours to kill"):
+            theirs.restart(dsn)
+        assert session.execute("SELECT 1").fetchall() == [(1,)]
+
+
+RESTARTS = """
+from queueproof.postgres import open_server
+import psycopg
+with open_server("embedded") as server, server.database() as conninfo:
+    with psycopg.connect(conninfo) as connection:
+        print(*connection.execute("SHOW data_directory").fetchone(), flush=True)
+    while True:
+        server.restart(conninfo)
+        print("again", flush=True)
+"""
+
+
+def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server() -> None:
+    """Whatever the watchdog is at, the server and its directory go with the run."""
+    with subprocess.Popen(  # noqa: S603 - our own script
+        [sys.executable, "-c", textwrap.dedent(RESTARTS)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        assert process.stdout
+        directory = Path(process.stdout.readline().strip())
+        assert process.stdout.readline() == "again\n"
+        os.kill(process.pid, signal.SIGKILL)
+    give_up = time.monotonic() + PATIENCE
+    while directory.parent.exists() or serving(directory):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
+def serving(directory: Path) -> bool:
+    """Whether a process has a data directory on its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if os.fsencode(directory) in path.read_bytes():
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return False
+
+
+# --- an answer that never arrives ---------------------------------------------------------------
+
+
+def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
+    """The server has completed the job; the worker is gone, and its call is unknown."""
+    run = run_in_turn(
+        lab_of(REFERENCE), script("w1", claim()), nemesis(lose(1)), script("w1", complete())
+    )
+    (lost,) = calls(run, "complete", "w1")
+    assert lost.answer == "unknown"
+    assert lost.returned is not None
+    assert run.history.final == {lost.refs[0].job: "completed"}
+    assert calls(run, "crash", "w1")
+    assert run.faults == [("lose", "complete", 2)]
+
+
+def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
+    """The answer to COMMIT can be lost only after COMMIT: before it the server rolls back."""
+    program = Program((), in_turn(nemesis(lose(1)), script("w1", Do("enqueue"))), reserve=ONE)
+    lab = lab_of(ASYNC)
+    run = Runner(lab).run(program)
+    assert run.faults == [("lose", "enqueue", 3)]
+    assert run.history.final == {}
+    stage = (script("w1", Do("enqueue")), nemesis(lose(1)))
+    runs = [tried.run for tried in explore(Runner(lab), Program((), (stage,), ONE), budget=9)]
+    found = {
+        (fault, tuple((run.history.final or {}).values())) for run in runs for fault in run.faults
+    }
+    assert found == {(("lose", "enqueue", 3), ()), (("lose", "enqueue", 4), ("completed",))}
+
+
+def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
+    """A backend that waits for a lock does not notice, and does its work when the lock is free."""
+    lab = lab_of(REFERENCE)
+    taken = in_turn(script("w1", claim()), script("clock", Do("advance", seconds=33.3)))
+    race = (script("w1", complete()), script("reaper", RECOVER), nemesis(lose(1)))
+    runs = [tried.run for tried in explore(Runner(lab), Program(ONE, (*taken, race)), budget=60)]
+    late = [
+        run
+        for run in runs
+        if any(call.waits and call.answer == "unknown" for call in calls(run, "complete", "w1"))
+    ]
+    assert late
+    for run in late:
+        # The reaper was first: what w1 does afterwards finds the job given back.
+        assert calls(run, "recover", "reaper")[0].ids
+
+
+# --- a backend that ends ------------------------------------------------------------------------
+
+
+def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
+    """Nothing of the call in progress has happened; the same worker then completes its job."""
+    lab = lab_of(REFERENCE)
+    stage = (script("w1", complete(), complete()), nemesis(terminate(1)))
+    program = Program(ONE, (*in_turn(script("w1", claim())), stage))
+    runs = [tried.run for tried in explore(Runner(lab), program, budget=9)]
+    hit = [run for run in runs if ("terminate", "complete", 1) in run.faults]
+    assert hit
+    for run in hit:
+        first, second = calls(run, "complete", "w1")
+        assert (first.answer, second.answer) == ("error", "accepted")
+        assert first.error.startswith("57P01")
+        assert not calls(run, "crash", "w1")
+
+
+def test_a_terminated_worker_has_lost_the_claim_that_was_its_transaction(lab_of: LabOf) -> None:
+    """Its life ends, and the job is another's."""
+    scripts = (script("w1", claim()), nemesis(terminate(1)), script("w2", claim()))
+    run = Runner(lab_of(HELD), held=True, tied=True).run(Program(ONE, in_turn(*scripts)))
+    (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
+    assert mine.ids == theirs.ids
+    assert calls(run, "crash", "w1")
+
+
+@pytest.mark.parametrize("header", ['order = "fifo"', 'lease = "30 seconds"'])
+def test_a_claim_that_is_a_lock_of_the_session_is_not_accused(lab_of: LabOf, header: str) -> None:
+    """A worker that is told of its broken connection knows what its claim rested on."""
+    lab = lab_of(SESSION_LOCK.format(header=header))
+    assert calibrate(lab).tied
+    judgement = judged(lab)
+    assert judgement.verdict == "holds", judgement.story
+
+
+def test_a_lease_outlives_its_connection(lab_of: LabOf) -> None:
+    """Where nothing rests on the session, a worker keeps its claims."""
+    assert not calibrate(lab_of(REFERENCE)).tied
+
+
+# --- the server dies ----------------------------------------------------------------------------
+
+
+def killed(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
+    """One run on the lab's twin."""
+    program = Program(jobs, in_turn(*scripts), reserve=ONE)
+    return Runner(lab.twin(), conditions=Conditions(killed=True)).run(program)
+
+
+def test_workers_survive_the_server(lab_of: LabOf) -> None:
+    """A claim by lease is its worker's before and after; the clock keeps its moves."""
+    moved = script("clock", Do("advance", seconds=10.0))
+    run = killed(
+        lab_of(REFERENCE), script("w1", claim()), moved, nemesis(RESTART), script("w1", complete())
+    )
+    assert [call.answer for call in calls(run, "complete", "w1")] == ["accepted"]
+    assert ("restart", "after claim", 0) in run.faults
+
+
+def test_a_kill_in_the_middle_undoes_what_was_not_committed(lab_of: LabOf) -> None:
+    """At each step of a claim: before its COMMIT nothing has happened, afterwards all of it."""
+    twin = lab_of(REFERENCE).twin()
+    program = Program(ONE, ((script("w1", claim()), nemesis(RESTART)),))
+    answers = set()
+    for _, run in explore(Runner(twin, conditions=Conditions(killed=True)), program, budget=9):
+        (call,) = calls(run, "claim", "w1")
+        answers.add((call.answer, len(call.ids)))
+        assert list((run.history.final or {}).values()) == ["completed"]
+    assert answers == {("accepted", 1), ("error", 0)}
+
+
+def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
+    """The server that is killed is the twin's own."""
+    with open_lab(load_text(REFERENCE, "queue.sql"), server) as lab:
+        pid = lab.session("w1").pid
+        killed(lab, nemesis(RESTART))
+        assert lab.execute(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [(pid,)]
+        home = Path(str(lab.twin().execute("SHOW data_directory")[0][0]))
+        assert home.exists()
+    assert not home.parent.exists()
+
+
+@pytest.mark.parametrize("text", [UNLOGGED, ASYNC], ids=["unlogged", "async"])
+def test_what_a_kill_loses_is_found_every_time(lab_of: LabOf, text: str) -> None:
+    """An emptied table, a commit that was not written: the same verdict again, and its replay."""
+    for _ in range(3):
+        lab = lab_of(text)
+        judgement = judged(lab)
+        assert judgement.verdict == "broken", judgement.reason
+        assert "kills the server" in (judgement.story or "")
+    assert judgement.replay
+    assert replay(lab, judgement.replay) is not None
+
+
+def test_somebodys_server_gets_a_verdict_without_kills(server: Server) -> None:
+    """It holds by the other faults and says so; what a kill would empty leaves it open."""
+    with server.database() as dsn, open_server(dsn) as theirs:
+        with open_lab(load_text(REFERENCE, "queue.sql"), theirs) as lab:
+            judgement = judged(lab)
+            assert judgement.verdict == "holds"
+            assert judgement.reason.endswith("the server was not killed, because it is not ours")
+        with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab:
+            judgement = judged(lab)
+            assert judgement.verdict == "inconclusive"
+            assert "UNLOGGED (queue.jobs)" in judgement.reason
+
+
+def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(
+    lab_of: LabOf, server: Server
+) -> None:
+    """The token is refused with what to do instead."""
+    token = judged(lab_of(UNLOGGED)).replay
+    assert token
+    with (
+        server.database() as dsn,
+        open_server(dsn) as theirs,
+        open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab,
+        pytest.raises(QueueproofError, match="not ours: replay it with"),
+    ):
+        replay(lab, token)
+
+
+# --- the verdict --------------------------------------------------------------------------------
+
+
+def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:
+    """A pass says how many of each there were, and how many distinct steps they hit."""
+    evidence = judged(lab_of(REFERENCE)).evidence
+    wanted = ("answers lost", "backends terminated", "server kills", "distinct steps hit")
+    assert all(evidence[what] > 0 for what in wanted)
+
+
+def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
+    """A reaper that dies between two transactions, and what it left behind."""
+    judgement = judged(lab_of(TWO_STEP))
+    assert judgement.verdict == "broken"
+    told = " ".join((judgement.story or "").split())
+    assert "cuts w1 off from its next answer" in told
+    assert "=> no answer: its connection is cut crashes" in told
+
+
+def test_without_faults_a_program_is_its_plain_counterpart() -> None:
+    """What breaks there as well is not counted here."""
+    disturbed = Program(ONE, ((script("w1", claim()), nemesis(lose(1))), (nemesis(RESTART),)))
+    assert disturbed.undisturbed == Program(ONE, ((script("w1", claim()),),))

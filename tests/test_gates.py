@@ -1,0 +1,302 @@
+"""Where a session can be stopped inside one statement, and which defects only that shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from queueproof.check import calibrate
+from queueproof.checker import check, declare
+from queueproof.explore.conditions import Conditions
+from queueproof.explore.lab import Gate, Lab, open_lab
+from queueproof.explore.programs import JobSpec, Program, claim, complete, in_turn, script
+from queueproof.explore.runner import Run, Runner
+from queueproof.explore.schedules import explore
+from queueproof.postgres import Server
+from queueproof.sql import only_selects
+from queueproof.sqlfile import load_text
+
+LabOf = Callable[[str], Lab]
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+GATES: tuple[Gate | None, ...] = (None, "statement", "query")
+BUDGET = 50  # schedules of a program, as in the default profile
+ONE = (JobSpec(),)
+RACE = Program(ONE * 2, ((script("w1", claim(), complete()), script("w2", claim(), complete())),))
+
+QUEUE = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
+{schema}
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+{claim}
+
+-- name: complete(id)!
+UPDATE jobs SET state = 'completed' WHERE id = :id AND state = 'running';
+
+-- name: jobs
+SELECT id, state FROM jobs;
+"""
+FREE = "SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1"
+# Locked, but chosen from the snapshot: whoever stops between the two works on yesterday's list.
+LISTED = (
+    f"WITH seen AS MATERIALIZED ({FREE}) SELECT id FROM jobs WHERE id IN (SELECT id FROM seen) "
+    "AND state IN ('queued', 'running') FOR UPDATE SKIP LOCKED"
+)
+TAKE = "UPDATE {relation} SET state = 'running' WHERE id = ANY ({ids}) RETURNING id"
+
+
+def queue(claim: str, schema: str = "") -> str:
+    """A queue of one table that claims in a certain way."""
+    return QUEUE.format(claim=claim, schema=schema)
+
+
+def function(language: str, body: str) -> str:
+    """A claim that is a call."""
+    return f"CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE {language} AS $f$ {body} $f$;"
+
+
+def one_statement(select: str, relation: str = "jobs") -> str:
+    """A claim of a single statement."""
+    return TAKE.format(relation=relation, ids=f"ARRAY({select})")
+
+
+def two_statements(select: str) -> str:
+    """A claim of two statements in one transaction."""
+    take = TAKE.format(relation="jobs", ids=":ids")
+    return f"BEGIN;\n{select};\n{take};\nCOMMIT;"
+
+
+VIEW = "CREATE VIEW live AS SELECT id, state FROM jobs;"
+INSTEAD = f"""
+{VIEW}
+CREATE FUNCTION live_update() RETURNS trigger LANGUAGE plpgsql AS $f$
+BEGIN
+  UPDATE jobs SET state = NEW.state WHERE id = OLD.id;
+  RETURN NEW;
+END $f$;
+CREATE TRIGGER live_update INSTEAD OF UPDATE ON live
+FOR EACH ROW EXECUTE FUNCTION live_update();
+"""
+CALL = "SELECT take() AS id;"
+IN_PLPGSQL = """
+DECLARE
+  chosen bigint;
+BEGIN
+  {begin}
+  SELECT id INTO chosen FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1 {lock};
+  RETURN QUERY UPDATE jobs SET state = 'running' WHERE id = chosen RETURNING id;
+  {end}
+END
+"""
+
+
+def in_plpgsql(lock: str = "", begin: str = "", end: str = "") -> str:
+    """A function that selects and then updates."""
+    return function("plpgsql", IN_PLPGSQL.format(lock=lock, begin=begin, end=end))
+
+
+MUTEX = in_plpgsql(
+    "FOR UPDATE SKIP LOCKED", "PERFORM pg_advisory_lock(7);", "PERFORM pg_advisory_unlock(7);"
+)
+PROCEDURE = """
+CREATE TABLE granted (pid int, id bigint);
+CREATE PROCEDURE take() LANGUAGE plpgsql AS $f$
+DECLARE
+  chosen bigint;
+BEGIN
+  SELECT jobs.id INTO chosen FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1 {lock};
+  {commit}
+  UPDATE jobs SET state = 'running' WHERE jobs.id = chosen;
+  INSERT INTO granted SELECT pg_backend_pid(), chosen WHERE chosen IS NOT NULL;
+END $f$;
+"""
+CALLED = "CALL take();\nDELETE FROM granted WHERE pid = pg_backend_pid() RETURNING id;"
+SKIPS = "FOR UPDATE SKIP LOCKED"
+
+# What a queue does: how it claims, and its schema's functions and views; the guarantee that it
+# breaks, and where sessions must stop for that to show. None: between statements is enough.
+DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
+    "a statement that locks nothing": (queue(f"{one_statement(FREE)};"), "single-claim", None),
+    "a statement that waits": (
+        queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
+        "non-blocking",
+        None,
+    ),
+    "a function that selects, then updates": (
+        queue(CALL, in_plpgsql()),
+        "single-claim",
+        None,
+    ),
+    "a statement that does not ask again": (
+        queue(f"{one_statement(LISTED)};"),
+        "single-claim",
+        "statement",
+    ),
+    "the same in an SQL function": (
+        queue(CALL, function("sql", one_statement(LISTED))),
+        "single-claim",
+        "statement",
+    ),
+    "the same in a plpgsql function": (
+        queue(CALL, function("plpgsql", f"BEGIN RETURN QUERY {one_statement(LISTED)}; END")),
+        "single-claim",
+        "statement",
+    ),
+    "the same through a view": (
+        queue(f"{one_statement(LISTED, 'live')};", VIEW),
+        "single-claim",
+        "statement",
+    ),
+    "the same through a view's trigger": (
+        queue(f"{one_statement(LISTED, 'live')};", INSTEAD),
+        "single-claim",
+        "statement",
+    ),
+    "a procedure that selects, then updates": (
+        queue(CALLED, PROCEDURE.format(lock="", commit="")),
+        "single-claim",
+        "statement",
+    ),
+    "a procedure that commits in between": (
+        queue(CALLED, PROCEDURE.format(lock=SKIPS, commit="COMMIT;")),
+        "single-claim",
+        "statement",
+    ),
+    "a procedure that waits": (
+        queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
+        "non-blocking",
+        "statement",
+    ),
+    "a mutex within a function": (queue(CALL, MUTEX), "non-blocking", "statement"),
+    "a query that does not ask again": (queue(two_statements(LISTED)), "single-claim", "query"),
+}
+
+
+def broken(lab: Lab, gate: Gate | None) -> set[str]:
+    """What some schedule of two claims breaks, for one job or two."""
+    offer = calibrate(lab)
+    runner = Runner(lab, conditions=Conditions(gate=gate))
+    pair = (script("w1", claim()), script("w2", claim()))
+    return {
+        violation.guarantee
+        for jobs in (ONE, ONE * 2)
+        for _, run in explore(runner, Program(jobs, (pair,)), budget=BUDGET)
+        for violation in check(run.history, declare(offer)).violations
+    }
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_the_defect_shows_where_sessions_stop_inside(lab_of: LabOf, defect: str) -> None:
+    """Each defect is found at its gate, and not at those that stop elsewhere."""
+    text, guarantee, needed = DEFECTS[defect]
+    lab = lab_of(text)
+    assert guarantee in broken(lab, needed)
+    if needed is not None:
+        others: Sequence[Gate | None] = [gate for gate in GATES if gate != needed]
+        assert all(guarantee not in broken(lab, gate) for gate in others)
+
+
+SOUND = {
+    "a statement": queue(f"{one_statement(f'{FREE} {SKIPS}')};"),
+    "two statements": queue(two_statements(f"{FREE} {SKIPS}")),
+    "a plpgsql function": queue(CALL, in_plpgsql(SKIPS)),
+    "a function with a subtransaction": queue(
+        CALL, in_plpgsql(SKIPS, end="EXCEPTION WHEN unique_violation THEN RETURN;")
+    ),
+    "an SQL function": queue(CALL, function("sql", one_statement(f"{FREE} {SKIPS}"))),
+    "a view": queue(f"{one_statement(f'{FREE} {SKIPS}', 'live')};", VIEW),
+    "a view's trigger": queue(f"{one_statement(f'{FREE} {SKIPS}', 'live')};", INSTEAD),
+    "a procedure": queue(CALLED, PROCEDURE.format(lock=SKIPS, commit="")),
+}
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("form", SOUND)
+def test_skip_locked_is_not_accused(lab_of: LabOf, form: str, gate: Gate | None) -> None:
+    """A claim that skips what others hold breaks nothing, wherever its sessions stop."""
+    assert broken(lab_of(SOUND[form]), gate) == set()
+
+
+def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
+    """The same wait counts where the statement was fresh, and not where others acted meanwhile."""
+    lab = lab_of(DEFECTS["a statement that waits"][0])
+    waited = next(
+        run
+        for _, run in explore(Runner(lab), RACE, budget=BUDGET)
+        if any(call.waits for call in run.history.calls)
+    )
+    declared = declare(calibrate(lab))
+    found = [v.guarantee for v in check(waited.history, declared).violations]
+    assert found == ["non-blocking"]
+    for call in waited.history.calls:
+        call.waits = [wait._replace(stale=True) for wait in call.waits]
+    assert check(waited.history, declared).violations == []
+
+
+def told(run: Run) -> list[object]:
+    """What the workers were answered."""
+    return [(c.kind, c.actor, c.answer, c.ids, c.states) for c in run.history.calls]
+
+
+@pytest.mark.parametrize("gate", ["statement", "row", "query"])
+@pytest.mark.parametrize("form", SOUND)
+def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
+    """Workers that act in turn are told the same with a gate as without one."""
+    lab = lab_of(SOUND[form])
+    stages = in_turn(script("w1", claim(), complete()), script("w2", claim(), claim()))
+    program = Program(ONE * 2, stages)
+    plain = Runner(lab).run(program)
+    gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
+    assert told(plain) == told(gated)
+    assert any(beat.event == "stops" for beat in gated.trace) == (
+        gate != "query" or form == "two statements"
+    )
+
+
+def test_sessions_of_a_partitioned_table_stop(server: Server) -> None:
+    """A statement on a partitioned table stops once, however many partitions it has."""
+    path = STRATEGIES / "sound" / "partitioned.sql"
+    with open_lab(load_text(path.read_text(encoding="utf-8"), path.name), server) as lab:
+        run = Runner(lab, conditions=Conditions(gate="statement")).run(RACE)
+    claims = run.history.of_kind("claim")[:2]
+    stops = [beat.call for beat in run.trace if beat.event == "stops"]
+    assert [stops.count(call.index) for call in claims] == [1, 1]
+
+
+def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
+    """A SECURITY DEFINER function that finds nothing by a bare name stops as any other."""
+    body = (
+        "BEGIN RETURN QUERY UPDATE queue.jobs SET state = 'running' WHERE id = ("
+        "SELECT id FROM queue.jobs WHERE state = 'queued' LIMIT 1) RETURNING id; END"
+    )
+    definer = function("plpgsql", body).replace(
+        "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"
+    )
+    run = Runner(lab_of(queue(CALL, definer)), conditions=Conditions(gate="statement")).run(RACE)
+    assert any(beat.event == "stops" for beat in run.trace)
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT id FROM jobs FOR UPDATE SKIP LOCKED", True),
+        ("SELECT id FROM jobs FOR NO KEY UPDATE", True),
+        ("(SELECT 1) UNION SELECT 2", True),
+        ("VALUES (1)", True),
+        ("SELECT 'DELETE' AS \"update\"", True),
+        ("WITH gone AS (DELETE FROM jobs RETURNING id) SELECT id FROM gone", False),
+        ("WITH a AS (SELECT 1 FOR UPDATE), b AS (UPDATE jobs SET id = 1) TABLE a", False),
+        ("SELECT id INTO other FROM jobs", False),
+        ("UPDATE jobs SET id = 1", False),
+        ("CALL take()", False),
+    ],
+)
+def test_which_statements_a_cursor_takes(sql: str, *, expected: bool) -> None:
+    """Queries that change nothing by themselves, locks included."""
+    assert only_selects(sql) is expected

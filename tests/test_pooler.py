@@ -1,0 +1,335 @@
+"""A transaction pooler, played by the step scheduler, and PgBouncer itself."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from queueproof import pooling
+from queueproof.check import calibrate, check_queue, replay
+from queueproof.checker import declare
+from queueproof.errors import ServerUnavailableError
+from queueproof.explore.conditions import Conditions, Pooled
+from queueproof.explore.lab import Lab
+from queueproof.explore.programs import (
+    RECOVER,
+    JobSpec,
+    Program,
+    advance,
+    claim,
+    complete,
+    crash,
+    in_turn,
+    script,
+)
+from queueproof.explore.runner import POOL, Run, Runner, past
+from queueproof.explore.shrink import breaches
+from queueproof.guarantees import select
+from queueproof.postgres import Server
+from queueproof.postgres.pooler import MISSING, find_pgbouncer, open_pooler
+from queueproof.probes import PROBES
+
+LabOf = Callable[[str], Lab]
+ONE = (JobSpec(),)
+POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
+ONLY = ("pooler-safe",)
+LAPSE = past(30.0)
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+PGBOUNCER = find_pgbouncer()
+
+needs_pgbouncer = pytest.mark.skipif(PGBOUNCER is None, reason=MISSING)
+
+QUEUE = """
+-- /// queue
+-- lease = "30 seconds"
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', locked_at timestamptz
+);
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+{before}
+UPDATE jobs SET status = 'running', locked_at = now()
+WHERE id = (
+  SELECT id FROM jobs WHERE status = 'queued' {also} LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING id, locked_at;
+{after}
+
+-- name: complete(id, locked_at)!
+UPDATE jobs SET status = 'completed'
+WHERE id = :id AND status = 'running' AND locked_at = :locked_at;
+
+-- name: recover(lease)
+UPDATE jobs SET status = 'queued'
+WHERE status = 'running' AND locked_at < now() - :lease RETURNING id;
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+HELD = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+BEGIN;
+SELECT id FROM jobs WHERE status = 'queued' LIMIT 1 FOR UPDATE SKIP LOCKED;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'queued';
+COMMIT;
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+
+
+def queue(*, before: str = "", also: str = "", after: str = "") -> str:
+    """A queue whose claim does something before, in, or after its statement."""
+    return QUEUE.format(before=before, also=also, after=after)
+
+
+def connections(run: Run, actor: str) -> list[str]:
+    """The connections that an actor's transactions ran on."""
+    return [b.text for b in run.trace if b.event == "connection" and b.actor == actor]
+
+
+def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
+    """A runner that plays a pooler."""
+    return Runner(lab, held=held, conditions=Conditions(pooled=policy))
+
+
+# --- the pooler that the scheduler plays --------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_transaction_runs_on_the_connection_of_the_one_before(
+    lab_of: LabOf, policy: Pooled
+) -> None:
+    """Each transaction of a worker is sent on another connection than its last."""
+    lab = lab_of(queue())
+    work = script("w1", *(step for n in range(3) for step in (claim(), complete(n))))
+    run = pooled(lab, policy).run(Program(ONE * 3, in_turn(work)))
+    ran_on = connections(run, "w1")
+    assert len(ran_on) == 6
+    assert all(one != other for one, other in itertools.pairwise(ran_on))
+
+
+def test_workers_share_the_connections(lab_of: LabOf) -> None:
+    """The first idle connection is the one that somebody else has just used; turns spread them."""
+    lab = lab_of(queue())
+    program = Program(ONE * 2, in_turn(script("w1", claim()), script("w2", claim())))
+    near = pooled(lab, "first idle").run(program)
+    assert connections(near, "w1")[0] == connections(near, "w2")[0]
+    far = pooled(lab, "round robin").run(program)
+    used = [b.text for b in far.trace if b.event == "connection"]
+    assert used[:POOL] == ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled) -> None:
+    """A claim that is held in its transaction is completed on its own connection."""
+    lab = lab_of(HELD)
+    both = (script("w1", claim(), complete()), script("w2", claim(), complete()))
+    run = pooled(lab, policy, held=True).run(Program(ONE * 2, (both,)))
+    assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
+    assert breaches(run, declare(calibrate(lab))) == []
+
+
+def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
+    """A dead client's transaction is rolled back; what it left in an idle session stays there."""
+    gone = in_turn(script("w1", claim(), crash()), script("w2", claim()))
+    run = pooled(lab_of(HELD), "first idle", held=True).run(Program(ONE, gone))
+    first, second = (c for c in run.history.of_kind("claim") if c.actor in {"w1", "w2"})
+    assert first.ids == second.ids != ()
+
+    lab = lab_of(queue(also="AND pg_try_advisory_lock(id)"))
+    late = (*gone[:1], *in_turn(script("clock", advance(LAPSE)), script("reaper", RECOVER)))
+    program = Program(ONE, (*late, *in_turn(script("w2", claim()))))
+    runs = [Runner(lab).run(program), pooled(lab, "round robin").run(program)]
+    taken = [[c.ids for c in r.history.of_kind("claim") if c.actor == "w2"] for r in runs]
+    assert taken == [[first.ids], [()]]
+    assert [violation.guarantee for violation in breaches(runs[1], declare(calibrate(lab)))]
+
+
+@pytest.mark.parametrize(
+    ("defect", "story"),
+    [
+        ({"before": "SET app.name = 'x'; ", "also": "AND current_setting('app.name') = 'x'"}, "42"),
+        ({"before": "CREATE TEMP TABLE IF NOT EXISTS t (); SELECT count(*) FROM t;"}, "42P01"),
+        ({"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}, "26000"),
+    ],
+    ids=["setting", "temporary table", "prepared statement"],
+)
+def test_what_lives_in_a_session_breaks(lab_of: LabOf, defect: dict[str, str], story: str) -> None:
+    """What a statement leaves in its session is not there in the next one; the story replays."""
+    lab = lab_of(queue(**defect))
+    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    assert judgement.verdict == "broken", judgement.reason
+    assert f"ERROR {story}" in (judgement.story or "")
+    assert "on connection 2" in (judgement.story or "")
+    replayed = replay(lab, judgement.replay or "")
+    assert replayed is not None
+    assert replayed.story == judgement.story
+
+
+def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
+    """SET LOCAL, a lock and a temporary table of one transaction are not what a pooler breaks."""
+    safe = (
+        "BEGIN; SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
+        "SELECT pg_advisory_xact_lock(1);"
+    )
+    also = "AND current_setting('app.name') = 'x'"
+    lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
+    program = Program(ONE * 2, in_turn(script("w1", claim(), complete()), script("w2", claim())))
+    for policy in POLICIES:
+        assert breaches(pooled(lab, policy).run(program), declare(calibrate(lab))) == []
+
+
+def test_without_pgbouncer_a_pass_is_inconclusive(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is not installed nothing is claimed, and the reason says how to get it."""
+    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: None)
+    (judgement,) = check_queue(lab_of(queue()), select(ONLY), profile="quick").guarantees
+    assert (judgement.verdict, judgement.reason) == ("inconclusive", MISSING)
+    assert "apt-get install pgbouncer" in MISSING
+
+
+# --- PgBouncer itself ---------------------------------------------------------------------------
+
+
+@needs_pgbouncer
+def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
+    """Both the played and the real pooler count what went through them."""
+    (judgement,) = check_queue(lab_of(queue()), select(ONLY), profile="quick").guarantees
+    assert judgement.verdict == "holds", judgement.reason
+    counts = {what.partition(" pgbouncer")[0]: n for what, n in judgement.evidence.items()}
+    assert counts["transactions through"] > 0
+    assert counts["programs over several of its connections"] > 0
+    assert counts["transactions on another connection than the one before"] > 0
+
+
+@needs_pgbouncer
+def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
+    """The story names PgBouncer and its version, and happens again."""
+    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
+    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 0)
+    assert "(pgbouncer 1." in seen.broken
+    assert "All sessions go through pgbouncer 1." in seen.story
+    assert PROBES["pooler-safe"].replay(lab, calibrate(lab), seen.data) == seen.story
+
+
+@needs_pgbouncer
+def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
+    """A held claim keeps its connection to the server, and a crash rolls it back in time."""
+    assert PGBOUNCER is not None
+    lab = lab_of(HELD)
+    passage = pooling.watch(lab, calibrate(lab), PGBOUNCER, 1)
+    assert passage.failure is None
+    assert passage.transactions > 0
+
+
+@needs_pgbouncer
+def test_transactions_take_turns(server: Server) -> None:
+    """Consecutive transactions of one client run on different backends."""
+    assert PGBOUNCER is not None
+    with server.database() as conninfo, open_pooler(conninfo, PGBOUNCER) as pooler:
+        with psycopg.connect(pooler.conninfo, autocommit=True) as client:
+            pids = [client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(4)]
+        assert all(one != other for one, other in itertools.pairwise(pids))
+        assert pooler.transactions() == 4
+        assert pooler.busy_backends() > 1
+
+
+@needs_pgbouncer
+def test_a_password_goes_where_nobody_reads_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A password with quotes reaches PgBouncer in a private file, which goes with it."""
+    assert PGBOUNCER is not None
+    monkeypatch.setenv("PGPASSWORD", "it's a 'secret'")
+    with server.database() as conninfo:
+        with open_pooler(conninfo, PGBOUNCER) as pooler:
+            socket = psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]
+            configuration = Path(str(socket)) / "pgbouncer.ini"
+            assert "password='it''s a ''secret'''" in configuration.read_text()
+            assert configuration.stat().st_mode & 0o777 == 0o600
+            assert Path(str(socket)).stat().st_mode & 0o777 == 0o700
+        assert not Path(str(socket)).exists()
+
+
+@needs_pgbouncer
+def test_nothing_is_left_behind_when_the_run_is_killed(server: Server) -> None:
+    """A run that is killed takes PgBouncer and its directory with it."""
+    code = (
+        "import sys; from queueproof.postgres.pooler import *\n"
+        "with open_pooler(sys.argv[1], find_pgbouncer()) as pooler:\n"
+        "    print(pooler.conninfo, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with server.database() as conninfo:
+        run = subprocess.Popen(  # noqa: S603 - this very Python
+            [sys.executable, "-c", code, conninfo],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert run.stdout is not None
+        entrance = run.stdout.readline().strip()
+        host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
+        pid = int((host / "pid").read_text())
+        os.kill(run.pid, signal.SIGKILL)
+        run.communicate()
+        while host.exists():  # pytest's own timeout ends a test that never sees it go
+            pass
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_pgbouncer_that_dies_says_why(server: Server) -> None:
+    """What it wrote before it died is the message: here env, which cannot run the configuration."""
+    with (
+        server.database() as conninfo,
+        pytest.raises(ServerUnavailableError, match=r"could not be started: .*Permission denied"),
+        open_pooler(conninfo, Path("/usr/bin/env")),
+    ):
+        pass
+
+
+def test_a_pgbouncer_that_does_not_start_is_no_verdict(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guarantee is then inconclusive, with what PgBouncer wrote."""
+    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
+    lab = lab_of(queue())
+    assert "Permission denied" in PROBES["pooler-safe"].watch(lab, calibrate(lab), 0).unable
+
+
+@needs_pgbouncer
+def test_a_server_that_lets_nobody_in_is_named(server: Server) -> None:
+    """A database that is not there is told in one message."""
+    assert PGBOUNCER is not None
+    with (
+        server.database() as conninfo,
+        pytest.raises(ServerUnavailableError, match="nowhere"),
+        open_pooler(make_conninfo(conninfo, dbname="nowhere"), PGBOUNCER),
+    ):
+        pass

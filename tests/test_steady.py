@@ -1,0 +1,317 @@
+"""What a claim costs as the queue fills, and the multiplication of jobs that fills it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queueproof.check import calibrate
+from queueproof.cost.filling import Filling, NotMultipliedError
+from queueproof.cost.steady import Content, Slope, measure
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.session import drive
+from queueproof.postgres import Server
+from queueproof.probes import PROBES
+from queueproof.report.story import tell_growth
+from queueproof.sqlfile import load
+
+LabOf = Callable[[str], Lab]
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+MANY = 6_400  # jobs: a hundred times what the operations make
+
+QUEUE = """
+-- name: schema#
+{schema}
+
+-- name: enqueue(payload)
+{enqueue}
+
+-- name: claim(limit)
+{claim}
+
+-- name: complete(id)!
+{complete}
+
+-- name: jobs
+SELECT id, status AS state FROM jobs;
+"""
+TABLE = """
+CREATE TABLE jobs (
+  id {key},
+  payload jsonb NOT NULL,
+  status text NOT NULL DEFAULT 'queued',
+  enqueued_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX ON jobs (enqueued_at) WHERE status = 'queued';
+"""
+INSERT = "INSERT INTO jobs (payload) VALUES (:payload) RETURNING id;"
+CLAIM = """
+UPDATE jobs SET status = 'running'
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'queued' ORDER BY enqueued_at LIMIT :limit
+  FOR UPDATE SKIP LOCKED
+))
+RETURNING id;
+"""
+COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
+
+
+def queue(
+    *,
+    key: str = "bigserial PRIMARY KEY",
+    more: str = "",
+    claim: str = CLAIM,
+    complete: str = COMPLETE,
+) -> str:
+    """A queue file: one table whose jobs have this key, and what is added to its schema."""
+    schema = TABLE.format(key=key) + more
+    return QUEUE.format(schema=schema, enqueue=INSERT, claim=claim, complete=complete)
+
+
+def slope(lab: Lab, kind: str, *jobs: int) -> Slope:
+    """What a claim costs at some contents of one kind."""
+    return measure(lab, calibrate(lab), [[Content(kind, n) for n in jobs]])
+
+
+def finish(lab: Lab, count: int) -> list[str]:
+    """Enqueue, claim and complete jobs; their ids."""
+    session = lab.session("w1")
+    ids = []
+    for _ in range(count):
+        drive(session, lab.start("enqueue", **lab.defaults()))
+        (claim,) = drive(session, lab.start("claim", worker="w1", limit=1))
+        drive(session, lab.start("complete", worker="w1", job=claim))
+        ids.append(claim.id)
+    return ids
+
+
+def states(lab: Lab) -> dict[str, int]:
+    """How many jobs are in each state."""
+    rows = lab.execute("SELECT status, count(*) FROM queue.jobs GROUP BY status")
+    return {str(status): int(str(count)) for status, count in rows}
+
+
+# --- jobs are multiplied ------------------------------------------------------------------------
+
+KEYS = {
+    "a serial": "bigserial PRIMARY KEY",
+    "an identity that is always generated": "int GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "a positive integer": "bigserial PRIMARY KEY CHECK (id > 0)",
+    "a UUID": "uuid PRIMARY KEY DEFAULT gen_random_uuid()",
+    "a text": "text PRIMARY KEY DEFAULT 'job-' || gen_random_uuid()",
+}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_finished_jobs_are_multiplied_whatever_their_key(lab_of: LabOf, key: str) -> None:
+    """As many finished jobs as asked for have keys of their own, and none of them runs again."""
+    lab = lab_of(queue(key=key))
+    filling = Filling(lab, lambda count: finish(lab, count), MANY)
+    filling.grow(MANY)
+    assert states(lab) == {"completed": MANY}
+    assert filling.jobs == MANY
+    assert drive(lab.session("w1"), lab.start("claim", worker="w1", limit=1)) == []
+    (added,) = drive(lab.session("w1"), lab.start("enqueue", **lab.defaults()))
+    (claim,) = drive(lab.session("w1"), lab.start("claim", worker="w1", limit=1))
+    assert claim.id == added
+
+
+def test_references_follow_the_keys_that_they_name(lab_of: LabOf) -> None:
+    """Rows of other tables are multiplied with their jobs, declared as references or not."""
+    more = """
+    CREATE TABLE runs (id serial PRIMARY KEY, job bigint NOT NULL REFERENCES jobs);
+    CREATE TABLE log (job text, line text);
+    """
+    complete = """
+    WITH run AS (INSERT INTO runs (job) SELECT :id), line AS (
+      INSERT INTO log VALUES (:id::bigint::text, 'done'), (:id::bigint::text, 'and over')
+    )
+    UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+    """
+    lab = lab_of(queue(more=more, complete=complete))
+    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    for table, rows in {"runs": MANY, "log": MANY * 2}.items():
+        counted = f"SELECT count(*), count(DISTINCT job) FROM queue.{table}"
+        assert lab.execute(counted) == [(rows, MANY)]
+        found = f"SELECT count(*) FROM queue.{table} JOIN queue.jobs ON jobs.id = job::bigint"
+        assert lab.execute(found) == [(rows,)]
+
+
+def test_rows_that_are_not_of_a_job_are_left_alone(lab_of: LabOf) -> None:
+    """A worker's row and a counter stay what they are, and triggers don't act on copies."""
+    more = """
+    CREATE TABLE counter (id int PRIMARY KEY, ended int);
+    INSERT INTO counter VALUES (1, 0);
+    CREATE FUNCTION count_it() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      UPDATE counter SET ended = ended + 1;
+      RETURN NULL;
+    END $$;
+    CREATE TRIGGER counted AFTER INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION count_it();
+    """
+    lab = lab_of(queue(more=more))
+    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    assert lab.execute("SELECT * FROM queue.counter") == [(1, 64)]
+
+
+def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> None:
+    """Every partition gets its share, once."""
+    partitions = "".join(
+        f"CREATE TABLE jobs_{n} PARTITION OF jobs FOR VALUES WITH (MODULUS 4, REMAINDER {n});"
+        for n in range(4)
+    )
+    schema = TABLE.format(key="bigserial PRIMARY KEY").replace(
+        ");\nCREATE INDEX", f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX"
+    )
+    text = QUEUE.format(schema=schema, enqueue=INSERT, claim=CLAIM, complete=COMPLETE)
+    lab = lab_of(text)
+    Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
+    assert states(lab) == {"completed": MANY}
+    smallest = lab.execute(
+        "SELECT min(n) FROM (SELECT count(*) AS n FROM queue.jobs GROUP BY tableoid) AS counts"
+    )
+    assert int(str(smallest[0][0])) > MANY // 8
+
+
+def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
+    """A queue that reports other numbers than it was filled to says so."""
+    text = queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n")
+    lab = lab_of(text)
+    filling = Filling(lab, lambda count: finish(lab, count), MANY)
+    with pytest.raises(NotMultipliedError, match="the queue reports"):
+        filling.grow(MANY)
+
+
+# --- a claim's cost -----------------------------------------------------------------------------
+
+
+def test_a_partial_index_keeps_a_claim_cheap(lab_of: LabOf) -> None:
+    """Neither finished nor waiting jobs make the claim of a sound queue dearer."""
+    lab = lab_of(queue())
+    for kind in ("finished", "waiting"):
+        found = slope(lab, kind, 640, MANY)
+        assert not found.broken
+        assert [cost.content.jobs for cost in found.costs] == [0, 200, 640, MANY]
+        assert 0 < found.costs[-1].buffers < 50
+
+
+def test_what_a_function_touches_counts(lab_of: LabOf) -> None:
+    """A scan in a trigger's body, which no plan shows, is seen as the claim's."""
+    more = """
+    CREATE FUNCTION scan() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      PERFORM count(*) FROM jobs WHERE payload = '[]';
+      RETURN NULL;
+    END $$;
+    CREATE TRIGGER scanned AFTER UPDATE ON jobs FOR EACH STATEMENT EXECUTE FUNCTION scan();
+    """
+    found = slope(lab_of(queue(more=more)), "finished", MANY)
+    assert found.grown
+    pages = 40
+    assert found.costs[-1].buffers - found.small.buffers > pages
+
+
+def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> None:
+    """Statements that commit on their own, and those between BEGIN and COMMIT, add up."""
+    scan = "SELECT count(*) AS n FROM jobs WHERE payload <> '[]';"
+    once = slope(lab_of(queue(claim=scan + CLAIM)), "finished", MANY).costs[-1]
+    several = scan + "BEGIN ISOLATION LEVEL READ COMMITTED; SET TRANSACTION READ WRITE;" + scan
+    twice = slope(lab_of(queue(claim=several + CLAIM + "COMMIT;")), "finished", MANY).costs[-1]
+    scans = [buffers for sql, buffers in twice.statements if "count" in sql]
+    assert len(scans) == 2
+    assert twice.buffers > once.buffers
+    assert min(scans) > 40
+
+
+def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf) -> None:
+    """The slope says why, and how many jobs there were then."""
+    more = "CREATE UNIQUE INDEX ON jobs ((id % 5000));"
+    lab = lab_of(queue(more=more))
+    found = slope(lab, "waiting", 1_000_000)
+    assert "duplicate key" in found.short
+    assert found.evidence["waiting jobs"] == 3_000
+    assert found.short in found.told
+
+
+def test_a_queue_that_deletes_what_is_finished_stays_as_small_as_it_is(server: Server) -> None:
+    """No finished jobs are made up where none are kept."""
+    with open_lab(load(STRATEGIES / "sound" / "delete_on_complete.sql"), server) as lab:
+        found = slope(lab, "finished", MANY)
+        assert [cost.content.jobs for cost in found.costs] == [0, 200]
+
+
+def test_nothing_is_left_behind(lab_of: LabOf) -> None:
+    """Afterwards the tables are empty, the sequences restarted, and the planner knows nothing."""
+    lab = lab_of(queue())
+    slope(lab, "finished", MANY)
+    known = "SELECT count(*) FROM pg_statistic WHERE starelid = 'queue.jobs'::regclass"
+    size = "SELECT pg_relation_size('queue.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
+    assert lab.execute(known) == [(0,)]
+    assert lab.execute(size) == [(0, -1.0)]
+    assert drive(lab.session("w1"), lab.start("enqueue", **lab.defaults())) == ["1"]
+
+
+def test_an_empty_claim_cannot_be_measured(lab_of: LabOf) -> None:
+    """A claim that finds nothing in a queue that is filled is no evidence of a cheap one."""
+    claim = CLAIM.replace("status = 'queued' ORDER", "status = 'queued' AND random() < 0 ORDER")
+    lab = lab_of(queue())
+    offer = calibrate(lab)
+    with_nothing = lab_of(queue(claim=claim))
+    found = measure(with_nothing, offer, [[Content("finished", MANY)]])
+    assert "came back empty" in found.unable
+
+
+def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> None:
+    """A queue that ends no job is asked about waiting ones, and about a snapshot not at all."""
+    text = queue()
+    start, end = text.index("-- name: complete"), text.index("-- name: jobs")
+    lab = lab_of(text[:start] + text[end:])
+    assert slope(lab, "waiting", MANY).evidence == {
+        "finished jobs": 0,
+        "waiting jobs": MANY,
+        "claims measured": 6,
+    }
+    assert "no job is finished" in slope(lab, "snapshot", 1_000).unable
+
+
+# --- an old snapshot, and stories ---------------------------------------------------------------
+
+
+def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> None:
+    """An updated table loses while a snapshot is held, and is cheap again without one."""
+    lab = lab_of(queue())
+    assert slope(lab, "snapshot", 2_000).grown
+    assert not slope(lab, "churned", 2_000).grown
+
+
+def test_an_append_only_queue_does_not_mind_a_snapshot(server: Server) -> None:
+    """Where a claim is a row that is put in, nothing dies."""
+    with open_lab(load(STRATEGIES / "sound" / "append_only.sql"), server) as lab:
+        assert not slope(lab, "snapshot", 2_000).grown
+
+
+@pytest.mark.parametrize("kind", ["finished", "waiting", "snapshot"])
+def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> None:
+    """A claim that got dear is told with its buffers, its statement, its plan and what to do."""
+    text = queue() if kind == "snapshot" else queue().replace("CREATE INDEX", "-- CREATE INDEX")
+    found = slope(lab_of(text), kind, 2_000 if kind == "snapshot" else MANY)
+    story = tell_growth(found, "old-snapshot" if kind == "snapshot" else "steady-cost")
+    assert found.broken in story
+    assert "Update on jobs" in story
+    assert (
+        "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
+    ) in story
+
+
+def test_a_probe_tells_its_story_again(server: Server) -> None:
+    """What was seen to break breaks when it is replayed, and not in the sound parent."""
+    probe = PROBES["steady-cost"]
+    with open_lab(load(STRATEGIES / "broken" / "steady_cost_no_index.sql"), server) as lab:
+        offer = calibrate(lab)
+        seen = probe.watch(lab, offer, 0)
+        assert seen.broken
+        assert probe.replay(lab, offer, seen.data) == seen.story
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        assert probe.replay(lab, calibrate(lab), seen.data) is None
