@@ -18,6 +18,10 @@ bench: venv            ## measure jobs/s per strategy, batch size and workers; w
 results: venv          ## check every queue of strategies/; writes results/conformance.md and the stories
 	$(BIN)/python -m queueproof.report.conformance
 
+figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
+	$(BIN)/python -m queueproof.cost.permutations
+	$(BIN)/python -m queueproof.cost.checker
+
 lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

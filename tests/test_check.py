@@ -64,7 +64,9 @@ def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabO
     (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
     assert judgement.verdict == "broken"
     assert judgement.replay is not None
-    assert replay(lab, judgement.replay) == judgement.story
+    replayed = replay(lab, judgement.replay)
+    assert replayed is not None
+    assert replayed.story == judgement.story
 
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
@@ -103,9 +105,16 @@ def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
 
 def test_a_token_holds_what_was_put_into_it() -> None:
     """A token is read back as it was written."""
-    token = encode_token("0123456789ab", "fencing", 7, program=[[[0, 0.5, 1]]], schedule=[1, 0, 2])
-    expected = ("0123456789ab", "fencing", 7, {"program": [[[0, 0.5, 1]]], "schedule": [1, 0, 2]})
-    assert decode_token(token) == expected
+    data = {"program": [[[0, 0.5, 1]]], "schedule": [1, 0, 2], "under": {}, "broken": "fencing"}
+    token = encode_token("0123456789ab", "fencing", 7, **data)
+    assert decode_token(token) == ("0123456789ab", "fencing", 7, data)
+
+
+def test_a_token_of_an_older_version_is_refused() -> None:
+    """A token without the conditions of its story is no internal error."""
+    token = encode_token("0123456789ab", "fencing", 7, program=[], schedule=[])
+    with pytest.raises(QueueproofError, match="older queueproof"):
+        decode_token(token)
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", "A", "é", "eJwBAAD__wAAAAE"])

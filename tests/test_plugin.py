@@ -86,7 +86,7 @@ def test_collecting_starts_no_server(
 ) -> None:
     """`--collect-only` lists the matrix: a guarantee by those queues that offer it."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "nothing is started")
-    result = run(pytester, "--collect-only", "-q")
+    result = run(pytester, "--collect-only", "-q", "-m", "thorough or not thorough")
     assert result.ret == 0
     lines = result.stdout.str()
     assert "test_stale_recovery[hold_open]" in lines

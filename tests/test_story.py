@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from queueproof.check import calibrate, declare
+from queueproof.check import calibrate
+from queueproof.checker import declare
 from queueproof.explore.lab import Lab
 from queueproof.explore.programs import JobSpec, Program, claim, script
 from queueproof.explore.runner import Runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json as jsonlib  # `json` is an option
 import os
 import secrets
 import shlex
@@ -22,6 +23,7 @@ import typer
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
+    from queueproof.check import Replayed
     from queueproof.explore.lab import Lab
     from queueproof.queue import Queue
 
@@ -93,8 +95,9 @@ def check(
         typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
     ] = None,
     profile: Annotated[
-        ProfileName, typer.Option(help="How thorough: seconds, a minute, many minutes.")
-    ] = ProfileName.default,
+        ProfileName | None,
+        typer.Option(help="How thorough: seconds, a minute, many minutes.", show_default="default"),
+    ] = None,
     seed: Annotated[
         int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
     ] = 0,
@@ -110,6 +113,23 @@ def check(
     replay: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Run one story again, and nothing else.")
     ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --replay: write the story as a spec for PostgreSQL's isolationtester"
+            " (FILE.spec) or as a pytest test that passes once the queue is mended (FILE.py).",
+        ),
+    ] = None,
+    mutate: Annotated[
+        bool,
+        typer.Option(
+            "--mutate",
+            help="Plant defects in the queue's own SQL, and see which guarantee that holds finds"
+            " them; survivors do not change the exit code. The profile is quick then, unless"
+            " given.",
+        ),
+    ] = False,
     debug: Annotated[  # noqa: ARG001 - `run` looks for it
         bool, typer.Option(_DEBUG_OPTION, help="Show the traceback of an internal error.")
     ] = False,
@@ -129,25 +149,45 @@ def check(
     paths = [path for path in (json, html, junit) if path is not None]
     if len(set(paths)) < len(paths):
         raise QueueproofError("--json, --html and --junit need a file each")
-    if replay is not None and (paths or only is not None):
-        raise QueueproofError("--replay runs one story: --only and reports do not go with it")
+    if replay is not None and (paths or mutate or only is not None):
+        raise QueueproofError(
+            "--replay runs one story: --only, --mutate and reports do not go with it"
+        )
+    if export is not None:
+        if replay is None:
+            raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
+        if export.suffix not in {".spec", ".py"}:
+            raise QueueproofError(
+                f"--export {export}: the file's name says what it becomes; end it in .spec"
+                " (isolationtester) or .py (pytest)"
+            )
+        paths.append(export)
     for path in paths:
         _refuse_unwritable(path)
     target = resolve(queue)
+    thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
     again = ["queueproof", "check", queue]
     with _on_behalf_of(target):
         from queueproof.check import check_queue
 
         if replay is not None:
-            return _replay(target, replay, postgres)
+            return _replay(target, replay, postgres, export)
+        mutants = None
+        if mutate:
+            from queueproof.mutate import judge, mutants_of
+
+            mutants = mutants_of(target)
         with _lab(target, postgres) as lab:
             if postgres is not None:
                 again += ["--postgres", lab.server.source]
             out = Output()
-            out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {profile.value}")
+            out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
             out.say()
             with _progress() as progress:
-                card = check_queue(lab, wanted, seed=seed, profile=profile.value, progress=progress)
+                card = check_queue(lab, wanted, seed=seed, profile=thorough, progress=progress)
+        if mutants is not None:
+            with _progress() as progress:
+                card = judge(mutants, card, postgres=postgres, profile=thorough, progress=progress)
     command = f"{shlex.join(again)} --replay"
     print_card(out, card, command)
     if json is not None:
@@ -159,7 +199,7 @@ def check(
     return card.exit_code
 
 
-def _replay(target: Queue, token: str, postgres: str | None) -> int:
+def _replay(target: Queue, token: str, postgres: str | None, export: Path | None) -> int:
     from queueproof.check import decode_token, replay
     from queueproof.report.terminal import Output, print_story
 
@@ -169,18 +209,65 @@ def _replay(target: Queue, token: str, postgres: str | None) -> int:
         raise QueueproofError(
             f"this token belongs to another queue, or to another version of {target.name}"
         )
+    text = ""
     with _lab(target, postgres) as lab:
         out = Output()
         out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
         out.say()
-        story = replay(lab, token)
-    if story is None:
+        replayed = replay(lab, token)
+        if export is not None and replayed is not None:
+            text = _exported(lab, replayed, token, export)
+    if replayed is None:
         out.say("It does not happen any more.")
         return Exit.HOLDS
-    print_story(out, story)
+    print_story(out, replayed.story)
     out.say()
+    if export is not None:
+        _write(export, text)
+        out.say(f"Wrote {export}")
     out.say(f"It happened again: {guarantee} is broken.")
     return Exit.BROKEN
+
+
+def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
+    """A story as the file that was asked for."""
+    from queueproof.check import replay
+    from queueproof.report.export import refuse_varying, surroundings, to_spec, to_test
+
+    name = lab.queue.name
+    command = shlex.join(["queueproof", "check", name, "--replay", token])
+    if export.suffix == ".py":
+        return to_test(
+            replayed.story,
+            replayed.data,
+            guarantee=replayed.guarantee,
+            queue=_from(export, name),
+            command=command,
+        )
+    if replayed.failure is None:
+        raise QueueproofError(
+            f"--export {export}: no order of statements tells this story of {replayed.guarantee};"
+            " export it as a test, FILE.py"
+        )
+    again = replay(lab, token)
+    if again is None or again.failure is None:
+        raise QueueproofError(f"--export {export}: the story does not happen each time")
+    refuse_varying(replayed.failure, again.failure)
+    return to_spec(
+        replayed.failure,
+        surroundings(lab),
+        guarantee=replayed.guarantee,
+        command=command,
+        name=export.name,
+    )
+
+
+def _from(export: Path, queue: str) -> str:
+    """A queue as Python, a file by its place beside the one that is written."""
+    if not Path(queue).exists():
+        return jsonlib.dumps(queue)
+    way = os.path.relpath(queue, export.resolve().parent)
+    return f"Path(__file__).parent / {jsonlib.dumps(way)}"
 
 
 @contextmanager

@@ -7,7 +7,7 @@ nothing there: no option, no fixture, no import but pytest's own, unless the sce
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -189,17 +189,34 @@ class Examiner:
             self._cards[queue.name] = card
         return card
 
-    def judge(self, queue: Queue, guarantees: Iterable[str] | None = None) -> Card:
-        """Judge a queue by some guarantees, or by all."""
-        with _failures(queue):
-            return self._check(queue, guarantees)
+    def submit(
+        self, queue: Queue, guarantees: Iterable[str] | None = None, profile: str | None = None
+    ) -> Callable[[], Card]:
+        """Begin to judge a queue beside others; call what is returned for the card.
 
-    def _check(self, queue: Queue, guarantees: Iterable[str] | None) -> Card:
+        Args:
+            queue: Which.
+            guarantees: By which; None for all.
+            profile: How thoroughly; None as this run.
+        """
+        _ = self.server  # in this thread: what fails here ends the run
+        future = self._pool.submit(self._check, queue, guarantees, profile)
+
+        def card() -> Card:
+            with _failures(queue):
+                return future.result()
+
+        return card
+
+    def _check(
+        self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
+    ) -> Card:
         from queueproof.check import check_queue
         from queueproof.guarantees import select
 
         with self.lab(queue) as lab:
-            return check_queue(lab, select(guarantees), seed=self.seed, profile=self.profile)
+            profile = profile or self.profile
+            return check_queue(lab, select(guarantees), seed=self.seed, profile=profile)
 
     # --- hooks ----------------------------------------------------------------------------------
 

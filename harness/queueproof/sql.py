@@ -232,6 +232,27 @@ def first_keyword(sql: str) -> str:
     return next((token.word for token in tokens(sql) if token.word), "")
 
 
+_CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
+
+
+def only_selects(sql: str) -> bool:
+    """Whether a statement is a query that changes nothing by itself: DECLARE CURSOR takes it.
+
+    A query that names a column `insert` or the like without quotes passes for one that does.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    if first_keyword(sql) not in {"SELECT", "WITH", "VALUES"}:
+        return False
+    words = ["", *(token.word for token in tokens(sql))]
+    locks = {"FOR", "KEY"}  # FOR UPDATE, FOR NO KEY UPDATE
+    return not any(
+        word in _CHANGES and not (word == "UPDATE" and before in locks)
+        for before, word in pairwise(words)
+    )
+
+
 Replacement: TypeAlias = tuple[int, int, str]
 
 

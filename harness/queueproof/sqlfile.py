@@ -513,7 +513,8 @@ def _check_parameters(file: _File, start: int, block: Block) -> None:
         return
     for name in block.parameters:
         if name not in block.used:
-            near = f"; {_nearest(name, block.used)}" if block.used else ""
+            others = [used for used in block.used if used not in block.parameters]
+            near = f"; {_nearest(name, others)}" if others else "; drop it from the list"
             file.fail(start, f"{block.name} declares {name} and never uses :{name}{near}")
     for name, source in block.used.items():
         if name not in block.parameters:

@@ -34,6 +34,25 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class MutantJudgement:
+    """What became of one defect that was planted in the queue's own SQL.
+
+    Attributes:
+        name: Of the mutant: `claim: SKIP LOCKED dropped`.
+        verdict: `equivalent` where it is known that the change cannot matter.
+        by: The guarantee that killed it; None where none did, or where it does not even work.
+        reason: One sentence.
+        change: The lines that differ, each with its sign.
+    """
+
+    name: str
+    verdict: Literal["killed", "survived", "equivalent"]
+    by: str | None
+    reason: str
+    change: str
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """All verdicts on one queue.
 
@@ -43,6 +62,8 @@ class Card:
         seed: Of the random programs and schedules.
         seconds: Wall-clock.
         guarantees: In the order of the catalogue.
+        mutants: Of the queue's own SQL; None where none were asked for.
+        not_mutated: Sentences on SQL that could not be mutated.
     """
 
     queue: str
@@ -50,6 +71,8 @@ class Card:
     seed: int
     seconds: float
     guarantees: Sequence[Judgement]
+    mutants: Sequence[MutantJudgement] | None = None
+    not_mutated: Sequence[str] = ()
 
     @property
     def verdict(self) -> Literal["holds", "broken", "inconclusive"]:
@@ -71,15 +94,15 @@ class Card:
 
     def to_json(self) -> str:
         """The public form (card.json)."""
-        return json.dumps(
-            {
-                "queue": self.queue,
-                "postgres": self.postgres,
-                "verdict": self.verdict,
-                "seed": self.seed,
-                "seconds": round(self.seconds, 2),
-                "guarantees": [asdict(judgement) for judgement in self.guarantees],
-            },
-            indent=2,
-            ensure_ascii=False,
-        )
+        card: dict[str, object] = {
+            "queue": self.queue,
+            "postgres": self.postgres,
+            "verdict": self.verdict,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 2),
+            "guarantees": [asdict(judgement) for judgement in self.guarantees],
+        }
+        if self.mutants is not None:
+            card["mutants"] = [asdict(mutant) for mutant in self.mutants]
+            card["not_mutated"] = list(self.not_mutated)
+        return json.dumps(card, indent=2, ensure_ascii=False)

@@ -157,6 +157,7 @@ def render(rows: Iterable[Row]) -> str:
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 - Markdown
         keep_trailing_newline=True,
+        trim_blocks=True,
     )
     sound = [row for row in rows if row.name.startswith("sound/")]
     tables = [

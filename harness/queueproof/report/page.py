@@ -10,8 +10,8 @@ from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees import CATALOGUE
-from queueproof.report.card import Card, Judgement
-from queueproof.report.terminal import summary, without_diagram
+from queueproof.report.card import Card, Judgement, MutantJudgement
+from queueproof.report.terminal import mutants_summary, summary, without_diagram
 
 
 def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
@@ -29,6 +29,7 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
         "without_diagram": without_diagram,
         "diagram": _diagram,
         "summary": summary,
+        "mutants_summary": mutants_summary,
     }
     template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
@@ -45,13 +46,16 @@ def read_card(text: str) -> Card:
     try:
         found = json.loads(text)
         judgements = [Judgement(**judgement) for judgement in found["guarantees"]]
+        mutants = [MutantJudgement(**mutant) for mutant in found.get("mutants", ())]
         facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
         unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
     except (ValueError, KeyError, TypeError) as error:
         raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
-    return Card(*facts, judgements)
+    if "mutants" not in found:
+        return Card(*facts, judgements)
+    return Card(*facts, judgements, mutants, found["not_mutated"])
 
 
 def _diagram(story: str) -> str:

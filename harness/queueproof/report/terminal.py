@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
@@ -15,7 +16,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from queueproof.report.card import Card, Judgement
+from queueproof.report.card import Card, Judgement, MutantJudgement
 
 STYLES = {
     "holds": "green",
@@ -83,6 +84,8 @@ def print_card(out: Output, card: Card, replay: str) -> None:
     for judgement in broken:
         out.say(f"  {replay} {judgement.replay}")
     out.say()
+    if card.mutants is not None:
+        _print_mutants(out, card.mutants, card.not_mutated)
     out.say(_whole(card))
 
 
@@ -111,6 +114,30 @@ def summary(judgements: Iterable[Judgement]) -> str:
     holding, missing = len(found.get("holds", ())), len(found.get("not-offered", ()))
     counted = [f"{holding} hold{'s' * (holding == 1)}"] if holding else []
     return "; ".join([*named, *counted, *([f"{missing} not offered"] if missing else [])])
+
+
+def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
+    """How many mutants met which end."""
+    found = Counter(mutant.verdict for mutant in mutants)
+    return (
+        f"{len(mutants)} mutants: {found['killed']} killed, {found['equivalent']} equivalent, "
+        f"{found['survived']} survived"
+    )
+
+
+def _print_mutants(
+    out: Output, mutants: Sequence[MutantJudgement], not_mutated: Sequence[str]
+) -> None:
+    """What became of the defects that were planted; each that went unseen with its lines."""
+    for mutant in mutants:
+        if mutant.verdict == "survived":
+            out.say(Text(f"survived: {mutant.name}", style="bold"))
+            for line in mutant.change.splitlines():
+                out.say(f"  {line}")
+    for sentence in not_mutated:
+        out.say(sentence)
+    out.say(mutants_summary(mutants))
+    out.say()
 
 
 def _table(judgements: Sequence[Judgement]) -> Table:

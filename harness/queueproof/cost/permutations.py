@@ -1,0 +1,185 @@
+"""Permutations per second: the step scheduler and PostgreSQL's isolationtester, side by side.
+
+Method: two sessions of three steps each (a claim as SELECT ... FOR UPDATE SKIP LOCKED, UPDATE,
+COMMIT), once without and once with a row that both update, so that one waits. Every permutation
+that can happen is run; the scheduler finds them, isolationtester is given the same list, several
+times over, so that its connecting weighs little. Its setup empties the tables and enqueues two
+jobs. The scheduler does that too, and more: it drains the queue after each permutation and judges
+the history. Both run in turn against one server, and the best round of each counts.
+
+Run with `python -m queueproof.cost.permutations`; it prints a table.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from queueproof.check import calibrate
+from queueproof.checker import Declared, check, declare
+from queueproof.errors import ServerUnavailableError
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.programs import Do, JobSpec, Program, script
+from queueproof.explore.runner import Run, Runner
+from queueproof.explore.schedules import explore
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.local import find_embedded
+from queueproof.sqlfile import load_text
+
+ROUNDS = 20
+TIMES = 5  # that one round runs each permutation
+STEPS = 6
+
+_QUEUE = """
+-- name: schema#
+{schema};
+-- name: enqueue(queue)
+INSERT INTO jobs (queue) VALUES (:queue) RETURNING id;
+-- name: claim(worker, queue)
+BEGIN;
+SELECT id FROM jobs WHERE queue = :queue AND worker IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED;
+{update} UPDATE jobs SET worker = :worker WHERE queue = :queue RETURNING id;
+COMMIT;
+-- name: complete(id)!
+UPDATE jobs SET done = true WHERE id = :id AND NOT done;
+"""
+_SCHEMA = """
+CREATE TABLE jobs
+  (id bigserial PRIMARY KEY, queue text NOT NULL, worker text, done bool NOT NULL DEFAULT false);
+CREATE TABLE counter (claims bigint NOT NULL);
+INSERT INTO counter VALUES (0)
+"""
+_COUNT = "WITH counted AS (UPDATE counter SET claims = claims + 1)"
+_SPEC_SETUP = """
+setup { DELETE FROM jobs; UPDATE counter SET claims = 0; }
+setup { INSERT INTO jobs (queue) VALUES ('w1'); }
+setup { INSERT INTO jobs (queue) VALUES ('w2'); }
+"""
+_SPEC_SESSION = """
+session {name}
+step {name}_1 {{
+BEGIN;
+SELECT id FROM jobs WHERE queue = '{name}' AND worker IS NULL LIMIT 1 FOR UPDATE SKIP LOCKED;
+}}
+step {name}_2 {{ {update} UPDATE jobs SET worker = 'me' WHERE queue = '{name}' RETURNING id; }}
+step {name}_3 {{ COMMIT; }}
+"""
+_PROGRAM = Program(
+    (JobSpec(queue="w1"), JobSpec(queue="w2")),
+    (tuple(script(name, Do("claim", 1, queue=name)) for name in ("w1", "w2")),),
+)
+
+
+class Speed(NamedTuple):
+    """What was measured of one program.
+
+    Attributes:
+        permutations: How many it has.
+        waits: In how many of them a session waits.
+        scheduler: Permutations per second, the best round.
+        isolationtester: The same.
+    """
+
+    permutations: int
+    waits: int
+    scheduler: float
+    isolationtester: float
+
+
+def find_isolationtester() -> Path:
+    """The isolationtester that comes with the embedded server.
+
+    Raises:
+        ServerUnavailableError: There is none.
+    """
+    program = (
+        find_embedded("").directory.parent
+        / "lib/postgresql/pgxs/src/test/isolation/isolationtester"
+    )
+    if not program.exists():
+        raise ServerUnavailableError(f"there is no {program}")
+    return program
+
+
+def measure(server: Server, *, blocking: bool, rounds: int = ROUNDS, times: int = TIMES) -> Speed:
+    """Run every permutation with both, in turn.
+
+    Args:
+        server: Where.
+        blocking: Whether the sessions update one row that they share.
+        rounds: How many rounds each has; the best counts.
+        times: How often a round runs each permutation.
+    """
+    update = _COUNT if blocking else ""
+    queue = load_text(_QUEUE.format(schema=_SCHEMA, update=update), "permutations.sql")
+    with open_lab(queue, server) as lab, server.database() as conninfo:
+        declared = declare(calibrate(lab))
+        runs = _explored(lab, declared)
+        permutations = [_steps(run) for run in runs]
+        listed = "\n".join(f"permutation {' '.join(steps)}" for steps in permutations * times)
+        sessions = (_SPEC_SESSION.format(name=name, update=update) for name in ("w1", "w2"))
+        spec = "".join([_SPEC_SETUP, *sessions, listed, "\n"])
+        _isolationtester(
+            conninfo, f"setup {{{_SCHEMA};}}\nsession one\nstep nothing {{ SELECT; }}\n"
+        )
+        ours, theirs = [], []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            for _ in range(times):
+                _explored(lab, declared)
+            ours.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            _isolationtester(conninfo, spec)
+            theirs.append(time.perf_counter() - began)
+    waits = sum(any(beat.event == "waits" for beat in run.trace) for run in runs)
+    count = len(permutations) * times
+    return Speed(len(permutations), waits, count / min(ours), count / min(theirs))
+
+
+def _explored(lab: Lab, declared: Declared) -> list[Run]:
+    """Every permutation once, each history judged."""
+    runs = [tried.run for tried in explore(Runner(lab), _PROGRAM, budget=1000)]
+    for run in runs:
+        check(run.history, declared)
+    return runs
+
+
+def _steps(run: Run) -> list[str]:
+    """A run's permutation, as the spec names its steps; BEGIN goes with what follows it."""
+    taken: list[str] = []
+    for beat in run.trace:
+        if beat.event == "sql" and beat.actor in {"w1", "w2"} and beat.text != "BEGIN":
+            taken.append(f"{beat.actor}_{sum(beat.actor in step for step in taken) + 1}")
+            if len(taken) == STEPS:
+                break  # the rest drains the queue
+    return taken
+
+
+def _isolationtester(conninfo: str, spec: str) -> None:
+    done = subprocess.run(  # noqa: S603 - PostgreSQL's own program
+        [find_isolationtester(), conninfo], input=spec, capture_output=True, text=True, check=False
+    )
+    if done.returncode or "ERROR" in done.stdout:
+        raise ServerUnavailableError(f"isolationtester failed: {done.stderr or done.stdout}")
+
+
+def main() -> None:
+    """Measure and print a table."""
+    with open_server("embedded") as server:
+        print(server.label)  # noqa: T201 - its whole purpose
+        print("| program | permutations | scheduler | isolationtester | ratio |")  # noqa: T201
+        print("|---|--:|--:|--:|--:|")  # noqa: T201
+        for blocking in (False, True):
+            found = measure(server, blocking=blocking)
+            program = "two sessions of three steps" + (", one row shared" if blocking else "")
+            print(  # noqa: T201
+                f"| {program} | {found.permutations} ({found.waits} with a wait) "
+                f"| {found.scheduler:.0f}/s | {found.isolationtester:.0f}/s "
+                f"| {found.scheduler / found.isolationtester:.1f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

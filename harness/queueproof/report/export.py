@@ -1,0 +1,645 @@
+"""A story as a file of its own: a spec for PostgreSQL's isolationtester, or a pytest test.
+
+A spec (PostgreSQL's src/test/isolation/README) needs nothing of this harness: each connection of
+the run is a session, each statement that was sent is a step, with its parameters as literals, and
+the one permutation is the schedule as it happened. The test needs queueproof, and asks whether a
+mended queue still tells the story.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+
+from sqlglot import TokenType
+
+from queueproof.errors import QueueproofError
+from queueproof.explore.lab import GATE_KEYS, Lab
+from queueproof.explore.programs import Do, JobSpec, Program
+from queueproof.explore.runner import Beat
+from queueproof.explore.shrink import Failure
+from queueproof.guarantees import CATALOGUE
+from queueproof.queue import Parameter, Step, Value, Values
+from queueproof.sql import Token, compile_statement, first_keyword, tokens
+
+WIDTH = 96  # characters of a line of prose
+SCHEDULER = "scheduler"
+CLOCK = "clock"
+_WORKER = re.compile(r"w\d")
+_COUNTED = frozenset({"complete", "complete_many", "fail", "heartbeat"})
+INT4 = 23  # pg_type.oid
+_INTEGERS = frozenset({20, 21, INT4})
+_DEADLOCK = "40P01"
+# What begins something; everything else in a trace follows from what was begun.
+_BEGINNINGS = frozenset(
+    {
+        "start",
+        "connection",
+        "sql",
+        "commit",
+        "clock",
+        "rewrite",
+        "crash",
+        "cut",
+        "terminate",
+        "restart",
+    }
+)
+
+_TYPES = "SELECT oid::bigint, oid::regtype::text FROM pg_type"
+_TRIGGERS = """
+SELECT pg_get_triggerdef(oid) FROM pg_trigger
+WHERE tgname = '~queueproof' AND tgparentid = 0 ORDER BY oid
+"""
+# What the lab has altered, so that a function with a search_path of its own sees the clock.
+_PINNED = """
+SELECT format('ALTER ROUTINE %s SET %s', p.oid::regprocedure, replace(setting, '=', ' = '))
+FROM pg_proc p, unnest(p.proconfig) AS setting
+WHERE setting LIKE 'search_path=clock, pg_catalog%' ORDER BY p.oid
+"""
+# The lab's gate, with a number for each session in place of its process id.
+_GATE = """
+CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  me CONSTANT int := nullif(current_setting('queueproof.session', true), '');
+BEGIN
+  IF me IS NOT NULL THEN
+    PERFORM pg_advisory_lock({first}, me), pg_advisory_unlock({first}, me);
+    PERFORM pg_advisory_lock({second}, me), pg_advisory_unlock({second}, me);
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  RETURN NEW;
+END $$
+""".format(**GATE_KEYS)
+_TURNSTILE = (
+    "SELECT pg_advisory_lock({second}, {me});\nSELECT pg_advisory_unlock({first}, {me});\n"
+    "SELECT pg_advisory_lock({first}, {me});\nSELECT pg_advisory_unlock({second}, {me})"
+)
+_RELEASE = "SELECT pg_advisory_unlock({first}, {me})"
+# isolationtester ends each session's application_name with the session's name.
+_TERMINATE = """SELECT pg_terminate_backend(pid, 60000)
+FROM pg_stat_activity
+WHERE datname = current_database() AND application_name ~ '/{name}$'"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a spec needs of the lab that a story happened in.
+
+    Attributes:
+        isolation: The level that sessions begin with.
+        schema: The statements that installed the queue.
+        types: Name of each type, by oid.
+        gates: The triggers at which sessions stop inside their statements.
+        pinned: Statements that give functions with a search_path of their own the clock.
+        rewriting: Statements that turn the tables' physical order round.
+    """
+
+    isolation: str
+    schema: Sequence[Step]
+    types: Mapping[int, str]
+    gates: Sequence[str]
+    pinned: Sequence[str]
+    rewriting: Sequence[str]
+
+
+def surroundings(lab: Lab) -> Surroundings:
+    """What a spec needs of the lab that the story has just happened in."""
+    return Surroundings(
+        isolation=lab.queue.isolation,
+        schema=lab.schema,
+        types={int(str(oid)): str(name) for oid, name in lab.execute(_TYPES)},
+        gates=[str(definition) for (definition,) in lab.execute(_TRIGGERS)],
+        pinned=[str(statement) for (statement,) in lab.execute(_PINNED)],
+        rewriting=lab.rewriting,
+    )
+
+
+# --- the spec -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Session:
+    """A connection of the run, as a session of the spec."""
+
+    name: str
+    number: int
+    steps: dict[str, str] = field(default_factory=dict)  # name to SQL
+    setup: list[str] = field(default_factory=list)
+    state: str = ""  # of its statement: `running`, `waits`, `stops`; nothing between two
+    current: str = ""  # its latest step
+    open: bool = False  # it stands in a transaction
+    gated: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def to_spec(
+    failure: Failure, around: Surroundings, *, guarantee: str, command: str, name: str
+) -> str:
+    """A story as an isolationtester spec, to be run on an empty database.
+
+    Args:
+        failure: What happened.
+        around: Where.
+        guarantee: The guarantee that it counts under.
+        command: What replays the story.
+        name: Of the file, for the header.
+
+    Raises:
+        QueueproofError: A spec cannot express it; the message says why.
+    """
+    return _Spec(failure, around).text(guarantee, command, name)
+
+
+def refuse_varying(failure: Failure, again: Failure) -> None:
+    """Make sure that a second run of the same story sent the same.
+
+    Raises:
+        QueueproofError: It did not: a spec holds literals, and has no variables.
+    """
+    for beat, other in zip(_exported(failure), _exported(again), strict=False):
+        if beat.step is None and other.step is None:
+            continue
+        if beat.step is None or other.step is None or beat.step.sql != other.step.sql:
+            raise _cannot("its statements differ from run to run")
+        names = compile_statement(beat.step.sql).names
+        for name in names:
+            if beat.step.params[name] != other.step.params[name]:
+                raise _cannot(
+                    f":{name} differs from run to run ({beat.step.params[name]}, then "
+                    f"{other.step.params[name]}), and a spec has no variables"
+                )
+
+
+def _cannot(why: str) -> QueueproofError:
+    return QueueproofError(f"a spec cannot tell this story: {why}; export it as a test, FILE.py")
+
+
+def _exported(failure: Failure) -> list[Beat]:
+    """The trace up to the answer that broke the guarantee, and until nobody waits any more."""
+    trace = failure.run.trace
+    guilty = [n for n, beat in enumerate(trace) if beat.call == failure.violation.call]
+    last = max(guilty, default=len(trace) - 1)
+    waiting: set[str] = set()
+    for n, beat in enumerate(trace):
+        if n > last and not waiting and beat.event in _BEGINNINGS:
+            return trace[:n]
+        if beat.event in {"waits", "stops"}:
+            waiting.add(beat.actor)
+        elif beat.event in {"goes on", "error", "rollback", "crash", "lost"}:
+            waiting.discard(beat.actor)
+    return trace
+
+
+class _Spec:
+    """A story on its way to a spec."""
+
+    def __init__(self, failure: Failure, around: Surroundings) -> None:
+        self._failure = failure
+        self._around = around
+        self._calls = failure.run.history.calls
+        self._beats = _exported(failure)
+        self._moves = any(beat.event == "clock" for beat in self._beats)
+        self._sessions: dict[str, _Session] = {}
+        self._lives: dict[str, int] = {}  # connections under a key that are gone
+        self._order: list[str] = []  # of the steps
+        self._latest: dict[int, tuple[_Session, str]] = {}  # where a call's latest answer stands
+        self._answers: list[str] = []
+        self._shift = 0.0
+        for n, beat in enumerate(self._beats):
+            self._add(n, beat)
+
+    def _session(self, key: str) -> _Session:
+        life = self._lives.get(key, 0)
+        name = re.sub(r"\W+", "_", key) + (f"_life{life + 1}" if life else "")
+        if name not in self._sessions:
+            self._sessions[name] = _Session(name, len(self._sessions) + 1)
+        return self._sessions[name]
+
+    def _take(self, session: _Session, kind: str, sql: str, *, suffix: str = "") -> None:
+        """Add a step that is taken once."""
+        if not suffix:
+            session.counts[kind] = session.counts.get(kind, 0) + 1
+        self._repeat(session, f"{session.name}_{kind}_{session.counts.get(kind, 1)}{suffix}", sql)
+
+    def _repeat(self, session: _Session, step: str, sql: str) -> None:
+        """Add a step that may be taken several times."""
+        session.steps[step] = sql
+        session.current = step
+        self._order.append(step)
+
+    # --- from beats to steps --------------------------------------------------------------------
+
+    def _add(self, n: int, beat: Beat) -> None:
+        session = self._session(beat.session) if beat.session else None
+        match beat.event:
+            case "sql" if session is not None and beat.step is not None:
+                self._send(n, beat, session, beat.step)
+            case "commit" if session is not None:
+                self._take(session, self._calls[beat.call].kind, "COMMIT", suffix="_commit")
+                session.state, session.open = "running", False
+            case "done" if session is not None:
+                session.steps[session.current] = f"BEGIN;\n{session.steps[session.current]}"
+                session.state, session.open = "", True
+            case "stops" if self._failure.conditions.gate == "query":
+                raise _cannot("a query stops between its snapshot and its read in it")
+            case "waits" | "stops" if session is not None:
+                session.state = beat.event
+            case "goes on" if session is not None:
+                self._go_on(n, session)
+            case "rollback" if session is not None:
+                self._roll_back(n, beat, session)
+            case "answer" | "error" | "lost":
+                self._end(beat)
+            case "clock":
+                self._shift += float(beat.text)
+                moment = "pg_catalog.clock_timestamp()"
+                sql = f"INSERT INTO clock.moves VALUES ({moment}, '{self._shift!r} seconds')"
+                self._take(self._session(CLOCK), "moves", sql)
+            case "rewrite":
+                rewriting = ";\n".join(self._around.rewriting)
+                self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
+            case "crash" if self._failure.conditions.pooled:
+                raise _cannot("a worker crashes behind a pooler in it")
+            case "crash":
+                self._terminate(beat.actor)
+            case "terminate":
+                self._terminate(beat.text)
+            case "restart":
+                raise _cannot("the server is killed in it")
+            case _:
+                pass
+
+    def _send(self, n: int, beat: Beat, session: _Session, step: Step) -> None:
+        if not session.gated and self._stops(n):
+            session.gated = True
+            gate = f"SET queueproof.session = {session.number}"
+            if session.steps:
+                self._repeat(session, f"{session.name}_stop_inside", gate)
+            else:
+                session.setup.append(gate)
+        kind = self._calls[beat.call].kind
+        sql = self._inlined(step)
+        self._take(session, kind, _counted(sql) if kind in _COUNTED else sql)
+        session.state = "running"
+        self._latest[beat.call] = session, session.current
+        keyword = first_keyword(step.sql)
+        if keyword in {"BEGIN", "START"}:
+            session.open = True
+        elif keyword in {"COMMIT", "END", "ROLLBACK", "ABORT"}:
+            session.open = False
+
+    def _stops(self, n: int) -> bool:
+        """Whether a statement stops before its session sends the next."""
+        later = (beat for beat in self._beats[n + 1 :] if beat.session == self._beats[n].session)
+        return next(
+            (beat.event == "stops" for beat in later if beat.event in {"stops", "sql"}), False
+        )
+
+    def _go_on(self, n: int, session: _Session) -> None:
+        """A session that had stopped is let through; one that waited goes on by itself."""
+        if session.state == "stops":
+            key = self._beats[n].session
+            again = any(b.event == "stops" and b.session == key for b in self._beats[n + 1 :])
+            # After the last stop the gate stays open: nothing must stop there unseen.
+            name, sql = ("pass", _TURNSTILE) if again else ("release", _RELEASE)
+            sql = sql.format(**GATE_KEYS, me=session.number)
+            self._repeat(self._session(SCHEDULER), f"{name}_{session.name}", sql)
+        session.state = "running"
+
+    def _roll_back(self, n: int, beat: Beat, session: _Session) -> None:
+        cancelled = session.state == "waits"
+        if cancelled:
+            self._expect_deadlock(n, beat, session)
+        # isolationtester takes no step of a session whose statement is still running: after a
+        # deadlock this one makes it wait for the verdict.
+        if session.open or cancelled:
+            self._take(session, self._calls[beat.call].kind, "ROLLBACK", suffix="_rollback")
+        session.state, session.open = "", False
+
+    def _expect_deadlock(self, n: int, beat: Beat, victim: _Session) -> None:
+        """Have the server find a deadlock in the session that the harness chose."""
+        errors = (b for b in self._beats[n:] if b.call == beat.call and b.event == "error")
+        error = next(errors, None)
+        if error is not None and not error.text.startswith(_DEADLOCK):
+            raise _cannot("a statement waits for its own worker in it, until it is cancelled")
+        last = [b.session for b in self._beats[:n] if b.event == "waits"][-1]
+        # The server looks once in a wait, which must be after the circle has closed.
+        timeout = "10ms" if self._session(last) is victim else "3s"
+        victim.setup.append(f"SET deadlock_timeout = '{timeout}'")
+
+    def _end(self, beat: Beat) -> None:
+        if beat.call not in self._latest:
+            return  # it has sent nothing
+        session, step = self._latest[beat.call]
+        session.state = ""
+        told = {"answer": f"=> {beat.text}", "error": f"=> ERROR {beat.text}"}.get(beat.event)
+        guilty = "   <-- broken here" if beat.call == self._failure.violation.call else ""
+        if told and self._calls[beat.call].kind != "jobs":
+            self._answers.append(f"{step}: {told}{guilty}")
+
+    def _terminate(self, actor: str) -> None:
+        """A worker's connections end, as when its process dies."""
+        for key in (actor, f"{actor}, second connection"):
+            session = self._session(key)
+            if session.current:
+                sql = _TERMINATE.format(name=session.name)
+                self._repeat(self._session(SCHEDULER), f"terminate_{session.name}", sql)
+                session.state, session.open = "", False
+                self._lives[key] = self._lives.get(key, 0) + 1
+
+    # --- SQL ------------------------------------------------------------------------------------
+
+    def _inlined(self, step: Step) -> str:
+        """A statement as it was sent, with its parameters as literals."""
+        compiled = compile_statement(step.sql, move_clock=self._moves)
+        sql = compiled.sql
+        for edit in reversed(compiled.edits):
+            marker = sql[edit.sent_start : edit.sent_end]
+            if marker.startswith("$"):
+                value = _literal(
+                    step.params[compiled.names[int(marker[1:]) - 1]], self._around.types
+                )
+                if sql[edit.sent_end :].lstrip()[:1] in {"[", "."}:
+                    value = f"({value})"
+                sql = sql[: edit.sent_start] + value + sql[edit.sent_end :]
+        return sql
+
+    # --- the file -------------------------------------------------------------------------------
+
+    def text(self, guarantee: str, command: str, name: str) -> str:
+        """The spec."""
+        if any(beat.event == "stops" for beat in self._beats):
+            scheduler = self._session(SCHEDULER)
+            gated = [session.number for session in self._sessions.values() if session.gated]
+            locks = [f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {one})" for one in gated]
+            scheduler.setup += locks
+        used = [self._sessions[name] for name in sorted(self._sessions, key=_place)]
+        parts = [
+            self._header(guarantee, command, name),
+            *(f"setup\n{_block(sql)}" for sql in self._setup()),
+            f"teardown\n{_block(f'DROP SCHEMA IF EXISTS {self._schemas()} CASCADE')}",
+            *(self._told(session) for session in used if session.steps),
+            "permutation\n" + textwrap.indent("\n".join(self._order), "    "),
+        ]
+        return "\n\n".join(parts) + "\n"
+
+    def _schemas(self) -> str:
+        return "queue, clock" if self._moves or self._around.gates else "queue"
+
+    def _setup(self) -> Iterator[str]:
+        if self._moves:
+            yield files("queueproof").joinpath("clock.sql").read_text(encoding="utf-8")
+            # The lab writes the moves into its body instead, which is faster and says the same.
+            yield (
+                "CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz\n"
+                "LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.at(pg_catalog.now())'"
+            )
+        elif self._around.gates:
+            yield "CREATE SCHEMA clock"
+        yield "CREATE SCHEMA queue"
+        yield ";\n".join(self._settings())
+        yield from map(self._inlined, self._around.schema)
+        yield from self._around.pinned if self._moves else ()
+        if self._around.gates:
+            yield _GATE.strip()
+            yield ";\n".join(self._around.gates)
+
+    def _settings(self) -> list[str]:
+        """What the lab sets for its whole database, whose sessions begin after that."""
+        return [
+            "SET search_path = queue, clock, pg_catalog",
+            f"SET default_transaction_isolation = '{self._around.isolation}'",
+            "SET timezone = 'UTC'",
+            "SET client_min_messages = error",
+        ]
+
+    def _told(self, session: _Session) -> str:
+        settings = self._settings()
+        if session.name in {SCHEDULER, CLOCK}:
+            settings[1] = "SET default_transaction_isolation = 'read committed'"
+        else:
+            wanted = self._failure.conditions.settings(session.name.partition("_")[0])
+            settings += [f"SET {name} = {value}" for name, value in wanted.items()]
+        if any("deadlock_timeout" in one for s in self._sessions.values() for one in s.setup):
+            settings.append("SET deadlock_timeout = '60s'")
+        setup = ";\n".join(settings + session.setup)
+        lines = [f"session {session.name}", f"setup\n{_block(setup)}"]
+        lines += [f"step {name}\n{_block(sql)}" for name, sql in session.steps.items()]
+        if session.open:
+            lines.append(f"teardown\n{_block('ROLLBACK')}")
+        return "\n".join(lines)
+
+    def _header(self, guarantee: str, command: str, name: str) -> str:
+        facts = CATALOGUE[guarantee]
+        paragraphs = [
+            f"{guarantee}: {facts.sentence}",
+            f"Broken: {self._failure.violation.because}.",
+            self._failure.conditions.told(),
+            f"Why it matters: {facts.why}.",
+            (
+                "To be run by a superuser on an empty database of PostgreSQL 14 or later, with"
+                " the isolationtester of PostgreSQL's own tests (src/test/isolation; installed"
+                " in lib/pgxs/src/test/isolation, by queueproof's embedded server too):"
+            ),
+        ]
+        lines = [
+            line
+            for paragraph in paragraphs
+            if paragraph
+            for line in [*textwrap.wrap(paragraph, WIDTH), ""]
+        ]
+        lines += [f"    isolationtester 'dbname=empty' < {shlex.quote(name)}", ""]
+        lines += ["The same in queueproof:", "", f"    {command}", ""]
+        if _COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step}:
+            lines += [*textwrap.wrap(_RETURNING, WIDTH), ""]
+        lines += ["What the steps answer:", "", *(f"    {answer}" for answer in self._answers)]
+        return "\n".join(f"# {line}".rstrip() for line in lines)
+
+
+_RETURNING = (
+    "RETURNING true AS affected was added where the number of rows was the answer, as"
+    " isolationtester does not show it."
+)
+
+
+def _place(name: str) -> tuple[bool, int, str]:
+    """Where a session stands in the file: workers by their number, then the others."""
+    return not _WORKER.match(name), len(name), name
+
+
+def _literal(value: Parameter, types: Mapping[int, str]) -> str:
+    """A bound parameter as SQL of the same value and type."""
+    match value:
+        case Value(text=None, oid=oid):
+            return f"NULL::{types[oid]}" if oid else "NULL"
+        case Value(text=bytes(text), oid=oid):
+            cast = f"::{types[oid]}" if oid else ""
+            return _value(text, oid) + ("" if oid == INT4 and text.isdigit() else cast)
+        case Values(texts=texts, oid=oid):
+            listed = ("NULL" if text is None else _value(text, oid) for text in texts)
+            return f"ARRAY[{', '.join(listed)}]::{types[oid]}[]"
+        case None:
+            return "NULL"
+        case bool():
+            return str(value).lower()
+        case int():
+            return f"({value})" if value < 0 else str(value)
+        case float():
+            return f"'{value!r}'::float8"
+        case timedelta():
+            return f"'{value.total_seconds()} seconds'::interval"
+        case _:
+            return _quoted(str(value))
+
+
+def _value(text: bytes, oid: int) -> str:
+    """A value without its type: a number as it is, all else as a string."""
+    return text.decode() if oid in _INTEGERS and text.isdigit() else _quoted(text.decode())
+
+
+def _quoted(text: str) -> str:
+    """A text as an SQL string; isolationtester takes every `}` for the end of a block."""
+    doubled = text.replace("'", "''")
+    if "}" not in text:
+        return f"'{doubled}'"
+    return "E'" + doubled.replace("\\", "\\\\").replace("}", r"\x7D") + "'"
+
+
+def _counted(sql: str) -> str:
+    """A statement that shows how many rows it changed."""
+    found = tokens(sql)
+    plain = found and found[0].word in {"UPDATE", "DELETE", "INSERT"}
+    if not plain or any(token.word == "RETURNING" for token in found):
+        return sql
+    return f"{sql}\nRETURNING true AS affected"
+
+
+def _block(sql: str) -> str:
+    """A block of a spec, with no brace in it but its own."""
+    stripped = _braceless(sql.strip())
+    end = "\n" if "--" in stripped.rpartition("\n")[2] else ""
+    return "{\n" + stripped + (f"{end};" if not stripped.endswith(";") else "") + "\n}"
+
+
+def _braceless(sql: str) -> str:
+    """The same SQL without closing braces."""
+    if "}" not in sql:
+        return sql
+    pieces: list[str] = []
+    position = 0
+    for token in tokens(sql):
+        pieces += [sql[position : token.start].replace("}", ")"), _without_brace(sql, token)]
+        position = token.end
+    return "".join([*pieces, sql[position:].replace("}", ")")])  # what is left are comments
+
+
+def _without_brace(sql: str, token: Token) -> str:
+    if "}" not in token.raw:
+        return token.raw
+    gap = " " if sql[: token.start][-1:].isalnum() else ""  # AS$$...$$ must not become ASE'...'
+    if token.kind is TokenType.HEREDOC_STRING:
+        tag = token.raw.index("$", 1) + 1
+        return gap + _quoted(token.raw[tag:-tag])
+    if token.kind is TokenType.STRING and token.raw.startswith("'"):
+        return gap + _quoted(token.raw[1:-1].replace("''", "'"))
+    if token.kind is TokenType.BYTE_STRING and token.raw[:1] in "eE":
+        return re.sub(r"\\?\}|\\.", _escaped, token.raw)
+    raise _cannot(f"a closing brace cannot stand in {token.raw}")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return r"\x7D" if found[0].endswith("}") else found[0]
+
+
+# --- the test -----------------------------------------------------------------------------------
+
+
+def to_test(
+    story: str, data: Mapping[str, Any], *, guarantee: str, queue: str, command: str
+) -> str:
+    """A story as a pytest test that fails while the queue tells it.
+
+    A mended queue sends other statements, for which the story's schedule means nothing: the test
+    holds the program, and asks for all its interleavings.
+
+    Args:
+        story: As `replay` tells it.
+        data: What its token holds.
+        guarantee: The guarantee that it counts under.
+        queue: The queue as a Python expression, `Path(__file__)` at hand.
+        command: What replays the story.
+    """
+    told = re.sub(r"\n*```mermaid\n.*?```\n*", "", story, flags=re.DOTALL)
+    told = f"{told}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    imported = "from pathlib import Path\n\n" if "Path(" in queue else ""
+    names = "must_hold"
+    arguments = [_python(guarantee), "QUEUE"]
+    if "probe" in data:
+        arguments.append(f"probe={_python(data['probe'])}")
+    else:
+        names = "Do, JobSpec, Program, must_hold"
+        arguments.append(f"program={_program(Program.from_data(data['program']))}")
+        arguments.append(f"schedule={_python(data['schedule'])}")
+        if data["under"]:
+            arguments.append(f"under={_python(data['under'])}")
+        if data["broken"] != guarantee:
+            arguments.append(f"broken={_python(data['broken'])}")
+    return (
+        f'"""{told}"""\n\n{imported}'
+        f"from queueproof.regression import {names}\n\nQUEUE = {queue}\n\n\n"
+        f"def test_{guarantee.replace('-', '_')}() -> None:\n"
+        f'    """{guarantee} holds where it was once broken."""\n'
+        "    must_hold(\n"
+        + "".join(textwrap.indent(f"{argument},\n", " " * 8) for argument in arguments)
+        + "    )\n"
+    )
+
+
+def _program(program: Program) -> str:
+    """A program as Python, with a line for each script."""
+    lines = ["Program(", f"    jobs={_row(program.jobs)},", "    stages=("]
+    for stage in program.stages:
+        lines.append("        (")
+        lines += [f"            ({_python(actor)}, {_row(dos)})," for actor, dos in stage]
+        lines.append("        ),")
+    lines.append("    ),")
+    if program.reserve:
+        lines.append(f"    reserve={_row(program.reserve)},")
+    return "\n".join([*lines, ")"])
+
+
+def _row(calls: Sequence[Do | JobSpec]) -> str:
+    """A tuple of them, without what is their default."""
+    made = []
+    for call in calls:
+        plain = call._field_defaults
+        given = [
+            _python(value) if name == "kind" else f"{name}={_python(value)}"
+            for name, value in call._asdict().items()
+            if name not in plain or plain[name] != value
+        ]
+        made.append(f"{type(call).__name__}({', '.join(given)})")
+    return f"({', '.join(made)}{',' if len(made) == 1 else ''})"
+
+
+def _python(value: object) -> str:
+    """A value as Python, its strings in double quotes."""
+    match value:
+        case str():
+            return json.dumps(value)
+        case list() | tuple():
+            return f"[{', '.join(map(_python, value))}]"
+        case dict():
+            return "{" + ", ".join(f"{_python(k)}: {_python(v)}" for k, v in value.items()) + "}"
+        case _:
+            return repr(value)

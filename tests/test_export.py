@@ -1,0 +1,661 @@
+"""Stories as files: a spec that isolationtester runs to the same end, a test that a mend passes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queueproof.check import calibrate, encode_token, runner_under
+from queueproof.checker import Violation, declare
+from queueproof.cli import run
+from queueproof.cost.permutations import find_isolationtester
+from queueproof.errors import QueueproofError, ServerError
+from queueproof.explore.conditions import PLAIN, Conditions
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.programs import (
+    COMPLETE_ALL,
+    RECOVER,
+    RESTART,
+    REWRITE,
+    JobSpec,
+    Program,
+    Stage,
+    advance,
+    claim,
+    complete,
+    crash,
+    heartbeat,
+    in_turn,
+    lose,
+    script,
+    terminate,
+)
+from queueproof.explore.session import Session
+from queueproof.explore.shrink import Failure, find
+from queueproof.postgres import Server
+from queueproof.queue import Parameter, Result, Step, Value, Values
+from queueproof.regression import must_hold
+from queueproof.report.export import (
+    _block,
+    _literal,
+    _Spec,
+    refuse_varying,
+    surroundings,
+    to_spec,
+    to_test,
+)
+from queueproof.sqlfile import load, load_text
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+ONE = (JobSpec(),)
+TWO = (JobSpec(), JobSpec())
+RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
+LAPSE: tuple[Stage, ...] = in_turn(script("clock", advance(33.401)), script("reaper", RECOVER))
+LATE = Program(ONE, (*in_turn(script("w1", claim())), *LAPSE, *in_turn(script("w2", claim()))))
+BATCHES = Program(
+    TWO,
+    (
+        *in_turn(script("w1", claim(2))),
+        *LAPSE,
+        *in_turn(script("w2", claim(2))),
+        (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL)),
+    ),
+)
+TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
+
+
+# --- isolationtester beside the run -------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    """What one statement was answered."""
+
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    error: str = ""
+    waited: bool = False
+
+
+_STEP = re.compile(r"step (\w+): ")
+_ERROR = re.compile(r"(?:ERROR|FATAL):  (.*)")
+_TABLE = re.compile(r"([^\n]*)\n-+(?:\+-+)*\n((?:[^\n]*\n)*?)\(\d+ rows?\)\n")
+
+
+def isolationtester(server: Server, spec: str) -> dict[str, list[Answer]]:
+    """Run a spec on an empty database: by step, what it was answered each time it was taken."""
+    with server.database() as conninfo:
+        done = subprocess.run(  # noqa: S603 - PostgreSQL's own program
+            [find_isolationtester(), str(conninfo)],
+            input=spec,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    answers: dict[str, list[Answer]] = {}
+    for part in re.split(r"^(?=step \w+: )", done.stdout, flags=re.MULTILINE)[1:]:
+        found = _STEP.match(part)
+        assert found is not None
+        known = answers.setdefault(found[1], [])
+        if not part.startswith(f"{found[0]}<... completed>"):
+            known.append(Answer())
+        answer = known[-1]
+        answer.waited |= "<waiting ...>" in part
+        answer.error += "".join(_ERROR.findall(part)[:1])
+        for header, rows in _TABLE.findall(part):
+            answer.columns = _cells(header)
+            answer.rows = [_cells(row) for row in rows.splitlines()]
+    return answers
+
+
+def _cells(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.split("|"))
+
+
+class Recorder:
+    """Every statement that sessions send, and what each was answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[tuple[Session, list[Result | ServerError]]] = []
+        send, result = Session.send, Session.result
+
+        def sending(session: Session, step: Step, *, begin: bool = False) -> None:
+            if "pg_current_xact_id_if_assigned" not in step.sql:  # the harness's own question
+                self.sent.append((session, []))
+            send(session, step, begin=begin)
+
+        def answered(session: Session) -> Result:
+            mine = next(answers for one, answers in reversed(self.sent) if one is session)
+            try:
+                found = result(session)
+            except ServerError as error:
+                mine.append(error)
+                raise
+            mine.append(found)
+            return found
+
+        monkeypatch.setattr(Session, "send", sending)
+        monkeypatch.setattr(Session, "result", answered)
+
+    def by_session(self) -> dict[str, list[Result | ServerError | None]]:
+        """By session, the first answer of each statement; None where none came."""
+        found: dict[str, list[Result | ServerError | None]] = {}
+        for session, answers in self.sent:
+            found.setdefault(session.name, []).append(answers[0] if answers else None)
+        return found
+
+
+def sent_steps(spec: str) -> dict[str, list[str]]:
+    """By session of the run, the steps that hold what it sent, in the order of the permutation."""
+    owners: dict[str, str] = {}
+    session = ""
+    for kind, name in re.findall(r"^(session|step) (\w+)$", spec, flags=re.MULTILINE):
+        if kind == "session":
+            session = re.sub(r"_life\d+$", "", name)
+        owners[name] = session
+    found: dict[str, list[str]] = {}
+    for step in spec.partition("\npermutation\n")[2].split():
+        if not step.endswith(("_rollback", "_stop_inside")):
+            found.setdefault(owners[step], []).append(step)
+    return found
+
+
+def assert_same(failure: Failure, sent: Recorder, spec: str, server: Server) -> None:
+    """What isolationtester shows is what the run was answered, statement by statement."""
+    shown = isolationtester(server, spec)
+    seen: list[str] = []
+    compared = 0
+    answers = sent.by_session()
+    keys = {re.sub(r"\W+", "_", key): key for key in answers}
+    for session, steps in sent_steps(spec).items():
+        key = keys.get(session, session)
+        beats = [beat for beat in failure.run.trace if beat.session == key]
+        starts = [n for n, beat in enumerate(beats) if beat.event in {"sql", "commit"}]
+        for number, step in enumerate(steps):
+            if session in {"scheduler", "clock"}:
+                continue
+            actual = shown[step][seen.count(step)]
+            seen.append(step)
+            until = starts[number + 1] if number + 1 < len(starts) else None
+            events = {beat.event for beat in beats[starts[number] : until]}
+            assert actual.waited == bool(events & {"waits", "stops"}), (step, events)
+            expected = answers[key][number]
+            compared += _same_answer(expected, actual, step)
+    assert compared
+
+
+def _same_answer(expected: Result | ServerError | None, actual: Answer, step: str) -> bool:
+    if expected is None:  # its backend was ended
+        assert "terminating connection" in actual.error
+        return False
+    if isinstance(expected, ServerError):
+        cancelled = expected.sqlstate == "57014"
+        assert actual.error == ("deadlock detected" if cancelled else expected.message), step
+        return True
+    assert not actual.error, (step, actual)
+    if actual.columns == ("affected",):
+        assert len(actual.rows) == expected.affected, step
+        return True
+    if not expected.columns:
+        assert not actual.rows, step
+        return False
+    assert actual.columns == expected.columns, step
+    fixed = [n for n, oid in enumerate(expected.oids) if oid not in TIMES]
+    rows = [tuple(str(v) if v.text is not None else "" for v in r.values()) for r in expected.rows]
+    assert [[row[n] for n in fixed] for row in actual.rows] == [
+        [row[n] for n in fixed] for row in rows
+    ], step
+    return True
+
+
+# --- specs --------------------------------------------------------------------------------------
+
+
+Told = Callable[..., tuple[Failure, str]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, server: Server) -> Told:
+    """Finds a story, runs it once more, and compares its spec with that run."""
+
+    def told(
+        queue: str, guarantee: str, program: Program, conditions: Conditions = PLAIN
+    ) -> tuple[Failure, str]:
+        with open_lab(load(STRATEGIES / f"{queue}.sql"), server) as lab:
+            offer = calibrate(lab)
+            runner = runner_under(lab, offer, conditions)
+            failure = find(runner, declare(offer), program, guarantee, budget=250)
+            assert failure is not None
+            with monkeypatch.context() as patch:
+                recorder = Recorder(patch)
+                failure.run.trace[:] = runner.run(program, failure.schedule).trace
+            spec = spec_of(lab, failure)
+        assert_same(failure, recorder, spec, server)
+        return failure, spec
+
+    return told
+
+
+def spec_of(lab: Lab, failure: Failure) -> str:
+    """The spec of what happened in a lab."""
+    guarantee = failure.violation.guarantee
+    return to_spec(
+        failure, surroundings(lab), guarantee=guarantee, command="again", name="story.spec"
+    )
+
+
+def test_a_race_between_two_statements(told: Told) -> None:
+    """Both claims return the job, in isolationtester too, and the header says in which steps."""
+    _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
+    assert spec.startswith("# single-claim: No job is held by two workers at once.\n")
+    assert "#     w1_claim_2: => job 1 (attempt 1)\n" in spec
+    assert "#     w2_claim_2: => job 1 (attempt 2)   <-- broken here\n" in spec
+    *_, last = spec.split()
+    assert last == "w2_claim_2_commit"  # not what drains the queue
+    assert "CREATE SCHEMA clock" not in spec  # it has not moved
+
+
+def test_a_race_inside_a_statement(told: Told) -> None:
+    """A session that stops with its snapshot taken stops in isolationtester."""
+    inside = Conditions(gate="statement")
+    _, spec = told("broken/single_claim_stale_snapshot", "single-claim", RACE, inside)
+    assert "release_w1" in spec.partition("\npermutation\n")[2].split()
+
+
+def test_a_move_of_the_clock(told: Told) -> None:
+    """A lease runs out by a step of the session clock, and the late worker is accepted."""
+    program = LATE._replace(stages=(*LATE.stages, *in_turn(script("w1", complete()))))
+    _, spec = told("broken/fencing_id_only", "fencing", program)
+    assert "#     w1_complete_1: => accepted   <-- broken here\n" in spec
+    assert "\n  AND status = 'running'\nRETURNING true AS affected;\n" in spec
+
+
+def test_a_deadlock(told: Told) -> None:
+    """The server finds the deadlock in the session that the harness had chosen."""
+    rows = Conditions(gate="row")
+    _, spec = told("broken/no_deadlock_unordered_batch", "no-deadlock", BATCHES, rows)
+    assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
+    assert "pass_w1" in spec
+
+
+def test_a_convoy(told: Told) -> None:
+    """A claim that waits for another's job is shown as waiting."""
+    told("broken/non_blocking_for_update", "non-blocking", RACE)
+
+
+# --- what else a run may hold -------------------------------------------------------------------
+
+
+Exported = Callable[..., str]
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch, server: Server) -> Exported:
+    """Runs a program to the end, and compares its spec with that run."""
+
+    def exported(queue: str, program: Program, conditions: Conditions = PLAIN) -> str:
+        found = load_text(queue, "queue.sql") if "\n" in queue else load(STRATEGIES / queue)
+        with open_lab(found, server) as lab:
+            runner = runner_under(lab, calibrate(lab), conditions)
+            with monkeypatch.context() as patch:
+                recorder = Recorder(patch)
+                done = runner.run(program)
+            violation = Violation("no-lost-job", "it is a test", None, -2)
+            failure = Failure(program, (), done, violation, conditions)
+            spec = spec_of(lab, failure)
+        assert_same(failure, recorder, spec, server)
+        return spec
+
+    return exported
+
+
+def test_a_crash_ends_the_session(exported: Exported) -> None:
+    """A worker that dies in the transaction of its claim gives the job back at once."""
+    program = Program(ONE, in_turn(script("w1", claim(), crash()), script("w2", claim())))
+    spec = exported("hold_open.sql", program)
+    assert "step terminate_w1\n" in spec
+
+
+def test_a_worker_that_waits_may_die(exported: Exported) -> None:
+    """A statement that is running when its worker dies ends with its backend."""
+    program = Program(
+        ONE,
+        ((script("w1", claim(), complete()), script("w2", claim()), script("reaper", crash(2))),),
+    )
+    spec = exported("for_update.sql", program)
+    assert "step terminate_w2\n" in spec
+
+
+def test_an_ended_backend_is_replaced(exported: Exported) -> None:
+    """A worker whose backend was ended acts again, in a session of its own."""
+    stages = in_turn(
+        script("w1", claim()), script("nemesis", terminate(1)), script("w1", complete())
+    )
+    spec = exported("skip_locked.sql", Program(ONE, stages))
+    assert "session w1_life2\n" in spec
+
+
+def test_a_lost_answer(exported: Exported) -> None:
+    """What a worker's last statement did stands, and nobody learns of it."""
+    stages = in_turn(script("nemesis", lose(1)), script("w1", claim()), script("w2", claim()))
+    exported("skip_locked.sql", Program(ONE, stages))
+
+
+def test_tables_that_are_rewritten(exported: Exported) -> None:
+    """A table whose physical order is turned round is turned round there too."""
+    stages = in_turn(script("janitor", REWRITE), script("w1", claim()), script("w1", heartbeat()))
+    spec = exported("skip_locked.sql", Program(TWO, stages))
+    assert "rewrite_tables" in spec
+
+
+@pytest.mark.parametrize(
+    ("queue", "conditions"),
+    [
+        ("sound/partitioned.sql", Conditions(gate="row")),
+        ("sound/plpgsql_function.sql", Conditions(gate="statement")),
+        ("sound/serializable_retry.sql", Conditions(isolation="serializable")),
+        ("skip_locked.sql", Conditions(pooled="first idle")),
+    ],
+)
+def test_other_designs_and_conditions(
+    exported: Exported, queue: str, conditions: Conditions
+) -> None:
+    """Partitions, functions, retries and a pooler's swaps come to the same in isolationtester."""
+    scripts = (script(name, claim(), complete()) for name in ("w1", "w2"))
+    exported(queue, Program(TWO, (tuple(scripts), *LAPSE)), conditions)
+
+
+PINNED = """
+-- /// queue
+-- lease = "30 seconds"
+-- ///
+
+-- name: schema#
+CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE sql SET search_path = ''
+AS 'SELECT now()';
+CREATE TABLE jobs (id bigserial PRIMARY KEY, until timestamptz NOT NULL DEFAULT '-infinity');
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim(lease)
+UPDATE jobs SET until = moment() + :lease
+WHERE id = (SELECT id FROM jobs WHERE until < moment() LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id;
+"""
+
+
+def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
+    """The lab lets such a function see the moved clock, and so does the spec."""
+    moved = in_turn(script("w1", claim()), script("clock", advance(33.401)), script("w2", claim()))
+    spec = exported(PINNED, Program(ONE, moved))
+    assert "#     w2_claim_1: => job 1\n" in spec
+
+
+def test_a_killed_server_is_refused(server: Server) -> None:
+    """The tester lives no longer than its server."""
+    if not server.ours:
+        pytest.skip("only a server of our own may be killed")
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        conditions = Conditions(killed=True)
+        runner = runner_under(lab, calibrate(lab), conditions)
+        done = runner.run(Program(ONE, in_turn(script("w1", claim()), script("nemesis", RESTART))))
+        violation = Violation("crash-safe", "it is a test", None, -2)
+        with pytest.raises(QueueproofError, match=r"the server is killed.*export it as a test"):
+            spec_of(lab, Failure(Program(ONE, ()), (), done, violation, conditions))
+
+
+RANDOM = """
+-- name: schema#
+CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), free bool DEFAULT true);
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+UPDATE jobs SET free = false
+WHERE id = (SELECT id FROM jobs WHERE free LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id;
+
+-- name: complete(id)!
+DELETE FROM jobs WHERE id = :id;
+"""
+
+
+def test_values_that_differ_from_run_to_run_are_refused(server: Server) -> None:
+    """A spec has no variables: a job's random id cannot be named in it."""
+    program = Program(ONE, in_turn(script("w1", claim(), complete())))
+    violation = Violation("no-lost-job", "it is a test", None, -2)
+    with open_lab(load_text(RANDOM, "queue.sql"), server) as lab:
+        runner = runner_under(lab, calibrate(lab), PLAIN)
+        one, other = (Failure(program, (), runner.run(program), violation) for _ in range(2))
+        with pytest.raises(QueueproofError, match=r":id differs from run to run"):
+            refuse_varying(one, other)
+
+
+def test_values_that_repeat_are_not_refused(server: Server) -> None:
+    """Two runs of one schedule send the same, where the queue's values are its own."""
+    violation = Violation("no-lost-job", "it is a test", None, -2)
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        runner = runner_under(lab, calibrate(lab), PLAIN)
+        one, other = (Failure(LATE, (), runner.run(LATE), violation) for _ in range(2))
+        refuse_varying(one, other)
+        assert _Spec(one, surroundings(lab))._order == _Spec(other, surroundings(lab))._order
+
+
+# --- SQL ----------------------------------------------------------------------------------------
+
+NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Value(b"7", 20), "7::bigint"),
+        (Value(b"7", 23), "7"),
+        (Value(b"-7", 23), "'-7'::integer"),
+        (Value(b"it's", 25), "'it''s'::text"),
+        (Value(b'{"a": "\\\\"}', 3802), r"""E'{"a": "\\\\"\x7D'::jsonb"""),
+        (Value(None, 25), "NULL::text"),
+        (Values((b"1", None), 20), "ARRAY[1, NULL]::bigint[]"),
+        (Values((), 25), "ARRAY[]::text[]"),
+        (timedelta(seconds=1.5), "'1.5 seconds'::interval"),
+        (None, "NULL"),
+        (True, "true"),
+        (-3, "(-3)"),
+        (2.5, "'2.5'::float8"),
+        ("w1", "'w1'"),
+    ],
+)
+def test_parameters_are_literals_of_their_type(value: Parameter, expected: str) -> None:
+    """A literal has the value and the type that the parameter was bound with."""
+    assert _literal(value, NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT '{1,2}'::int[]", r"SELECT E'{1,2\x7D'::int[]"),
+        (r"SELECT E'\\{\'}\}'", r"SELECT E'\\{\'\x7D\x7D'"),
+        ("DO $$BEGIN -- }\nEND$$", "DO E'BEGIN -- \\x7D\nEND'"),
+        ("SELECT 1 AS a WHERE '{}' IN('{}')", r"SELECT 1 AS a WHERE E'{\x7D' IN(E'{\x7D')"),
+        ("CREATE FUNCTION f() AS'{}'", r"CREATE FUNCTION f() AS E'{\x7D'"),
+        ("SELECT 1 -- }", "SELECT 1 -- )\n"),
+    ],
+)
+def test_only_the_end_of_a_block_is_a_brace(sql: str, expected: str) -> None:
+    """The first closing brace would end the block, wherever it stands."""
+    assert _block(sql) == f"{{\n{expected};\n}}"
+
+
+def test_a_name_with_a_brace_is_refused() -> None:
+    """A quoted name cannot be written without its brace."""
+    with pytest.raises(QueueproofError, match="closing brace"):
+        _block('SELECT 1 AS "}"')
+
+
+# --- tests --------------------------------------------------------------------------------------
+
+
+def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
+    """The test that is written for a race, with a queue of `strategies/`."""
+    data = {"program": RACE.to_data(), "schedule": [0, 1], "under": under, "broken": "single-claim"}
+    text = to_test(
+        'Broken: a "told" story, """quoted""" and C:\\told.\n\n```mermaid\nx\n```',
+        data,
+        guarantee="single-claim",
+        queue=f'Path(__file__).parent / "{STRATEGIES / queue}"',
+        command="again",
+    )
+    assert "mermaid" not in text
+    path.write_text(text)
+    names: dict[str, Any] = {"__file__": str(path)}
+    exec(compile(text, path, "exec"), names)  # noqa: S102 - it is what was written
+    assert '"""quoted""" and C:\\told.' in names["__doc__"]
+    test: Callable[[], None] = names["test_single_claim"]
+    return test
+
+
+@pytest.mark.parametrize(
+    ("queue", "under"),
+    [
+        ("broken/single_claim_select_then_update.sql", {}),
+        ("broken/single_claim_stale_snapshot.sql", {"gate": "statement"}),
+    ],
+)
+def test_the_written_test_fails_on_the_broken_queue(
+    tmp_path: Path, queue: str, under: dict[str, str]
+) -> None:
+    """The story is the message of its failure."""
+    test = written(tmp_path / "test_queue.py", queue, **under)
+    with pytest.raises(AssertionError, match=r"Broken: w\d got a job that w\d already holds"):
+        test()
+
+
+@pytest.mark.parametrize("under", [{}, {"gate": "statement"}])
+def test_the_written_test_passes_on_the_mended_queue(tmp_path: Path, under: dict[str, str]) -> None:
+    """Mended, the same program holds in every interleaving."""
+    written(tmp_path / "test_queue.py", "skip_locked.sql", **under)()
+
+
+def test_what_is_no_longer_offered_does_not_pass(tmp_path: Path) -> None:
+    """A queue that lost the operations of a story has not been mended."""
+    path = tmp_path / "queue.sql"
+    path.write_text(RANDOM.partition("-- name: complete")[0])
+    with pytest.raises(AssertionError, match="fencing is not offered"):
+        must_hold("fencing", path, program=LATE)
+
+
+def test_a_probes_story_is_asked_of_its_probe() -> None:
+    """A wait that was too short once is measured again."""
+    broken, mended = STRATEGIES / "broken" / "backoff_none.sql", STRATEGIES / "skip_locked.sql"
+    with pytest.raises(AssertionError, match="backoff: A failed job waits"):
+        must_hold("backoff", broken, probe=True)
+    must_hold("backoff", mended, probe=True)
+
+
+def test_an_unknown_guarantee_is_refused() -> None:
+    """A guarantee that was misspelt by hand is the user's error."""
+    with pytest.raises(QueueproofError, match="'single-clam' is no guarantee"):
+        must_hold("single-clam", STRATEGIES / "skip_locked.sql", program=RACE)
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+BROKEN = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
+
+
+def token(queue: Path, guarantee: str, **data: object) -> str:
+    """The token of a story that nobody needs to look for."""
+    return encode_token(load(queue).digest, guarantee, 0, **data)
+
+
+def race_token() -> str:
+    """The story that workers race for a job."""
+    data = {"program": RACE.to_data(), "schedule": [1, 1], "under": {}, "broken": "single-claim"}
+    return token(BROKEN, "single-claim", **data)
+
+
+@pytest.fixture
+def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command line use the server of the tests."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", str(server._admin))
+
+
+@pytest.mark.usefixtures("on_server")
+@pytest.mark.parametrize("form", ["spec", "py"])
+def test_a_story_is_written_where_it_happened_again(
+    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], server: Server
+) -> None:
+    """The replay exits 1 as ever, and its file holds the story."""
+    path = tmp_path / f"test_story.{form}"
+    code = run(["check", str(BROKEN), "--replay", race_token(), "--export", str(path)])
+    out, err = capsys.readouterr()
+    assert (code, err) == (1, "")
+    assert f"Wrote {path}\n" in out
+    text = path.read_text()
+    assert race_token() in text
+    if form == "spec":
+        assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
+    else:
+        assert f'QUEUE = Path(__file__).parent / "{os.path.relpath(BROKEN, tmp_path)}"' in text
+
+
+@pytest.mark.usefixtures("on_server")
+def test_a_probes_story_is_no_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no order of statements tells is refused, and nothing is written."""
+    queue = STRATEGIES / "broken" / "backoff_none.sql"
+    path = tmp_path / "story.spec"
+    arguments = ["--replay", token(queue, "backoff", probe=True), "--export", str(path)]
+    assert run(["check", str(queue), *arguments]) == 4
+    assert "no order of statements tells this story" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("on_server")
+def test_a_story_that_does_not_happen_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the replay exits 0 there is nothing to tell."""
+    data = {"program": RACE.to_data(), "schedule": [], "under": {}, "broken": "single-claim"}
+    path = tmp_path / "story.spec"
+    arguments = ["--replay", token(BROKEN, "single-claim", **data), "--export", str(path)]
+    assert run(["check", str(BROKEN), *arguments]) == 0
+    assert "It does not happen any more." in capsys.readouterr().out
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--export", "a.spec"], "--export writes one story: it goes with --replay TOKEN"),
+        (
+            ["--replay", "x", "--export", "a.txt"],
+            "end it in .spec (isolationtester) or .py (pytest)",
+        ),
+        (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
+        (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),
+    ],
+)
+def test_an_export_that_cannot_be_is_refused_before_the_server(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A mistake exits 4 at once."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
+    monkeypatch.chdir(tmp_path)
+    assert run(["check", str(BROKEN), *arguments]) == 4
+    assert message in capsys.readouterr().err

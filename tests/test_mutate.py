@@ -1,0 +1,296 @@
+"""Mutants of a queue's SQL: what is planted, that it is one change, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from queueproof import sql
+from queueproof.errors import QueueError, QueueproofError
+from queueproof.mutate import Mutants, Parsed, changes, judge, mutants_of
+from queueproof.queue import Queue
+from queueproof.report.card import Card, Judgement, MutantJudgement
+from queueproof.report.page import read_card, to_page
+from queueproof.report.terminal import mutants_summary
+from queueproof.sqlfile import load, load_text
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
+
+QUEUE = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, status text DEFAULT 'queued', seen_at timestamptz);
+
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+UPDATE jobs SET status = 'running', seen_at = now()
+WHERE id = (SELECT id FROM jobs WHERE status = 'queued' FOR UPDATE SKIP LOCKED LIMIT 1)
+RETURNING id;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+"""
+NO_LOCK = "claim: `FOR UPDATE SKIP LOCKED` dropped"
+NO_SKIP = "claim: SKIP LOCKED dropped"
+
+
+def mutated(statement: str) -> dict[str, str]:
+    """Every mutation of a statement: its name, and the statement with it."""
+    return {change.what: change.apply(statement) for change in changes(Parsed(statement))}
+
+
+@pytest.mark.parametrize(
+    ("statement", "what", "expected"),
+    [
+        ("SELECT 1 FROM t FOR UPDATE NOWAIT", "NOWAIT dropped", "SELECT 1 FROM t FOR UPDATE"),
+        (
+            "SELECT 1 FROM t FOR UPDATE OF t SKIP LOCKED LIMIT 1",
+            "SKIP LOCKED dropped",
+            "SELECT 1 FROM t FOR UPDATE OF t LIMIT 1",
+        ),
+        (
+            "SELECT 1 FROM t LIMIT 1 -- why\n FOR NO KEY UPDATE SKIP LOCKED",
+            "`FOR NO KEY UPDATE SKIP LOCKED` dropped",
+            "SELECT 1 FROM t LIMIT 1",
+        ),
+        ("SELECT 1 FROM t ORDER BY a, b", "ORDER BY dropped", "SELECT 1 FROM t"),
+        (
+            "SELECT 1 FROM t ORDER BY a, b ASC NULLS LAST LIMIT 1",
+            "ORDER BY `b ASC NULLS LAST` turned",
+            "SELECT 1 FROM t ORDER BY a, b DESC NULLS LAST LIMIT 1",
+        ),
+        ("SELECT 1 FROM t ORDER BY a", "ORDER BY `a` turned", "SELECT 1 FROM t ORDER BY a DESC"),
+        (
+            "SELECT 1 FROM t WHERE a = 1 AND b BETWEEN 1 AND 2 AND c",
+            "condition `b BETWEEN 1 AND 2` dropped",
+            "SELECT 1 FROM t WHERE a = 1 AND c",
+        ),
+        (
+            "SELECT 1 FROM t WHERE a = 1 AND (b OR c)",
+            "condition `c` dropped",
+            "SELECT 1 FROM t WHERE a = 1 AND (b)",
+        ),
+        (
+            "SELECT 1 FROM t WHERE a IS NULL AND b",
+            "condition `a IS NULL` dropped",
+            "SELECT 1 FROM t WHERE b",
+        ),
+        ("DELETE FROM t WHERE a RETURNING b", "condition `a` dropped", "DELETE FROM t RETURNING b"),
+        ("SELECT a < b - 1 FROM t", "`a < b - 1` with <=", "SELECT a <= b - 1 FROM t"),
+        ("SELECT a >= (b < c) FROM t", "`a >= (b < c)` with <=", "SELECT a <= (b < c) FROM t"),
+        (
+            "UPDATE t SET a = a + 1, b = now() WHERE c",
+            "SET a dropped",
+            "UPDATE t SET b = now() WHERE c",
+        ),
+        ("UPDATE t SET a = a + 1 WHERE c", "SET a dropped", "UPDATE t SET a = a WHERE c"),
+        ("SELECT 1 FROM t LIMIT :n", "LIMIT dropped", "SELECT 1 FROM t"),
+        (
+            "WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a",
+            "MATERIALIZED dropped",
+            "WITH a AS (SELECT 1) SELECT * FROM a",
+        ),
+        (
+            "DELETE FROM t WHERE id = ANY (ARRAY(SELECT id FROM t LIMIT 1)) AND b",
+            "LIMIT moved into IN",
+            "DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1) AND b",
+        ),
+        (
+            "DELETE FROM t WHERE id = (SELECT id FROM t LIMIT 1)",
+            "LIMIT moved into IN",
+            "DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1)",
+        ),
+        (
+            "WITH p AS (SELECT id FROM t LIMIT 1) UPDATE t SET a = 1 FROM p WHERE p.id = t.id",
+            "LIMIT moved into IN",
+            "UPDATE t SET a = 1 WHERE t.id IN (SELECT id FROM t LIMIT 1)",
+        ),
+    ],
+)
+def test_an_operator_makes_its_one_change(statement: str, what: str, expected: str) -> None:
+    """Each operator changes its clause and leaves the rest of the text as it was."""
+    assert mutated(statement)[what] == expected
+
+
+def stretch(before: str, after: str) -> tuple[list[str], list[str]]:
+    """The tokens of each that are left between what both begin and end with."""
+    one, other = ([token.raw for token in sql.tokens(text)] for text in (before, after))
+    while one and other and one[-1] == other[-1]:
+        one.pop()
+        other.pop()
+    while one and other and one[0] == other[0]:
+        del one[0], other[0]
+    return one, other
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_mutation_is_one_change_that_parses(path: Path) -> None:
+    """A mutation parses to another tree; it takes one stretch away, or changes one word."""
+    statements = [s.text for b in load(path).blocks.values() for s in b.statements[:9]]
+    count = 0
+    for statement in statements:
+        if sql.first_keyword(statement) not in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
+            continue
+        original = repr(Parsed(statement).tree)
+        for what, text in mutated(statement).items():
+            assert repr(Parsed(text).tree) != original, what
+            gone, new = stretch(statement, text)
+            if what.endswith(" dropped"):
+                assert gone, what
+                assert not new or what.startswith("SET "), what
+            elif what != "LIMIT moved into IN":
+                assert max(len(gone), len(new)) <= 2, what  # `<=` is two tokens here
+            count += 1
+    assert count > 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_mutants_have_names_and_sql_of_their_own(path: Path) -> None:
+    """No two mutants of a queue share a name or their SQL, and none is the queue itself."""
+    queue = load(path)
+    found = mutants_of(queue)
+    texts = [
+        tuple(s.text for block in mutant.queue.blocks.values() for s in block.statements)
+        for mutant in found.mutants
+    ]
+    assert len(set(texts)) == len({mutant.name for mutant in found.mutants}) == len(found.mutants)
+    assert tuple(s.text for block in queue.blocks.values() for s in block.statements) not in texts
+    assert all(mutant.diff and mutant.queue.name == queue.name for mutant in found.mutants)
+    assert found.unread == []
+
+
+def test_a_mutant_still_takes_what_the_queue_takes() -> None:
+    """A mutant that has lost `queue = :queue` is still asked for jobs of one queue."""
+    queue = load(STRATEGIES / "skip_locked.sql")
+    name = "claim: condition `queue = :queue` dropped"
+    (mutant,) = (one for one in mutants_of(queue).mutants if one.name == name)
+    assert "queue" not in mutant.queue.blocks["claim"].used
+    assert mutant.queue.takes("claim") == queue.takes("claim")
+
+
+def test_the_bodies_of_functions_are_mutated() -> None:
+    """SQL in functions is mutated too, and what cannot be read there is said."""
+    text = QUEUE.replace(
+        "-- name: enqueue",
+        """CREATE FUNCTION tidy(n int) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM jobs WHERE id < n;
+  PERFORM 1 FROM jobs;
+END $$;
+
+-- name: enqueue""",
+    )
+    found = mutants_of(load_text(text, "queue.sql"))
+    (relaxed,) = (one for one in found.mutants if one.name == "tidy(): `id < n` with <=")
+    assert relaxed.diff == "-  DELETE FROM jobs WHERE id < n;\n+  DELETE FROM jobs WHERE id <= n;"
+    assert found.unread == ["tidy(): `PERFORM 1 FROM jobs` was not mutated: it cannot be parsed"]
+
+
+def test_a_transaction_is_dropped_as_a_whole() -> None:
+    """BEGIN and its COMMIT go together; every other statement goes alone."""
+    text = QUEUE.replace(
+        "UPDATE jobs SET status = 'completed'",
+        "BEGIN;\nSELECT 1;\nUPDATE jobs SET status = 'completed'",
+    ).replace("AND status = 'running';", "AND status = 'running';\nCOMMIT;")
+    names = [mutant.name for mutant in mutants_of(load_text(text, "queue.sql")).mutants]
+    assert "complete: BEGIN and COMMIT dropped" in names
+    assert "complete: `SELECT 1` dropped" in names
+    assert not any(
+        name.startswith(("complete: BEGIN dropped", "complete: COMMIT")) for name in names
+    )
+
+
+def test_a_python_queue_has_no_sql_to_mutate() -> None:
+    """Only an SQL file can be mutated."""
+    with pytest.raises(QueueproofError, match="no SQL file"):
+        mutants_of(Queue())
+
+
+# --- verdicts -----------------------------------------------------------------------------------
+
+
+def written(folder: Path, equivalents: str | None = None) -> Mutants:
+    """The mutants of a queue in a folder, with the file beside it."""
+    (folder / "queue.sql").write_text(QUEUE)
+    if equivalents is not None:
+        (folder / "queue.equivalent.toml").write_text(equivalents)
+    return mutants_of(load(folder / "queue.sql"))
+
+
+def only(mutants: Mutants, *names: str) -> Mutants:
+    """Some of them."""
+    return replace(mutants, mutants=[one for one in mutants.mutants if one.name in names])
+
+
+CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, [Judgement("single-claim", "holds", "seen")])
+
+
+def judged(mutants: Mutants) -> dict[str, MutantJudgement]:
+    """What became of each."""
+    card = judge(mutants, CARD, postgres=None, profile="quick")
+    assert card.mutants is not None
+    return {mutant.name: mutant for mutant in card.mutants}
+
+
+def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
+    """A guarantee kills, and what none kills survives, unless it is known that it cannot matter."""
+    mutants = written(tmp_path, f'"{NO_SKIP}" = "for this test"')
+    stillborn = "complete: condition `id = :id` dropped"
+    lost = "claim: SET status dropped"
+    names = (NO_LOCK, NO_SKIP, "claim: SET seen_at dropped", lost, stillborn)
+    found = judged(only(mutants, *names, "complete: SET status dropped"))
+    assert (found[NO_LOCK].verdict, found[NO_LOCK].by) == ("killed", "single-claim")
+    assert (found[NO_SKIP].verdict, found[NO_SKIP].reason) == ("equivalent", "for this test")
+    unread = found["claim: SET seen_at dropped"]
+    assert (unread.verdict, unread.reason) == ("equivalent", "nothing reads seen_at")
+    assert (found[lost].verdict, found[lost].by) == ("killed", None)
+    assert "does not work" in found[lost].reason
+    assert found["complete: SET status dropped"].verdict == "survived"
+
+
+def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
+    """The list of equivalent mutants cannot say of a defect that it is none."""
+    mutants = written(tmp_path, f'# why\n"{NO_LOCK}" = "wrong"')
+    with pytest.raises(QueueError, match=r"toml:2: .* is not equivalent.*single-claim") as caught:
+        judged(only(mutants, NO_LOCK))
+    assert caught.value.source is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"claim: SKIP LOCK dropped" = "x"', r"toml:1: no mutant is named.*did you mean"),
+        (f'"{NO_SKIP}" = ""', r"toml:1: .* has no reason"),
+        ("nonsense", "is not TOML"),
+    ],
+)
+def test_a_list_of_equivalents_that_says_nothing_is_an_error(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    """A name that no mutant has, or a reason that is none, is the user's error."""
+    with pytest.raises(QueueError, match=message):
+        written(tmp_path, text)
+
+
+def test_where_nothing_holds_nothing_is_judged(tmp_path: Path) -> None:
+    """Without a guarantee that holds no mutant could be found, and the card says so."""
+    broken = replace(CARD, guarantees=[Judgement("single-claim", "broken", "seen")])
+    card = judge(written(tmp_path), broken, postgres=None, profile="quick")
+    assert card.mutants == []
+    assert card.not_mutated == ["No guarantee holds, so none could find a mutant."]
+
+
+def test_mutants_are_on_the_card_and_on_its_page() -> None:
+    """A card with mutants is read back as it was written; the page shows what survived."""
+    seen = MutantJudgement("claim: x", "survived", None, "all hold", "-a\n+b")
+    card = replace(CARD, mutants=[seen], not_mutated=["f() was not mutated"])
+    assert read_card(card.to_json()) == card
+    assert mutants_summary([seen]) == "1 mutants: 0 killed, 0 equivalent, 1 survived"
+    page = to_page([card])
+    assert "-a\n+b" in page
+    assert "f() was not mutated" in page
+    assert '"mutants"' not in CARD.to_json()
