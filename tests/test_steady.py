@@ -9,7 +9,7 @@ import pytest
 
 from queueproof.check import calibrate
 from queueproof.cost.filling import Filling, NotMultipliedError
-from queueproof.cost.steady import Content, Slope, measure
+from queueproof.cost.steady import ONE_BY_ONE, Content, Slope, measure
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.explore.session import drive
 from queueproof.postgres import Server
@@ -225,21 +225,81 @@ def test_a_claim_in_several_transactions_is_measured_whole(lab_of: LabOf) -> Non
     assert min(scans) > 40
 
 
+NO_COPIES = "CREATE UNIQUE INDEX ON jobs ((id % 50_000));"
+
+
 def test_a_queue_that_cannot_be_multiplied_is_filled_by_its_operations(lab_of: LabOf) -> None:
     """The slope says why, and how many jobs there were then."""
-    more = "CREATE UNIQUE INDEX ON jobs ((id % 5000));"
-    lab = lab_of(queue(more=more))
-    found = slope(lab, "waiting", 1_000_000)
+    found = slope(lab_of(queue(more=NO_COPIES)), "waiting", 1_000_000)
     assert "duplicate key" in found.short
-    assert found.evidence["waiting jobs"] == 3_000
+    assert found.evidence["waiting jobs"] == ONE_BY_ONE[0]
     assert found.short in found.told
 
 
-def test_a_queue_that_deletes_what_is_finished_stays_as_small_as_it_is(server: Server) -> None:
-    """No finished jobs are made up where none are kept."""
+@pytest.mark.parametrize("kind", ["finished", "waiting"])
+def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
+    lab_of: LabOf, kind: str
+) -> None:
+    """A claim that reads the whole table is found where no rows can be copied, too."""
+    found = slope(
+        lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;")), kind, 1_000_000
+    )
+    assert found.short
+    assert str(ONE_BY_ONE[0] // 1_000) in found.broken
+
+
+FAILING = """
+-- /// queue
+-- max_attempts = 3
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', bound int);
+CREATE INDEX ON jobs (id) WHERE status <> 'completed';
+
+-- name: enqueue(max_attempts)
+INSERT INTO jobs (bound) VALUES (:max_attempts) RETURNING id;
+
+-- name: claim(limit)
+UPDATE jobs SET status = 'running'
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status <> 'completed' AND status = 'queued'
+  ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING id;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+
+-- name: fail(id)!
+UPDATE jobs SET status = CASE bound WHEN 1 THEN 'failed' ELSE 'queued' END
+WHERE id = :id AND status = 'running';
+"""
+
+
+def test_some_of_the_finished_jobs_have_failed(lab_of: LabOf) -> None:
+    """An index that leaves out only what was completed is found to grow."""
+    assert "finished jobs" in slope(lab_of(FAILING), "finished", MANY).broken
+    without = FAILING.replace("<> 'completed'", "= 'queued'")
+    assert not slope(lab_of(without), "finished", MANY).broken
+
+
+def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(
+    server: Server,
+) -> None:
+    """What a queue keeps of its finished jobs may be few of them."""
     with open_lab(load(STRATEGIES / "sound" / "delete_on_complete.sql"), server) as lab:
         found = slope(lab, "finished", MANY)
-        assert [cost.content.jobs for cost in found.costs] == [0, 200]
+        assert not found.short
+        assert [cost.content.jobs for cost in found.costs] == [0, 200, MANY]
+        assert not found.broken
+
+
+def test_a_queue_that_keeps_nothing_stays_as_small_as_it_is(lab_of: LabOf) -> None:
+    """No finished jobs are made up where none are kept."""
+    gone = "DELETE FROM jobs WHERE id = :id AND status = 'running';"
+    found = slope(lab_of(queue(complete=gone)), "finished", MANY)
+    assert [cost.content.jobs for cost in found.costs] == [0, 200]
 
 
 def test_nothing_is_left_behind(lab_of: LabOf) -> None:

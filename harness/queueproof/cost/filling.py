@@ -61,11 +61,12 @@ class _Column:
     primary: bool
     constrained: bool  # in a unique index or a foreign key
     values: list[str] = field(default_factory=list)  # of the seeds
+    rows: int = SEEDS  # that they left in its table
 
     @property
     def distinguishes(self) -> bool:
         """Whether the seeds differ in it, as they do in a key."""
-        return len(set(self.values)) * 2 >= SEEDS
+        return len(set(self.values)) * 2 >= min(self.rows, SEEDS)
 
 
 @dataclass(slots=True)
@@ -156,6 +157,8 @@ class Filling:
             f"SELECT {columns} FROM {table.rows} WHERE {self._is_new(table)}"
         )
         rows = execute(self._session, Step(f"SELECT * FROM seeds_{table.number}")).rows
+        for column in table.columns:
+            column.rows = len(rows)
         for row in rows:
             for column, value in zip(table.columns, row.values(), strict=True):
                 if value.text is not None:

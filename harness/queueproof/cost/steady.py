@@ -7,6 +7,7 @@ its statements, they show what the claim touched, its functions and triggers inc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,11 +27,13 @@ GROWTH, SLACK = 1.5, 32  # queue-file.md, 17: both must be passed
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm
 BATCH = 50
 FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply
-WAITING_ONE_BY_ONE = 3_000
+EVERY = 8  # one job in so many ends by failing for good
 # How many jobs, by level.
 CHURNED = (1_000, 2_000, 10_000)
 FINISHED = ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
 WAITING = ((20_000,), (100_000,), (100_000, 1_000_000))
+# Where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
+ONE_BY_ONE = (6_000, 10_000, 20_000)
 UNDER_SNAPSHOT = (3_000, 5_000, 10_000)
 WORKER = "00000000-0000-0000-0000-000000000001"
 
@@ -178,6 +181,7 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
             [Content("finished", n) for n in FINISHED[level]],
             [Content("waiting", n) for n in WAITING[level]],
         ],
+        level,
     )
 
 
@@ -186,15 +190,16 @@ def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
     return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]])
 
 
-def measure(lab: Lab, offer: Offer, series: Iterable[Sequence[Content]]) -> Slope:
+def measure(lab: Lab, offer: Offer, series: Iterable[Sequence[Content]], level: int = 0) -> Slope:
     """Measure a claim of the empty queue, of a small one, and at some contents.
 
     Args:
         lab: Where; it is left as it was.
         offer: What the queue brings.
         series: Contents of one kind, of which each grows out of the one before it.
+        level: How many jobs there are instead where their rows cannot be copied.
     """
-    meter = _Meter(lab, offer)
+    meter = _Meter(lab, offer, level)
     slope = meter.slope
     with _left_as_it_was(lab):
         try:
@@ -227,28 +232,31 @@ def _left_as_it_was(lab: Lab) -> Iterator[None]:
 class _Meter:
     """Fills a queue with its own operations, and measures its claim."""
 
-    def __init__(self, lab: Lab, offer: Offer) -> None:
+    def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
         self.lab = lab
         self.slope = Slope()
         self._queue = offer.queue
         self._held = offer.held
+        self._level = level
+        self._numbers = itertools.count()
 
     # --- filling --------------------------------------------------------------------------------
 
-    def enqueue(self, count: int) -> list[str]:
+    def enqueue(self, count: int, **arguments: int) -> list[str]:
         """Enqueue jobs; their ids."""
         session = self.lab.session("producer")
         ids: list[str] = []
         for _ in range(count):
-            ids += drive(session, self.lab.start("enqueue", **self._arguments))
+            ids += drive(session, self.lab.start("enqueue", **{**self._arguments, **arguments}))
         return ids
 
     def finish(self, count: int) -> list[str]:
-        """Enqueue, claim and complete jobs, batch by batch; their ids."""
+        """Enqueue, claim and complete jobs, batch by batch, and fail some of them; their ids."""
         session = self.lab.session("w1")
+        once = {"max_attempts": 1} if self._fails_for_good else {}
         ids: list[str] = []
         while len(ids) < count:
-            batch = self.enqueue(min(count - len(ids), BATCH))
+            batch = self.enqueue(min(count - len(ids), BATCH), **once)
             left = len(batch)
             settled = False
             while left > 0:
@@ -257,7 +265,10 @@ class _Meter:
                     self.lab.advance(MOMENT)  # its clock may tick in seconds
                     settled = True
                     continue
-                self._end(session, claims)
+                _refuse_empty(claims)
+                failed = [job for job in claims if once and next(self._numbers) % EVERY == 0]
+                self._fail(session, failed)
+                self._end(session, [job for job in claims if job not in failed])
                 left -= len(claims)
             ids += batch
         return ids
@@ -278,8 +289,6 @@ class _Meter:
         return self.lab.start("claim", "w1", **{**arguments, "limit": 1 if self._held else limit})
 
     def _end(self, session: Session, claims: Sequence[Claim]) -> None:
-        if not claims:
-            raise _UnmeasurableError("a claim came back empty, although jobs were ready")
         offers = self._queue.offers
         if "complete_many" in offers and (len(claims) > 1 or "complete" not in offers):
             drive(session, self.lab.start("complete_many", "w1", worker=WORKER, jobs=claims))
@@ -287,8 +296,18 @@ class _Meter:
             for job in claims:
                 drive(session, self.lab.start("complete", "w1", worker=WORKER, job=job))
         elif "fail" in offers:
-            for job in claims:
-                drive(session, self.lab.start("fail", "w1", worker=WORKER, job=job, error=""))
+            self._fail(session, claims)
+
+    @property
+    def _fails_for_good(self) -> bool:
+        """Whether a job can be made that one failure ends."""
+        queue = self._queue
+        once = "max_attempts" in queue.takes("enqueue") and queue.max_attempts is not None
+        return once and "fail" in queue.offers
+
+    def _fail(self, session: Session, claims: Sequence[Claim]) -> None:
+        for job in claims:
+            drive(session, self.lab.start("fail", "w1", worker=WORKER, job=job, error=""))
 
     def filled(self, contents: Sequence[Content]) -> Iterator[Content]:
         """Fill the queue to one content after the other; what it is filled to then."""
@@ -309,10 +328,11 @@ class _Meter:
             yield from self._multiplied(contents)
         except NotMultipliedError as error:
             self.slope.short = str(error)
-            if kind == "waiting":
-                self.lab.reset(renew=True)
-                self.enqueue(WAITING_ONE_BY_ONE)
-                yield Content("waiting", WAITING_ONE_BY_ONE)
+            self.lab.reset(renew=True)
+            jobs = ONE_BY_ONE[self._level]
+            make = self.enqueue if kind == "waiting" else self.finish
+            make(jobs)
+            yield Content(kind, jobs)
 
     def _multiplied(self, contents: Sequence[Content]) -> Iterator[Content]:
         if self._ends:
@@ -341,6 +361,7 @@ class _Meter:
             if not claims:
                 self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                 statements, claims = self._counted(session)
+            _refuse_empty(claims)
             self._end(session, claims)
             if session.in_transaction:
                 session.run("ROLLBACK")
@@ -359,6 +380,8 @@ class _Meter:
 
     def _counted(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
         """A claim, with what each of its statements touched."""
+        if self.lab.by_clients:
+            return self._counted_by_server(session)
         operation = self._claim(1)
         statements: list[tuple[str, int]] = []
         try:
@@ -373,6 +396,30 @@ class _Meter:
         except StopIteration as stop:
             return statements, stop.value
 
+    def _counted_by_server(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
+        """A program's claim, with what all its statements touched together.
+
+        A program's backend tells nobody its counters before its transaction is over, and in its
+        own time, unless it is made to.
+        """
+        if self._held:
+            raise _UnmeasurableError("a program's claim that is a transaction counts when it ends")
+        lab = self.lab
+        if not lab.can_count:
+            raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
+        before = lab.touched()
+        statements: list[str] = []
+        operation = self._claim(1)
+        try:
+            step = next(operation)
+            while True:
+                if step.request is None:
+                    statements.append(step.sql)
+                step = operation.send(execute(session, step))
+        except StopIteration as stop:
+            longest = max(statements, key=len, default="")
+            return [(longest, lab.touched() - before)], stop.value
+
     def _explain(self, session: Session, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
         self.enqueue(1)
@@ -386,6 +433,11 @@ class _Meter:
         except StopIteration:
             if session.in_transaction:
                 session.run("ROLLBACK")
+
+
+def _refuse_empty(claims: Sequence[Claim]) -> None:
+    if not claims:
+        raise _UnmeasurableError("a claim came back empty, although jobs were ready")
 
 
 def _count(session: Session, step: Step) -> tuple[Result, int]:
