@@ -1,0 +1,1 @@
+"""A gate on the wire: clients that own their connections, stepped from outside."""

@@ -1,0 +1,78 @@
+"""Where the server is that clients are passed on to, and as whom they log in."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from queueproof.errors import QueueproofError, ServerUnavailableError
+
+PATIENCE = 10.0  # seconds for the server to take a connection
+_ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Where the server is, and as whom clients log in."""
+
+    family: socket.AddressFamily
+    address: str | tuple[str, int]
+    user: str
+    password: str = field(repr=False)
+    database: str
+
+    def connect(self) -> socket.socket:
+        """Open a connection.
+
+        Raises:
+            OSError: The server does not take it.
+        """
+        opened = socket.socket(self.family, socket.SOCK_STREAM)
+        try:
+            opened.settimeout(PATIENCE)
+            opened.connect(self.address)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+def resolve(conninfo: str) -> Upstream:
+    """Let libpq find out what a connection string means, password files and all.
+
+    Raises:
+        ServerUnavailableError: The server does not let us in without encryption.
+        QueueproofError: Encryption is asked for.
+    """
+    mode = conninfo_to_dict(conninfo).get("sslmode") or os.environ.get("PGSSLMODE", "")
+    if mode in _ENCRYPTED:
+        raise QueueproofError(
+            f"sslmode={mode}: programs run behind a gate that speaks no TLS to the server; "
+            "write sslmode=prefer, or use another server"
+        )
+    plain = make_conninfo(conninfo, sslmode="disable", gssencmode="disable")
+    try:
+        with psycopg.connect(plain) as connection:
+            login = connection.pgconn
+            family, address = _place(login.host.decode(), login.hostaddr.decode(), int(login.port))
+            user, password, database = (
+                part.decode() for part in (login.user, login.password, login.db)
+            )
+    except psycopg.Error as error:
+        raise ServerUnavailableError(
+            "the gate that programs run behind cannot log in; it speaks no TLS to the server: "
+            f"{str(error).strip()}"
+        ) from None
+    return Upstream(family, address, user, password, database)
+
+
+def _place(host: str, number: str, port: int) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    if host.startswith("/"):
+        return socket.AF_UNIX, f"{host}/.s.PGSQL.{port}"
+    if host.startswith("@"):  # Linux' abstract sockets
+        return socket.AF_UNIX, f"\0{host[1:]}/.s.PGSQL.{port}"
+    return (socket.AF_INET6 if ":" in number else socket.AF_INET), (number, port)

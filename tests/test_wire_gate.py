@@ -1,0 +1,1662 @@
+"""The gate on the wire, with every client that it was made for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq.abc import PGresult
+
+from queueproof.cost import wire as cost
+from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.local import find_embedded
+from queueproof.wire import gate, protocol, upstream
+from queueproof.wire.channel import Channel
+from queueproof.wire.gate import COMMIT, Connection, Held, Wire
+
+PATIENCE = 20.0  # seconds
+NODE = Path(__file__).parent / "node"
+OWNER = "w1"
+
+BLOCKED = "SELECT pg_blocking_pids(%s) <> '{}'"
+CUT = r"(?i)clos|terminat|reset|died"  # what clients say of a connection that was cut
+
+T = TypeVar("T")
+Script = Sequence[tuple[str, tuple[int, ...]]]  # statements with $1, $2, ... and their parameters
+
+INSERT = ("INSERT INTO jobs VALUES ($1)", (5,))
+UPDATE = ("UPDATE jobs SET id = id + $1", (100,))
+TRANSACTION: Script = (("BEGIN", ()), INSERT, UPDATE, ("COMMIT", ()))
+
+
+class Bench:
+    """A gate before a database with one table, and a session beside the gate."""
+
+    def __init__(self, conninfo: str) -> None:
+        self.conninfo = conninfo
+        self.wire = Wire(conninfo)
+        self.dsn = self.wire.listen(OWNER)
+        self.direct = psycopg.connect(conninfo, autocommit=True)
+        self.direct.execute("CREATE TABLE jobs (id int)")
+        self.clients: list[Client] = []
+        self.raws: list[Raw] = []
+
+    def start(self, act: Callable[..., Any], *arguments: object) -> Client:
+        """Run a client in a thread of its own."""
+        self.clients.append(Client(self.wire, partial(act, *arguments)))
+        return self.clients[-1]
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Pump until something is so."""
+        give_up = time.monotonic() + PATIENCE
+        while not condition():
+            self.wire.pump(1.0)
+            assert time.monotonic() < give_up
+
+    def held(self) -> Connection:
+        """The connection whose step stands before the gate; wait for it."""
+        self.until(lambda: any(c.held for c in self.wire.connections(OWNER)))
+        return next(c for c in self.wire.connections(OWNER) if c.held)
+
+    def held_at(self, wanted: str) -> Connection:
+        """Release everything up to a statement; the connection that it stands on."""
+        while True:
+            connection = self.held()
+            assert connection.held is not None
+            if connection.held.sql.startswith(wanted):
+                return connection
+            self.let(connection)
+
+    def let(self, connection: Connection) -> None:
+        """Release a step, and wait until the server has finished with it."""
+        connection.release()
+        self.until(lambda: not connection.running)
+
+    def let_all(self, client: Client) -> list[Held]:
+        """Release step by step until a client has ended; the steps."""
+        steps = []
+        while not client.ended:
+            self.until(lambda: client.ended or any(c.held for c in self.wire.connections(OWNER)))
+            for connection in self.wire.connections(OWNER):
+                if connection.held is not None:
+                    steps.append(connection.held)
+                    self.let(connection)
+        return steps
+
+    def finish(self, client: Client) -> object:
+        """Wait for a client's end; what it returned, or its error raised."""
+        self.until(lambda: client.ended)
+        if client.error is not None:
+            raise client.error
+        return client.result
+
+    def ids(self) -> list[int]:
+        """What everybody can see in the table."""
+        return [row[0] for row in self.direct.execute("SELECT id FROM jobs ORDER BY id")]
+
+    def until_server(self, query: str, *params: object) -> None:
+        """Wait until a query is true on the server, and keep pumping meanwhile."""
+        give_up = time.monotonic() + PATIENCE
+        while self.direct.execute(query.encode(), params).fetchone() != (True,):
+            self.wire.pump(0)
+            assert time.monotonic() < give_up
+
+    def until_gone(self, pid: int) -> None:
+        """Wait until a backend has ended, with whatever it had begun."""
+        self.until_server("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
+
+    def close(self) -> None:
+        """Close everything, and wait for the clients to notice."""
+        for raw in self.raws:
+            raw.close()
+        self.wire.forget(OWNER)
+        self.until(lambda: all(client.ended for client in self.clients))
+        self.wire.close()
+        self.direct.close()
+
+
+class Client:
+    """Something that runs in a thread; its end is an event of the gate's selector."""
+
+    def __init__(self, wire: Wire, act: Callable[[], Any]) -> None:
+        self.ended = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._wire = wire
+        self._end, self._ended = os.pipe()
+        wire.watch(self._end, self._join)
+        self._thread = threading.Thread(target=self._run, args=(act,))
+        self._thread.start()
+
+    def _run(self, act: Callable[[], Any]) -> None:
+        try:
+            self.result = act()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self.error = error
+        finally:
+            os.close(self._ended)
+
+    def _join(self) -> None:
+        self._thread.join()
+        self._wire.unwatch(self._end)
+        os.close(self._end)
+        self.ended = True
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of this machine, whose pg_hba.conf may be changed and whose backends stopped."""
+    with open_server("embedded") as opened:
+        yield opened
+
+
+@pytest.fixture
+def bench(server: Server) -> Iterator[Bench]:
+    """A gate that holds nothing yet."""
+    with server.database() as conninfo, closing(Bench(conninfo)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def holding(bench: Bench) -> Bench:
+    """A gate that holds."""
+    bench.wire.hold(OWNER, on=True)
+    return bench
+
+
+# --- the clients --------------------------------------------------------------------------------
+
+
+def by_psycopg(dsn: str, script: Script, prepare: int | None = None) -> None:
+    """Psycopg, as most programs use it."""
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
+        connection.prepare_threshold = prepare
+        for sql, params in script:
+            connection.execute(sql.encode(), params or None)
+
+
+def by_async_psycopg(dsn: str, script: Script) -> None:
+    """Psycopg's asynchronous connection."""
+
+    async def act() -> None:
+        async with await psycopg.AsyncConnection.connect(
+            dsn, autocommit=True, cursor_factory=psycopg.AsyncRawCursor
+        ) as connection:
+            for sql, params in script:
+                await connection.execute(sql.encode(), params or None)
+
+    asyncio.run(act())
+
+
+def by_pipeline(dsn: str, script: Script) -> None:
+    """Psycopg in pipeline mode, with its own prepared statements."""
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
+        connection.prepare_threshold = 0
+        with connection.pipeline():
+            for sql, params in script:
+                connection.execute(sql.encode(), params or None)
+
+
+def by_asyncpg(dsn: str, script: Script) -> None:
+    """Asyncpg: prepares everything that has parameters, and sends these in binary."""
+
+    async def act() -> None:
+        connection = await asyncpg.connect(dsn)
+        try:
+            for sql, params in script:
+                await connection.execute(sql, *params)
+        finally:
+            await connection.close(timeout=PATIENCE)
+
+    asyncio.run(act())
+
+
+def by_program(argv: Sequence[object], **environment: str) -> None:
+    """A client that is a program."""
+    done = subprocess.run(  # noqa: S603 - a client under test
+        list(map(str, argv)),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, **environment},
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
+def by_node(modules: Path, dsn: str, script: Script, name: str | None = None) -> None:
+    """node-postgres."""
+    told = json.dumps({"statements": script, "name": name})
+    by_program(["node", NODE / "client.cjs", dsn, told], NODE_PATH=str(modules))
+
+
+def by_pgbench(mode: str, folder: Path, dsn: str, script: Script) -> None:
+    """Pgbench: its variables are literals in simple mode, and parameters in the others."""
+    lines = []
+    for sql, params in script:
+        for n, value in enumerate(params, 1):
+            lines.append(f"\\set p{n} {value}")
+        lines.append(sql.replace("$", ":p") + ";")
+    file = folder / "script.sql"
+    file.write_text("\n".join(lines) + "\n")
+    pgbench = find_embedded("").directory / "pgbench"
+    by_program([pgbench, "-n", "-t", "1", "-M", mode, "-f", file, dsn])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A client, and how its steps look.
+
+    Attributes:
+        run: Runs a script, given a DSN.
+        literal: Whether parameters are literals in its SQL.
+        extended: Whether a statement is an Execute, and its commit a Sync.
+    """
+
+    run: Callable[[str, Script], None]
+    literal: bool = False
+    extended: bool = True
+
+    def shown(self, statement: tuple[str, tuple[int, ...]]) -> Held:
+        """A statement as it should stand before the gate."""
+        sql, params = statement
+        if self.literal:
+            for n, value in enumerate(params, 1):
+                sql = sql.replace(f"${n}", str(value))
+            return Held("query", sql)
+        if not self.extended:
+            return Held("query", sql)
+        return Held("execute", sql, tuple(map(str, params)))
+
+
+EXTENDED = (
+    "psycopg",
+    "psycopg prepared",
+    "psycopg async",
+    "psycopg pipeline",
+    "asyncpg",
+    "pgbench extended",
+    "pgbench prepared",
+    pytest.param("node", marks=pytest.mark.node),
+    pytest.param("node prepared", marks=pytest.mark.node),
+)
+CLIENTS = ("pgbench simple", *EXTENDED)
+
+
+@pytest.fixture(params=CLIENTS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
+    """Each client in turn."""
+    name: str = request.param
+    match name.split():
+        case ["psycopg"]:
+            return Kind(by_psycopg)
+        case ["psycopg", "prepared"]:
+            return Kind(partial(by_psycopg, prepare=0))
+        case ["psycopg", "async"]:
+            return Kind(by_async_psycopg)
+        case ["psycopg", "pipeline"]:
+            return Kind(by_pipeline)
+        case ["asyncpg"]:
+            return Kind(by_asyncpg)
+        case ["pgbench", mode]:
+            return Kind(partial(by_pgbench, mode, tmp_path), mode == "simple", mode != "simple")
+    modules = request.getfixturevalue("node_modules")
+    return Kind(partial(by_node, modules, name="s" if "prepared" in name else None))
+
+
+class TestEachClient:
+    """Facts that hold whatever the client."""
+
+    def test_shows_and_holds_a_statement(self, holding: Bench, kind: Kind) -> None:
+        """A held statement is shown with its parameters, and nobody sees its effect."""
+        client = holding.start(kind.run, holding.dsn, [INSERT])
+        wanted = kind.shown(INSERT)
+        connection = holding.held_at(wanted.sql)
+        assert connection.held is not None
+        assert connection.held._replace(sql=connection.held.sql.rstrip(";")) == wanted
+        assert holding.ids() == []
+        holding.let(connection)
+        assert connection.tag == "INSERT 0 1"
+        if kind.extended:
+            assert (connection.held, connection.in_transaction) == (COMMIT, False)
+            assert holding.ids() == []
+            holding.let(connection)
+        assert holding.ids() == [5]
+        assert holding.let_all(client) == []
+        holding.finish(client)
+
+    def test_cut_before(self, holding: Bench, kind: Kind) -> None:
+        """A client cut off before its statement gets an error, and the server never acted."""
+        client = holding.start(kind.run, holding.dsn, [INSERT])
+        connection = holding.held_at(kind.shown(INSERT).sql)
+        connection.cut_before()
+        assert connection.closed
+        with pytest.raises(Exception, match=CUT):
+            holding.finish(client)
+        holding.until_gone(connection.pid)
+        assert holding.ids() == []
+
+    def test_cut_after(self, holding: Bench, kind: Kind) -> None:
+        """A client cut off after its statement gets an error, and the server has committed."""
+        client = holding.start(kind.run, holding.dsn, [INSERT])
+        connection = holding.held_at(kind.shown(INSERT).sql)
+        connection.cut_after()
+        assert connection.running
+        holding.until(lambda: connection.closed)
+        assert holding.ids() == [5]
+        with pytest.raises(Exception, match=CUT):
+            holding.finish(client)
+
+    @pytest.mark.parametrize("kind", EXTENDED, indirect=True)
+    @pytest.mark.parametrize(("cut", "left"), [("before", []), ("after", [5])])
+    def test_cut_around_a_sync(self, holding: Bench, kind: Kind, cut: str, left: list[int]) -> None:
+        """Cut before its Sync an Execute is rolled back, cut after it is committed."""
+        client = holding.start(kind.run, holding.dsn, [INSERT])
+        connection = holding.held_at(INSERT[0])
+        holding.let(connection)
+        assert connection.held == COMMIT
+        (connection.cut_after if cut == "after" else connection.cut_before)()
+        holding.until(lambda: connection.closed)
+        with pytest.raises(Exception, match=CUT):
+            holding.finish(client)
+        holding.until_gone(connection.pid)
+        assert holding.ids() == left
+
+    def test_cut_in_a_transaction(self, holding: Bench, kind: Kind) -> None:
+        """A transaction cut off before its COMMIT is rolled back, whatever the server did."""
+        client = holding.start(kind.run, holding.dsn, TRANSACTION)
+        connection = holding.held_at(kind.shown(UPDATE).sql)
+        assert connection.in_transaction
+        connection.cut_after()
+        holding.until(lambda: connection.closed)
+        assert connection.tag == "UPDATE 1"
+        with pytest.raises(Exception, match=CUT):
+            holding.finish(client)
+        holding.until_gone(connection.pid)
+        assert holding.ids() == []
+
+    @pytest.mark.parametrize(("cut", "left"), [("before", []), ("after", [105])])
+    def test_lost_answer_of_commit(
+        self, holding: Bench, kind: Kind, cut: str, left: list[int]
+    ) -> None:
+        """A COMMIT whose answer is lost has happened; one that was lost itself has not."""
+        client = holding.start(kind.run, holding.dsn, TRANSACTION)
+        connection = holding.held_at("COMMIT")
+        (connection.cut_after if cut == "after" else connection.cut_before)()
+        holding.until(lambda: connection.closed)
+        with pytest.raises(Exception, match=CUT):
+            holding.finish(client)
+        holding.until_gone(connection.pid)
+        assert holding.ids() == left
+
+    def test_steps_of_a_transaction(self, holding: Bench, kind: Kind) -> None:
+        """In an explicit transaction each statement is one step, and its Sync is none."""
+        client = holding.start(kind.run, holding.dsn, TRANSACTION)
+        steps = holding.let_all(client)
+        holding.finish(client)
+        sent = [step.sql.rstrip(";") for step in steps]
+        assert sent[-4:] == [kind.shown(statement).sql for statement in TRANSACTION]
+        assert holding.ids() == [105]
+
+    def test_blocked_is_what_the_server_says(self, holding: Bench, kind: Kind) -> None:
+        """A released statement that waits for a lock stays running, and its pid shows for whom."""
+        holding.direct.execute("INSERT INTO jobs VALUES (1)")
+        client = holding.start(kind.run, holding.dsn, [UPDATE])
+        connection = holding.held_at(kind.shown(UPDATE).sql)
+        with psycopg.connect(holding.conninfo) as other:
+            other.execute("UPDATE jobs SET id = 2")
+            connection.release()
+            blocker = [other.info.backend_pid]
+            holding.until_server("SELECT pg_blocking_pids(%s) = %s::int[]", connection.pid, blocker)
+            assert connection.running
+            assert not connection.idle
+        holding.let_all(client)
+        holding.finish(client)
+        assert holding.ids() == [102]
+
+    def test_passes_while_nothing_is_held(self, bench: Bench, kind: Kind) -> None:
+        """Without a hold everything passes, and the connection's state is still known."""
+        client = bench.start(kind.run, bench.dsn, [*TRANSACTION, INSERT])
+        bench.finish(client)
+        assert bench.ids() == [5, 105]
+        bench.until(lambda: not bench.wire.connections(OWNER))
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+IDENTITY = uuid.UUID(int=1)
+SHOWN = (
+    ("smallint", 7, "7"),
+    ("int", -7, "-7"),
+    ("bigint", 2**40, "1099511627776"),
+    ("bool", True, "t"),
+    ("uuid", IDENTITY, str(IDENTITY)),
+    ("text", "naïve", "naïve"),
+    ("timestamptz", MOMENT, "2026-01-02 03:04:05+00:00"),
+    ("jsonb", '{"a": 1}', '{"a": 1}'),
+    ("json", '{"a": 1}', '{"a": 1}'),
+    ("numeric", Decimal("1.50"), "1.50"),
+    ("bytea", b"\x01\xff", "\\x01ff"),
+    ("int[]", [1, None], "{1,NULL}"),
+    ("jsonb[]", ['{"a": 1}'], '{{"a": 1}}'),
+    ("uuid[]", [IDENTITY], f"{{{IDENTITY}}}"),
+    ("text", None, None),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "shown"), SHOWN)
+def test_binary_parameters_are_decoded(
+    holding: Bench, name: str, value: object, shown: str | None
+) -> None:
+    """A parameter that was sent in binary is shown as PostgreSQL writes its type."""
+
+    async def act() -> None:
+        connection = await asyncpg.connect(holding.dsn)
+        await connection.fetch(f"SELECT $1::{name}", value)
+        await connection.close()
+
+    client = holding.start(asyncio.run, act())
+    connection = holding.held_at("SELECT $1")
+    assert connection.held == Held("execute", f"SELECT $1::{name}", (shown,))
+    holding.let_all(client)
+    holding.finish(client)
+
+
+def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
+    """Without a type a binary parameter is shown as its bytes."""
+
+    def act(low: Low) -> None:
+        low.pgconn.send_query_params(b"SELECT $1::int", [b"\0\0\0\5"], param_formats=[1])
+        low.results()
+
+    client = holding.start(libpq, holding.dsn, act)
+    connection = holding.held()
+    assert connection.held == Held("execute", "SELECT $1::int", ("\\x00000005",))
+    holding.let_all(client)
+    holding.finish(client)
+
+
+class Low:
+    """libpq below every adapter. Its own blocking calls would keep the gate's thread waiting."""
+
+    def __init__(self, connection: psycopg.Connection) -> None:
+        self.connection = connection
+        self.pgconn = connection.pgconn
+
+    def next(self) -> PGresult | None:
+        """The next answer, or the end of one statement's."""
+        self.pgconn.flush()
+        while self.pgconn.is_busy():
+            select.select([self.pgconn.socket], [], [], PATIENCE)
+            self.pgconn.consume_input()
+        return self.pgconn.get_result()
+
+    def results(self) -> list[PGresult]:
+        """The answers to one statement."""
+        return list(iter(self.next, None))
+
+    def prepare(self, name: bytes, sql: bytes) -> str:
+        """Prepare a statement; how that was answered."""
+        self.pgconn.send_prepare(name, sql)
+        return said(self.results()[-1])
+
+    def execute(self, name: bytes, *params: bytes) -> str:
+        """Execute what was prepared; how that was answered."""
+        self.pgconn.send_query_prepared(name, params)
+        return said(self.results()[-1])
+
+    def query(self, sql: bytes, *params: bytes) -> PGresult:
+        """Execute a statement by the extended protocol."""
+        self.pgconn.send_query_params(sql, params)
+        return self.results()[-1]
+
+
+def said(answer: PGresult) -> str:
+    """A command's tag, or the answer's kind."""
+    return (answer.command_status or b"").decode() or pq.ExecStatus(answer.status).name
+
+
+def libpq(dsn: str, act: Callable[[Low], T]) -> T:
+    """Use a connection of libpq's."""
+    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
+        return act(Low(connection))
+
+
+def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
+    """An Execute shows the SQL that its name was prepared with, until the name is closed."""
+
+    def act(low: Low) -> None:
+        low.prepare(b"add", b"INSERT INTO jobs VALUES ($1)")
+        low.execute(b"add", b"1")
+        low.execute(b"add", b"2")
+        low.pgconn.send_close_prepared(b"add")
+        low.results()
+        low.prepare(b"add", b"DELETE FROM jobs WHERE id = $1")
+        low.execute(b"add", b"1")
+
+    client = holding.start(libpq, holding.dsn, act)
+    steps = [step for step in holding.let_all(client) if step != COMMIT]
+    assert steps == [
+        Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
+        Held("execute", "INSERT INTO jobs VALUES ($1)", ("2",)),
+        Held("execute", "DELETE FROM jobs WHERE id = $1", ("1",)),
+    ]
+    assert holding.ids() == [2]
+
+
+def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
+    """A name that the server refuses to prepare again keeps its statement."""
+
+    def act(low: Low) -> list[str]:
+        return [
+            low.prepare(b"add", b"INSERT INTO jobs VALUES ($1)"),
+            low.prepare(b"add", b"DELETE FROM jobs WHERE id = $1"),  # the name is taken
+            low.prepare(b"bad", b"SELEC"),
+            low.execute(b"bad"),
+            low.execute(b"add", b"1"),
+        ]
+
+    client = holding.start(libpq, holding.dsn, act)
+    steps = holding.let_all(client)
+    assert steps == [
+        Held("execute", "", ()),
+        Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
+        COMMIT,
+    ]
+    answers = ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
+    assert holding.finish(client) == answers
+
+
+def test_an_execute_with_a_row_limit_is_a_step_each_time(holding: Bench) -> None:
+    """A portal that is fetched from in parts is one step for each part."""
+
+    async def act() -> list[int]:
+        connection = await asyncpg.connect(holding.dsn)
+        async with connection.transaction():
+            cursor = await connection.cursor("SELECT generate_series(1, 3)")
+            found = [row[0] for row in await cursor.fetch(2)]
+            found += [row[0] for row in await cursor.fetch(2)]
+        await connection.close()
+        return found
+
+    client = holding.start(asyncio.run, act())
+    steps = [step.sql for step in holding.let_all(client)]
+    assert steps == ["BEGIN;", *["SELECT generate_series(1, 3)"] * 2, "COMMIT;"]
+    assert holding.finish(client) == [1, 2, 3]
+
+
+# --- pipelines and their transactions -----------------------------------------------------------
+
+
+def pipeline(statements: Sequence[str], *, syncs: Sequence[int] = ()) -> Callable[[Low], list[str]]:
+    """Send statements at once, with a Sync behind some of them and the last; what each answered."""
+
+    def act(low: Low) -> list[str]:
+        low.pgconn.enter_pipeline_mode()
+        for n, sql in enumerate(statements):
+            low.pgconn.send_query_params(sql.encode(), None)
+            if n in syncs:
+                low.pgconn.pipeline_sync()
+        low.pgconn.pipeline_sync()
+        answers: list[str] = []
+        while answers.count("PIPELINE_SYNC") <= len(syncs):
+            answer = low.next()
+            if answer is not None:
+                answers.append(said(answer))
+        low.pgconn.exit_pipeline_mode()
+        return answers
+
+    return act
+
+
+def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
+    """Several Executes before one Sync are several steps, and the Sync commits them all."""
+    sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
+    client = holding.start(libpq, holding.dsn, pipeline(sent, syncs=[1]))
+    for sql in sent[:2]:
+        connection = holding.held()
+        assert connection.held == Held("execute", sql)
+        holding.let(connection)
+    assert (connection.held, holding.ids()) == (COMMIT, [])
+    holding.let(connection)
+    assert (connection.tag, holding.ids()) == ("COMMIT", [1, 2])
+    assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
+    assert holding.finish(client) == [
+        *["INSERT 0 1"] * 2,
+        "PIPELINE_SYNC",
+        "INSERT 0 1",
+        "PIPELINE_SYNC",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "steps"),
+    [
+        (["BEGIN", "INSERT INTO jobs VALUES (1)"], 2),
+        (["BEGIN", "INSERT INTO jobs VALUES (1)", "COMMIT"], 3),
+        (["BEGIN", "SAVEPOINT a", "INSERT INTO jobs VALUES (1)", "ROLLBACK TO a"], 4),
+        (["BEGIN", "INSERT INTO jobs VALUES (1)", "COMMIT AND CHAIN", "SELECT 1"], 4),
+        (["BEGIN", "ROLLBACK", "INSERT INTO jobs VALUES (1)"], 4),
+        (["SET work_mem = '1MB'", "SHOW work_mem"], 2),
+        (["INSERT INTO jobs VALUES (1)", "SELEC"], 2),
+        ([""], 1),
+    ],
+)
+def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], steps: int) -> None:
+    """A Sync passes with its group in a transaction, after an error, and behind mere settings."""
+    client = holding.start(libpq, holding.dsn, pipeline(sent))
+    found = holding.let_all(client)
+    assert [step.sql for step in found[: len(sent)]] == sent
+    assert len(found) == steps
+
+
+def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
+    """What the server ignores after an error is no step; what follows the Sync is again."""
+    sent = ["SELEC", "INSERT INTO jobs VALUES (1)", "INSERT INTO jobs VALUES (2)"]
+    client = holding.start(libpq, holding.dsn, pipeline(sent, syncs=[1]))
+    connection = holding.held()
+    holding.let(connection)
+    assert connection.error is not None
+    assert (connection.error[0], connection.tag) == ("42601", "")
+    assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
+    assert holding.finish(client) == [
+        "FATAL_ERROR",
+        "PIPELINE_ABORTED",
+        "PIPELINE_SYNC",
+        "INSERT 0 1",
+        "PIPELINE_SYNC",
+    ]
+    assert holding.ids() == [2]
+
+
+def test_a_commit_that_fails(holding: Bench) -> None:
+    """A deferred constraint fails at the Sync, which is the step that reports it."""
+    holding.direct.execute("ALTER TABLE jobs ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+    holding.direct.execute("INSERT INTO jobs VALUES (5)")
+    client = holding.start(by_psycopg, holding.dsn, [INSERT])
+    connection = holding.held_at("COMMIT")
+    holding.let(connection)
+    assert (connection.tag, connection.error and connection.error[0]) == ("", "23505")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        holding.finish(client)
+
+
+def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
+    """Cut after one Execute of a pipeline, the server has committed all of it."""
+    sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
+    client = holding.start(libpq, holding.dsn, pipeline(sent))
+    connection = holding.held()
+    connection.cut_after()
+    holding.until(lambda: connection.closed)
+    assert holding.ids() == [1, 2, 3]
+    holding.until(lambda: client.ended)
+    assert isinstance(client.error, psycopg.OperationalError)
+
+
+def test_cut_after_an_error(holding: Bench) -> None:
+    """A statement that fails is finished with, and the client does not hear of it."""
+    client = holding.start(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
+    connection = holding.held()
+    connection.cut_after()
+    holding.until(lambda: connection.closed)
+    assert connection.error == ("22012", "division by zero")
+    with pytest.raises(psycopg.OperationalError, match=CUT):
+        holding.finish(client)
+
+
+def test_cut_after_where_no_sync_comes(holding: Bench) -> None:
+    """A client that asks for an answer before it commits is cut there, and rolled back."""
+    raw = Raw(holding).log_in()
+    raw.send(
+        protocol.message("P", b"\0INSERT INTO jobs VALUES (1)\0\0\0")
+        + protocol.message("B", b"\0" * 8)
+        + protocol.message("E", b"\0" * 5)
+        + protocol.FLUSH
+    )
+    connection = holding.held()
+    connection.cut_after()
+    holding.until(lambda: connection.closed)
+    assert connection.tag == "INSERT 0 1"
+    holding.until_gone(connection.pid)
+    assert holding.ids() == []
+
+
+def test_groups_without_an_execute_pass(holding: Bench) -> None:
+    """Preparing a statement is no step, with a Sync behind it or a Flush."""
+
+    def act(low: Low) -> list[str]:
+        answers = [low.prepare(b"a", b"SELECT 1")]
+        low.pgconn.enter_pipeline_mode()
+        low.pgconn.send_prepare(b"b", b"SELECT 2")
+        low.pgconn.send_flush_request()
+        return [*answers, *map(said, low.results())]
+
+    client = holding.start(libpq, holding.dsn, act)
+    assert holding.finish(client) == ["COMMAND_OK", "COMMAND_OK"]
+
+
+def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
+    """An Execute that was given fewer rows than there are has a commit too."""
+    raw = Raw(holding).log_in()
+    raw.send(
+        protocol.message("P", b"\0SELECT generate_series(1, 3)\0\0\0")
+        + protocol.message("B", b"\0" * 8)
+        + protocol.message("E", struct.pack("!xi", 2))
+        + protocol.message("S")
+    )
+    connection = holding.held()
+    holding.let(connection)
+    assert [m.kind for m in raw.until("s")] == ["1", "2", "D", "D", "s"]
+    assert connection.held == COMMIT
+
+
+def test_a_function_call_is_held(holding: Bench) -> None:
+    """The protocol's function call is a step like a query."""
+    (oid,) = holding.direct.execute("SELECT 'pg_backend_pid'::regproc::oid::int").fetchone() or ()
+    raw = Raw(holding).log_in()
+    raw.send(protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
+    connection = holding.held()
+    assert connection.held == Held("query", f"function call {oid}")
+    holding.let(connection)
+    (answer,) = (message for message in raw.until("Z") if message.kind == "V")
+    assert answer.body == struct.pack("!ii", 4, connection.pid)
+
+
+def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
+    """Messages that execute nothing pass before a simple query that follows them."""
+    raw = Raw(holding).log_in()
+    raw.send(protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2"))
+    connection = holding.held()
+    assert connection.held == Held("query", "SELECT 2")
+    assert raw.until("1")
+    holding.let(connection)
+    assert raw.until("Z")
+
+
+# --- COPY ---------------------------------------------------------------------------------------
+
+
+def copy_by_psycopg(dsn: str) -> list[tuple[str, ...]]:
+    """COPY in both directions as a simple query."""
+    with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
+        with cursor.copy("COPY jobs FROM STDIN") as copy:
+            for n in range(3):
+                copy.write_row((n,))
+        with cursor.copy("COPY jobs TO STDOUT") as copy:
+            return list(copy.rows())
+
+
+def copy_by_libpq(dsn: str) -> list[tuple[str, ...]]:
+    """COPY as an Execute, with a Sync before its data and another behind them."""
+
+    def act(low: Low) -> list[tuple[str, ...]]:
+        low.pgconn.send_query_params(b"COPY jobs FROM STDIN", None)
+        begun = low.next()
+        assert begun is not None
+        assert said(begun) == "COPY_IN"
+        for n in range(3):
+            low.pgconn.put_copy_data(f"{n}\n".encode())
+        low.pgconn.put_copy_end()
+        assert [said(answer) for answer in low.results()] == ["COPY 3"]
+        answer = low.query(b"SELECT id::text FROM jobs")
+        return [((answer.get_value(n, 0) or b"").decode(),) for n in range(answer.ntuples)]
+
+    return libpq(dsn, act)
+
+
+@pytest.mark.parametrize("copy", [copy_by_psycopg, copy_by_libpq])
+@pytest.mark.parametrize("held", [True, False])
+def test_copy_passes_once_released(bench: Bench, copy: Callable[[str], Any], held: bool) -> None:  # noqa: FBT001
+    """COPY is one step; its data pass both ways, and what follows is a step again."""
+    bench.wire.hold(OWNER, on=held)
+    client = bench.start(copy, bench.dsn)
+    steps = [step.sql for step in bench.let_all(client) if step != COMMIT]
+    assert bench.finish(client) == [("0",), ("1",), ("2",)]
+    assert len(steps) == (2 if held else 0)
+    assert bench.ids() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("by", ["simple", "extended"])
+def test_copy_that_fails(holding: Bench, by: str) -> None:
+    """After an error among COPY data the connection is as good as before."""
+
+    def act(low: Low) -> list[str]:
+        if by == "simple":
+            low.pgconn.send_query(b"COPY jobs FROM STDIN")
+        else:
+            low.pgconn.send_query_params(b"COPY jobs FROM STDIN", None)
+        low.next()
+        low.pgconn.put_copy_data(b"nonsense\n")
+        low.pgconn.put_copy_end()
+        return [*map(said, low.results()), said(low.query(b"SELECT 1"))]
+
+    client = holding.start(libpq, holding.dsn, act)
+    steps = holding.let_all(client)
+    assert holding.finish(client) == ["FATAL_ERROR", "SELECT 1"]
+    assert [step.sql for step in steps] == ["COPY jobs FROM STDIN", "SELECT 1", "COMMIT"]
+
+
+def test_cut_at_a_copy(holding: Bench) -> None:
+    """A COPY that is to be cut off breaks where its data would begin."""
+    client = holding.start(copy_by_psycopg, holding.dsn)
+    connection = holding.held()
+    connection.cut_after()
+    holding.until(lambda: connection.closed)
+    with pytest.raises(psycopg.OperationalError, match=CUT):
+        holding.finish(client)
+    holding.until_gone(connection.pid)
+    assert holding.ids() == []
+
+
+# --- a connection's life ------------------------------------------------------------------------
+
+
+def port_of(dsn: str) -> int:
+    """Where a DSN leads."""
+    return int(str(conninfo_to_dict(dsn)["port"]))
+
+
+def startup(conninfo: str) -> bytes:
+    """The first packet of a client without a password."""
+    told = conninfo_to_dict(conninfo)
+    names = f"user\0{told['user']}\0database\0{told['dbname']}\0\0".encode()
+    return struct.pack("!ii", 8 + len(names), 3 << 16) + names
+
+
+class Raw:
+    """A client that sends what it likes; the gate's selector reads for it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._parser = protocol.Parser("backend")
+        self._socket = socket.create_connection((gate.LOOPBACK, port_of(bench.dsn)))
+        self.found: list[protocol.Message] = []
+        self.ended = False
+        bench.wire.watch(self._socket, self._receive)
+        bench.raws.append(self)
+
+    def log_in(self) -> Raw:
+        """Be let in, without a password."""
+        self.send(startup(self._bench.conninfo))
+        assert self.until("Z")[0].kind == "R"
+        return self
+
+    def send(self, data: bytes) -> None:
+        """Send bytes, if they are still wanted."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(2**16)
+        except ConnectionResetError:
+            data = b""
+        self.found += self._parser.feed(data)
+        if not data:
+            self.close()
+
+    def until(self, kind: str) -> list[protocol.Message]:
+        """Wait for a message of some kind, or the end; everything up to it."""
+        self._bench.until(lambda: self.ended or any(m.kind == kind for m in self.found))
+        ends = [n for n, message in enumerate(self.found, 1) if message.kind == kind]
+        count = ends[0] if ends else len(self.found)
+        taken, self.found = self.found[:count], self.found[count:]
+        return taken
+
+    def close(self) -> None:
+        """Go away."""
+        if not self.ended:
+            self.ended = True
+            self._bench.wire.unwatch(self._socket)
+            self._socket.close()
+
+
+def test_encryption_is_declined(bench: Bench) -> None:
+    """Requests for TLS and GSSAPI are answered with N, and the client goes on without."""
+    client = bench.start(by_psycopg, make_conninfo(bench.dsn, sslmode="prefer"), [INSERT])
+    bench.finish(client)
+    raw = Raw(bench)
+    for code in (protocol.TLS, protocol.GSS):
+        raw._parser = protocol.Parser("backend")
+        raw.send(struct.pack("!ii", 8, code))
+        bench.until(lambda: raw._parser._buffer == b"N")
+    raw._parser = protocol.Parser("backend")
+    raw.log_in()
+
+
+def test_state_of_a_connection(holding: Bench) -> None:
+    """A connection is idle between statements only, and says what was answered last."""
+    raw = Raw(holding).log_in()
+    (connection,) = holding.wire.connections(OWNER)
+    assert (connection.number, connection.owner) == (1, OWNER)
+    assert connection.idle
+    sent = protocol.query("UPDATE jobs SET id = 1")
+    raw.send(sent[:9])
+    holding.until(lambda: not connection.idle)
+    assert connection.held is None
+    raw.send(sent[9:])
+    assert holding.held() is connection
+    assert not connection.running
+    connection.release()
+    assert connection.running
+    raw.until("Z")
+    assert (connection.running, connection.idle, connection.tag) == (False, True, "UPDATE 0")
+    raw.send(protocol.message("X"))
+    holding.until(lambda: connection.closed)
+    assert (connection.running, connection.idle) == (False, False)
+    assert holding.wire.connections(OWNER) == []
+
+
+def test_connections_are_known_by_owner(bench: Bench) -> None:
+    """Each owner has connections of its own, numbered as they were opened."""
+    other = bench.wire.listen("w2")
+    first, second = Raw(bench).log_in(), Raw(bench).log_in()
+    client = bench.start(by_psycopg, other, [INSERT])
+    bench.finish(client)
+    found = bench.wire.connections(OWNER)
+    assert [connection.number for connection in found] == [1, 2]
+    assert len({connection.pid for connection in found}) == 2
+    first.close()
+    bench.until(lambda: len(bench.wire.connections(OWNER)) == 1)
+    assert bench.wire.connections(OWNER) == found[1:]
+    assert bench.wire.connections("nobody") == []
+    second.close()
+
+
+def test_a_client_that_dies_while_held(holding: Bench) -> None:
+    """What a dead client had not got through the gate never reaches the server."""
+    raw = Raw(holding).log_in()
+    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
+    connection = holding.held()
+    raw.close()
+    holding.until(lambda: connection.closed)
+    assert connection.held is None
+    holding.until_gone(connection.pid)
+    assert holding.ids() == []
+
+
+def test_a_client_that_leaves_at_once(bench: Bench) -> None:
+    """What a client has sent before it went reaches the server, with nothing held."""
+    raw = Raw(bench).log_in()
+    raw.send(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
+    raw.close()
+    bench.until_server("SELECT count(*) = 1 FROM jobs")
+
+
+def test_a_backend_that_is_terminated(holding: Bench) -> None:
+    """A client whose backend is ended is told so, and its connection is gone."""
+    client = holding.start(by_psycopg, holding.dsn, [INSERT])
+    connection = holding.held()
+    holding.direct.execute("SELECT pg_terminate_backend(%s)", [connection.pid])
+    holding.until(lambda: connection.closed)
+    with pytest.raises(psycopg.errors.AdminShutdown):
+        holding.finish(client)
+
+
+@pytest.mark.parametrize("version", ["3.0", "3.2"])
+def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
+    """A client's request to cancel reaches its backend, with the longer keys of 3.2 too."""
+    cancelling = threading.Event()
+
+    def act(low: Low) -> str:
+        low.pgconn.send_query(b"UPDATE jobs SET id = 1")
+        low.pgconn.flush()
+        assert cancelling.wait(PATIENCE)
+        low.connection.cancel_safe(timeout=PATIENCE)
+        state = low.results()[-1].error_field(pq.DiagnosticField.SQLSTATE)
+        return (state or b"").decode()
+
+    with psycopg.connect(holding.conninfo) as other:
+        other.execute("LOCK jobs")
+        dsn = make_conninfo(holding.dsn, max_protocol_version=version)
+        client = holding.start(libpq, dsn, act)
+        connection = holding.held()
+        connection.release()
+        holding.until_server(BLOCKED, connection.pid)
+        cancelling.set()
+        assert holding.finish(client) == "57014"
+
+
+def test_a_disguised_cancellation(holding: Bench) -> None:
+    """A statement that the harness cancelled can be told to the client as a deadlock."""
+    with psycopg.connect(holding.conninfo) as other:
+        other.execute("LOCK jobs")
+        client = holding.start(by_psycopg, holding.dsn, [UPDATE])
+        connection = holding.held()
+        connection.disguise = ("40P01", "deadlock detected")
+        connection.release()
+        holding.until_server(BLOCKED, connection.pid)
+        holding.direct.execute("SELECT pg_cancel_backend(%s)", [connection.pid])
+        holding.until(lambda: not connection.running)
+    assert connection.error == ("40P01", "deadlock detected")
+    with pytest.raises(psycopg.errors.DeadlockDetected, match="deadlock detected"):
+        holding.finish(client)
+
+
+def test_other_errors_are_not_disguised(holding: Bench) -> None:
+    """Only a cancellation is disguised, and the disguise ends with its step."""
+    client = holding.start(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
+    connection = holding.held()
+    connection.disguise = ("40P01", "deadlock detected")
+    holding.let(connection)
+    assert connection.disguise is None
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        holding.finish(client)
+
+
+def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
+    """NOTIFY reaches a client that is held."""
+    raw = Raw(holding).log_in()
+    raw.send(protocol.query("LISTEN news"))
+    connection = holding.held()
+    holding.let(connection)
+    raw.until("Z")
+    raw.send(protocol.query("SELECT 1"))
+    holding.held()
+    holding.direct.execute("NOTIFY news, 'told'")
+    # The server sends it between statements; this one goes beside what is held.
+    connection.run("SELECT 2")
+    assert raw.until("A")[-1].body.endswith(b"news\0told\0")
+    assert connection.held == Held("query", "SELECT 1")
+
+
+def test_a_password_passes(bench: Bench, guarded: tuple[str, str]) -> None:
+    """SCRAM works through the gate, with the password in the client's DSN."""
+    conninfo, method = guarded
+    assert method == "scram-sha-256"
+    with closing(Wire(conninfo)) as wire:
+        dsn = wire.listen("w2")
+        client = Client(wire, partial(by_asyncpg, dsn, [("SELECT $1::int", (1,))]))
+        bench.clients.append(client)
+        while not client.ended:
+            wire.pump(1.0)
+        assert client.error is None
+        refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
+        wrong = Client(wire, partial(by_psycopg, refused, [INSERT]))
+        while not wrong.ended:
+            wire.pump(1.0)
+        assert "password authentication failed" in str(wrong.error)
+
+
+@pytest.fixture
+def guarded(bench: Bench) -> tuple[str, str]:
+    """A role that needs a password with every awkward character, and how it is asked."""
+    password = "s3cr:t/@%x? 'y\\"  # noqa: S105 - of a role of this test's
+    role = f"guarded_{uuid.uuid4().hex}"
+    quoted = password.replace("'", "''")
+    bench.direct.execute("SET standard_conforming_strings = on")
+    bench.direct.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{quoted}'".encode())
+    (file,) = bench.direct.execute("SHOW hba_file").fetchone() or ()
+    rules = Path(file).read_text()
+    Path(file).write_text(f"local all {role} scram-sha-256\n{rules}")
+    bench.direct.execute("SELECT pg_reload_conf()")
+    known = "SELECT EXISTS (SELECT FROM pg_hba_file_rules WHERE %s = ANY (user_name))"
+    bench.until_server(known, role)
+    (method,) = bench.direct.execute(
+        "SELECT auth_method FROM pg_hba_file_rules WHERE %s = ANY (user_name)", [role]
+    ).fetchone() or ("",)
+    return make_conninfo(bench.conninfo, user=role, password=password), method
+
+
+# --- the harness's own --------------------------------------------------------------------------
+
+
+def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
+    """A new connection has its owner's settings, and its client hears nothing of them."""
+    bench.wire.settings = lambda owner: [f"SET application_name = 'of {owner}'", "SET my.own = 'x'"]
+    raw = Raw(bench).log_in()
+    raw.send(
+        protocol.query("SELECT current_setting('application_name') || current_setting('my.own')")
+    )
+    assert [m.kind for m in raw.until("Z")] == ["T", "D", "C", "Z"]
+    found = bench.direct.execute(
+        "SELECT application_name FROM pg_stat_activity WHERE pid = %s",
+        [bench.wire.connections(OWNER)[0].pid],
+    )
+    assert found.fetchone() == (f"of {OWNER}",)
+
+
+def test_a_setting_that_fails_is_told(bench: Bench) -> None:
+    """A client whose settings cannot be made is refused with the server's reason."""
+    bench.wire.settings = lambda _: ["SET nonsense = 1"]
+    client = bench.start(by_psycopg, bench.dsn, [INSERT])
+    with pytest.raises(psycopg.OperationalError, match="SET nonsense = 1: unrecognized"):
+        bench.finish(client)
+
+
+def test_run(holding: Bench) -> None:
+    """A statement of the harness's own runs beside what is held, and its answer is swallowed."""
+    raw = Raw(holding).log_in()
+    raw.send(protocol.query("SHOW my.own"))
+    connection = holding.held()
+    connection.run("SET my.own = 'seen'")
+    with pytest.raises(ServerError, match="22012: division by zero"):
+        connection.run("SELECT 1 / 0")
+    assert (connection.tag, connection.error, raw.found) == ("", None, [])
+    holding.let(connection)
+    assert [m.kind for m in raw.until("Z")] == ["T", "D", "C", "Z"]
+    assert connection.idle
+
+
+def test_run_where_it_cannot(holding: Bench) -> None:
+    """In the middle of a pipeline, and on a broken connection, nothing else can be run."""
+    client = holding.start(by_psycopg, holding.dsn, [INSERT])
+    connection = holding.held()
+    holding.let(connection)
+    assert connection.held == COMMIT
+    with pytest.raises(QueueproofError, match="w1 is in the middle of something: SELECT 1"):
+        connection.run("SELECT 1")
+    connection.cut_before()
+    with pytest.raises(ServerError, match="08006"):
+        connection.run("SELECT 1")
+    holding.until(lambda: client.ended)
+
+
+def test_run_on_a_backend_that_ends(bench: Bench) -> None:
+    """A connection that breaks under the harness's own statement is an error, not a hang."""
+    Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    with pytest.raises(ServerError, match=r"57P01|08006"):
+        connection.run("SELECT pg_terminate_backend(pg_backend_pid())")
+    bench.until(lambda: connection.closed)
+
+
+def test_run_waits_for_what_passes(bench: Bench) -> None:
+    """With nothing held, a statement of the harness's own waits until the server is free."""
+    raw = Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    with psycopg.connect(bench.conninfo) as other:
+        other.execute("LOCK jobs")
+        raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
+        bench.until_server(BLOCKED, connection.pid)
+        assert connection.running
+    connection.run("DELETE FROM jobs")
+    assert [m.kind for m in raw.until("Z")] == ["C", "Z"]
+    assert bench.ids() == []
+
+
+def test_holding_may_begin_and_end_at_any_time(bench: Bench) -> None:
+    """Held from a moment on, the next statement stands; let go, it passes and so does the rest."""
+    raw = Raw(bench).log_in()
+    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
+    raw.until("Z")
+    bench.wire.hold(OWNER, on=True)
+    raw.send(protocol.query("INSERT INTO jobs VALUES (2)") + protocol.query("SELECT 1"))
+    connection = bench.held()
+    assert bench.ids() == [1]
+    bench.wire.hold(OWNER, on=False)
+    assert connection.held is None
+    raw.until("Z")
+    raw.until("Z")
+    assert bench.ids() == [1, 2]
+
+
+def test_holding_in_the_middle_of_a_pipeline(bench: Bench) -> None:
+    """Held between an Execute and its Sync, the Sync that commits it stands before the gate."""
+    raw = Raw(bench).log_in()
+    raw.send(
+        protocol.message("P", b"\0INSERT INTO jobs VALUES (1)\0\0\0")
+        + protocol.message("B", b"\0\0\0\0\0\0\0\0")
+        + protocol.message("E", b"\0\0\0\0\0")
+    )
+    (connection,) = bench.wire.connections(OWNER)
+    bench.until(lambda: connection.running)
+    bench.wire.hold(OWNER, on=True)
+    raw.send(protocol.message("S"))
+    assert bench.held() is connection
+    assert (connection.held, bench.ids()) == (COMMIT, [])
+    bench.let(connection)
+    assert bench.ids() == [1]
+
+
+def test_watch(bench: Bench) -> None:
+    """Other file descriptors wake the pump, until they are watched no more."""
+    ours, theirs = os.pipe()
+    heard: list[bytes] = []
+    bench.wire.watch(ours, lambda: heard.append(os.read(ours, 10)))
+    os.write(theirs, b"one")
+    assert bench.wire.pump(PATIENCE)
+    assert heard == [b"one"]
+    bench.wire.unwatch(ours)
+    os.write(theirs, b"two")
+    assert not bench.wire.pump(0)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_forget_breaks_everything_of_an_owner(holding: Bench) -> None:
+    """A forgotten owner's clients are cut off, its backends end, and its port is closed."""
+    client = holding.start(by_psycopg, holding.dsn, [INSERT])
+    pid = holding.held().pid
+    holding.wire.forget(OWNER)
+    with pytest.raises(psycopg.OperationalError, match=CUT):
+        holding.finish(client)
+    holding.until_gone(pid)
+    late = holding.start(by_psycopg, holding.dsn, [INSERT])
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        holding.finish(late)
+    holding.wire.forget(OWNER)
+
+
+def open_files() -> int:
+    """How many descriptors this process has."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_nothing_is_left_open(server: Server) -> None:
+    """A closed gate has closed every socket that it had opened, and its backends end."""
+    with server.database() as conninfo:
+        before = open_files()
+        wire = Wire(conninfo)
+        port = port_of(wire.listen(OWNER))
+        opened = [socket.create_connection((gate.LOOPBACK, port)) for _ in range(3)]
+        wire.pump(PATIENCE)
+        wire.close()
+        for one in opened:
+            with suppress(ConnectionResetError):
+                assert one.recv(1) == b""
+            one.close()
+        assert open_files() == before
+
+
+@pytest.mark.parametrize("by", [by_psycopg, by_pipeline])
+def test_rewrite(holding: Bench, by: Callable[[str, Script], None]) -> None:
+    """What the server gets may be another statement than the client sent."""
+    holding.wire.rewrite = lambda sql: sql.replace("things", "jobs")
+    sent = [("INSERT INTO things VALUES (7)", ()), ("INSERT INTO things VALUES ($1)", (8,))]
+    client = holding.start(by, holding.dsn, sent)
+    steps = [step for step in holding.let_all(client) if step != COMMIT]
+    assert [(step.sql, step.params) for step in steps] == [
+        ("INSERT INTO jobs VALUES (7)", ()),
+        ("INSERT INTO jobs VALUES ($1)", ("8",)),
+    ]
+    holding.finish(client)
+    assert holding.ids() == [7, 8]
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there(bench: Bench) -> None:
+    """A client that comes while the server is away is told so, and others are not disturbed."""
+    raw = Raw(bench).log_in()
+    bench.wire.conninfo = make_conninfo(bench.conninfo, host="/nowhere")
+    hasty = Raw(bench)
+    hasty.send(startup(bench.conninfo) + protocol.query("SELECT 1"))
+    assert [m.kind for m in hasty.until("")] == ["E"]
+    client = bench.start(by_psycopg, bench.dsn, [INSERT])
+    with pytest.raises(psycopg.OperationalError, match="the gate cannot reach the server"):
+        bench.finish(client)
+    bench.wire.conninfo = bench.conninfo
+    bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+    raw.send(protocol.query("SELECT 1"))
+    assert raw.until("Z")
+
+
+def test_a_server_that_has_gone(bench: Bench) -> None:
+    """A server that was there and is no more is told of in the same way."""
+    bench.wire._resolved = (bench.conninfo, replace(bench.wire.upstream, address="/nowhere"))
+    client = bench.start(by_psycopg, bench.dsn, [INSERT])
+    with pytest.raises(psycopg.OperationalError, match="the gate cannot reach the server"):
+        bench.finish(client)
+
+
+@pytest.mark.parametrize(
+    ("host", "number", "place"),
+    [
+        ("/run/postgresql", "", (socket.AF_UNIX, "/run/postgresql/.s.PGSQL.5433")),
+        ("@postgresql", "", (socket.AF_UNIX, "\0postgresql/.s.PGSQL.5433")),
+        ("db", "10.0.0.1", (socket.AF_INET, ("10.0.0.1", 5433))),
+        ("db", "fd00::1", (socket.AF_INET6, ("fd00::1", 5433))),
+    ],
+)
+def test_place_of_a_server(host: str, number: str, place: tuple[object, object]) -> None:
+    """A host of libpq's is a directory, an abstract socket's name, or a machine."""
+    assert upstream._place(host, number, 5433) == place
+
+
+@pytest.fixture
+def on_tcp(server: Server) -> Iterator[str]:
+    """A database whose server is reached over TCP: another gate, in a thread of its own."""
+    inner: list[str] = []
+    begun = threading.Event()
+    ended, end = os.pipe()
+
+    def act(conninfo: str) -> None:
+        with closing(Wire(conninfo)) as wire:
+            wire.watch(ended, inner.clear)
+            inner.append(wire.listen(OWNER))
+            begun.set()
+            while inner:
+                wire.pump(None)
+
+    with server.database() as conninfo:
+        relay = threading.Thread(target=act, args=(conninfo,))
+        relay.start()
+        assert begun.wait(PATIENCE)
+        yield inner[0]
+        os.close(end)
+        relay.join(PATIENCE)
+        os.close(ended)
+
+
+def test_a_server_on_tcp(on_tcp: str) -> None:
+    """The server may be on TCP as well as on a Unix socket."""
+    with closing(Bench(on_tcp)) as bench:
+        bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+        assert bench.ids() == [5]
+
+
+@pytest.mark.parametrize("mode", ["require", "verify-full"])
+def test_encryption_that_is_asked_for_is_refused(bench: Bench, mode: str) -> None:
+    """A DSN that asks for TLS is refused with a next step, and nothing is sent in the clear."""
+    with (
+        closing(Wire(make_conninfo(bench.conninfo, sslmode=mode))) as wire,
+        pytest.raises(QueueproofError, match=f"sslmode={mode}: .* write sslmode=prefer"),
+    ):
+        wire.listen("w2")
+
+
+def test_a_server_that_does_not_let_us_in(bench: Bench) -> None:
+    """A server that refuses the login says why, with the fact that the gate speaks no TLS."""
+    with (
+        closing(Wire(make_conninfo(bench.conninfo, user="nobody"))) as wire,
+        pytest.raises(ServerUnavailableError, match=r'no TLS.*role "nobody" does not'),
+    ):
+        wire.listen("w2")
+
+
+# --- what no client should send -----------------------------------------------------------------
+
+HOSTILE = (
+    struct.pack("!iiii", 16, protocol.CANCEL, 1, 1) * 2,
+    b"GET / HTTP/1.1\r\n\r\n",
+    struct.pack("!ii", 8, 2 << 16),
+    struct.pack("!ii", 2**31 - 1, 3 << 16),
+    struct.pack("!ii", -1, 3 << 16),
+    b"\x16\x03\x01\x02\x00\x01\x00",  # TLS without asking
+)
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+def test_no_protocol_at_all(bench: Bench, data: bytes) -> None:
+    """A connection that does not begin as the protocol does is closed with a reason."""
+    raw = Raw(bench)
+    raw.send(data)
+    (told,) = raw.until("E")
+    assert protocol.read_error(told.body)[0] == "08P01"
+    raw.until("")
+    assert raw.ended
+    bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+
+
+FRAMES = st.builds(
+    protocol.message,
+    st.sampled_from("BCDEFHPQSXcdfp"),
+    st.one_of(
+        st.binary(max_size=40),
+        st.sampled_from([b"\0", b"SELECT 1\0", b"\0SELECT 1\0\0\0", b"\0" * 8, b"\0" * 5, b"S\0"]),
+    ),
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(frames=st.lists(FRAMES, max_size=12), held=st.booleans())
+def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None:  # noqa: FBT001
+    """Whatever a client sends after login, only its own connection can suffer."""
+    bench.wire.hold(OWNER, on=held)
+    raw = Raw(bench).log_in()
+    raw.send(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
+    while not raw.ended:
+        for connection in bench.wire.connections(OWNER):
+            if connection.held is not None:
+                connection.release()
+        bench.wire.pump(1.0)
+    assert bench.wire.connections(OWNER) == []
+    bench.wire.hold(OWNER, on=False)
+    other = Raw(bench).log_in()
+    other.send(protocol.query("SELECT 1"))
+    assert [m.kind for m in other.until("Z")] == ["T", "D", "C", "Z"]
+    other.close()
+    bench.until(lambda: not bench.wire.connections(OWNER))
+
+
+# --- large rows ---------------------------------------------------------------------------------
+
+BIG = 32 * 2**20
+
+
+def test_a_slow_reader_holds_the_server_back(bench: Bench) -> None:
+    """Of a result that its client does not read, no more than a bounded part is kept."""
+    read = threading.Event()
+
+    def act(low: Low) -> int:
+        low.pgconn.send_query(f"SELECT repeat('x', {BIG})".encode())
+        assert read.wait(PATIENCE)
+        return len(low.results()[0].get_value(0, 0) or b"")
+
+    client = bench.start(libpq, bench.dsn, act)
+    bench.until(lambda: any(not c._reading for c in bench.wire._channels))
+    assert sum(channel.waiting for channel in bench.wire._channels) < 2 * 2**20
+    assert not bench.wire.pump(0)
+    read.set()
+    assert bench.finish(client) == BIG
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FBT001
+    """A client that is gone, in the middle of a result or not, takes no other along."""
+    raw = Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    bench.wire.unwatch(raw._socket)
+    if busy:
+        raw.send(protocol.query(f"SELECT repeat('x', {BIG})"))
+        bench.until(lambda: any(not c._reading for c in bench.wire._channels))
+    raw._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw._socket.close()
+    raw.ended = True
+    bench.until(lambda: connection.closed)
+    bench.until_gone(connection.pid)
+    bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
+
+
+@pytest.mark.parametrize(("close", "left"), [(False, [2**20]), (True, [])])
+def test_what_a_client_has_left(bench: Bench, close: bool, left: list[int]) -> None:  # noqa: FBT001
+    """What a slow server has not taken yet outlives its client, but not the gate."""
+    raw = Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    os.kill(connection.pid, signal.SIGSTOP)
+    try:
+        raw.send(protocol.query(f"INSERT INTO jobs VALUES (length('{'x' * 2**20}'))"))
+        raw.close()
+        bench.until(lambda: not bench.wire.connections(OWNER))
+        assert len(bench.wire._channels) == 1
+        if close:
+            bench.wire.close()
+            assert not bench.wire._channels
+            bench.wire = Wire(bench.conninfo)
+    finally:
+        os.kill(connection.pid, signal.SIGCONT)
+    bench.until(lambda: not bench.wire._channels)
+    bench.until_gone(connection.pid)
+    assert bench.ids() == left
+
+
+def test_a_slow_server_holds_the_client_back(bench: Bench) -> None:
+    """Of data that the server does not take, no more than a bounded part is kept."""
+    copying, stopped = threading.Event(), threading.Event()
+
+    def act() -> int:
+        with psycopg.connect(bench.dsn, autocommit=True) as client, client.cursor() as cursor:
+            with cursor.copy("COPY notes FROM STDIN") as copy:
+                copying.set()
+                assert stopped.wait(PATIENCE)
+                for _ in range(BIG // 2**20):
+                    copy.write((b"x" * 1023 + b"\n") * 2**10)
+            return cursor.rowcount
+
+    bench.direct.execute("CREATE TABLE notes (note text)")
+    client = bench.start(act)
+    bench.until(copying.is_set)
+    (connection,) = bench.wire.connections(OWNER)
+    os.kill(connection.pid, signal.SIGSTOP)
+    try:
+        stopped.set()
+        bench.until(lambda: any(not c._reading for c in bench.wire._channels))
+        assert sum(channel.waiting for channel in bench.wire._channels) < 3 * 2**20
+    finally:
+        os.kill(connection.pid, signal.SIGCONT)
+    assert bench.finish(client) == BIG // 2**10
+
+
+def test_a_large_statement_is_held_and_shown(holding: Bench) -> None:
+    """A statement with megabytes of parameters is a step like any other."""
+
+    def act() -> None:
+        with psycopg.connect(holding.dsn, autocommit=True) as client:
+            client.execute("SELECT length(%s::text)", ["x" * BIG])
+
+    client = holding.start(act)
+    connection = holding.held()
+    assert connection.held is not None
+    assert connection.held.params == ("x" * BIG,)
+    holding.let_all(client)
+    holding.finish(client)
+
+
+def test_messages_without_end(holding: Bench) -> None:
+    """A client that fills the gate with small messages is held back, and others are not."""
+
+    def act() -> None:
+        with socket.create_connection((gate.LOOPBACK, port_of(holding.dsn))) as client:
+            client.sendall(startup(holding.conninfo) + protocol.query("SELECT 1"))
+            while True:
+                client.sendall(protocol.message("H") * 2**16)
+
+    client = holding.start(act)
+    connection = holding.held()
+    holding.until(lambda: not connection._client._reading)
+    assert len(connection._inbox) < 2**18
+    holding.finish(holding.start(by_psycopg, holding.dsn, []))
+    connection.cut_before()
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        holding.finish(client)
+
+
+def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that never comes to its Execute is refused once it is too long."""
+    monkeypatch.setattr(gate, "_GROUP", 2**16)
+    raw = Raw(holding).log_in()
+    raw.send(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
+    assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
+
+
+# --- what it costs ------------------------------------------------------------------------------
+
+
+def test_cost_is_measured(server: Server) -> None:
+    """Each protocol is timed directly, twice, and through a gate that holds or does not."""
+    found = cost.measure(server, rounds=2, statements=3)
+    assert len(found) == 8
+    assert {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT} == {
+        ("simple", 1.0),
+        ("extended", 1.0),
+    }
+    assert min(one.each for one in found) > 0
+
+
+# --- sockets ------------------------------------------------------------------------------------
+
+
+class Ends:
+    """A channel and the other end of its socket."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        self.selector = selectors.DefaultSelector()
+        self.among: set[Channel] = set()
+        self.heard: list[bytes] = []
+        self.drained = 0
+        self.channel = Channel(self.among, self.selector, self.ours, self.heard.append, self._count)
+
+    def _count(self) -> None:
+        self.drained += 1
+
+    def pump(self) -> None:
+        """Act on what is ready now."""
+        for key, mask in self.selector.select(0):
+            key.data(mask)
+
+    def close(self) -> None:
+        """Close both."""
+        self.channel.close()
+        self.theirs.close()
+        self.selector.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """A channel alone."""
+    with closing(Ends()) as opened:
+        yield opened
+
+
+def test_a_channel_that_was_not_ready(ends: Ends) -> None:
+    """Somebody else may have read in between: that is no end of the connection."""
+    ends.channel._act(selectors.EVENT_READ)
+    assert ends.heard == []
+    ends.theirs.sendall(b"x")
+    ends.pump()
+    assert ends.heard == [b"x"]
+
+
+def test_a_channel_that_is_full(ends: Ends) -> None:
+    """What the other side does not take is kept, in order, and closes the channel at last."""
+    sent = 0
+    with suppress(BlockingIOError):
+        while True:
+            sent += ends.ours.send(b"x" * 2**16)
+    ends.channel.send(b"y")
+    ends.channel.send(b"z")
+    assert ends.channel.waiting == 2
+    ends.channel.end()
+    assert ends.among == {ends.channel}
+    ends.channel.send(b"too late")
+    got = bytearray()
+    while ends.among:
+        got += ends.theirs.recv(2**20)
+        ends.pump()
+    while chunk := ends.theirs.recv(2**20):
+        got += chunk
+    assert got == b"x" * sent + b"yz"
+    assert ends.drained == 1
