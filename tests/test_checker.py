@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
-from collections import Counter
+import tracemalloc
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,8 +21,11 @@ from hypothesis import strategies as st
 from queueproof import checker, spec
 from queueproof.checker import Declared, check
 from queueproof.cost.checker import DECLARED, simulate
-from queueproof.history import Answer, Call, History, Ref, Timeline, Wait
+from queueproof.errors import QueueError, QueueproofError
+from queueproof.history import Answer, Call, History, Ref, Stored, Timeline, Wait, write
+from queueproof.lives import Hindrances, Life
 from queueproof.queue import State
+from queueproof.shelf import Shelf
 from queueproof.spec import Act, Breach, Job, Rules
 
 LEASE = 30.0
@@ -177,6 +183,19 @@ def test_two_overlapping_claims_of_one_job_are_one_violation() -> None:
         violation.job,
         violation.call,
     )
+
+
+def test_who_is_refused_because_of_a_race_is_told_of_the_race() -> None:
+    """The loser of a race may be refused before the winner's claim is answered: single-claim."""
+    told = Told()
+    told.enqueue("1")
+    one, other = told.begin("claim", "w1", limit=1), told.begin("claim", "w2", limit=1)
+    told.end(one, "1")
+    told.on("complete", one, answer="rejected")
+    told.end(other, "1")
+    told.on("complete", other)
+    (violation,) = check(told.finally_(j1="completed"), declared()).violations
+    assert ("single-claim", other.index) == (violation.guarantee, violation.call)
 
 
 # --- answers that were lost: rule 7 -------------------------------------------------------------
@@ -1058,11 +1077,17 @@ def test_fresh_leases_are_counted_against_all_who_might_have_taken_the_job(
 ) -> None:
     """Every claim and recovery of others counts that ran wholly while a claimed job was held."""
     takers = history.of_kind("claim", "recover")
-    ends = {ref: call.invoked for call in history.of_kind("complete", "fail") for ref in call.refs}
+    ends: dict[Ref | str, int] = {}  # of a claimed job, or of a worker
+    for call in history.of_kind("complete", "fail", "crash"):
+        for ended in (call.actor,) if call.kind == "crash" else call.refs:
+            ends.setdefault(ended, call.invoked)
+    never = float("inf")
     expected = sum(
         other.actor != claim.actor
         and claim.returned is not None
-        and claim.returned < other.invoked < ends.get(Ref(claim.index, job), float("inf"))
+        and claim.returned < other.invoked
+        and other.invoked < ends.get(Ref(claim.index, job), never)
+        and other.invoked < ends.get(claim.actor, never)
         and other.ended < claim.began + (lease or float("inf"))
         for claim in history.of_kind("claim")
         for job in claim.ids
@@ -1149,7 +1174,12 @@ def first_out_of_order(
 @given(histories)
 def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
     """Jobs not due, claimed before or without an attempt left are those of the calls so far."""
-    hindrances = dict(checker._hindrances(history))
+    lives: defaultdict[str, Life] = defaultdict(Life)
+    counted = Hindrances(lives.__getitem__)
+    hindrances = []
+    for call in history.calls:
+        counted.see(call)
+        hindrances.append(counted.now())
     for claim in history.of_kind("claim", "sweep"):
         earlier = history.calls[: claim.index]
         enqueued = [call for call in earlier if call.kind == "enqueue"]
@@ -1168,5 +1198,138 @@ def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
         ]
         waiting = sum(call.began + call.delay > claim.ended for call in enqueued)
         expected = (waiting, tried.count(False), tried.count(True), 0)
-        if claim.ids or claim.kind == "sweep":
-            assert expected == hindrances[claim.index]
+        assert expected == hindrances[claim.index]
+
+
+# --- histories longer than memory ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file for one history after the other."""
+    return tmp_path_factory.mktemp("history") / "history.jsonl"
+
+
+FACTS = (
+    MODELLED,
+    declared(order="fifo", cap=2),
+    declared(lease=None, held=True),
+    declared(observable=False),
+    declared(worker_heartbeat=True, recovers=False, order="fifo"),
+)
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@given(
+    history=histories,
+    facts=st.sampled_from(FACTS),
+    room=st.integers(1, 5),
+    observed=st.booleans(),
+)
+def test_a_history_in_a_file_is_judged_like_one_in_memory(
+    *, file: Path, history: History, facts: Declared, room: int, observed: bool
+) -> None:
+    """With one job in memory or five the same is found, in the same words, as with all of them."""
+    history.final = history.final if observed else None
+    write(file, history.calls, history.outcome)
+    whole, stored = check(history, facts), check(Stored(file), facts, room=room)
+    assert (whole.violations, whole.evidence) == (stored.violations, stored.evidence)
+
+
+def test_a_cleanup_is_judged_like_one_in_memory(file: Path) -> None:
+    """What was seen around a cleanup belongs to the life of a job that was laid aside."""
+    told = Told()
+    states: dict[str, State] = {}
+    for job in ("1", "2", "3", "4"):
+        told.enqueue(job)
+        told.on("complete", told.claim("w1", job), job)
+        states[job] = "completed"
+    told.do("jobs", "drainer", states=states)
+    told.do("cleanup", "drainer", delay=60.0)
+    told.do("jobs", "drainer", states={job: states[job] for job in ("1", "4")})
+    history = told.finally_(j1="completed", j4="completed")
+    write(file, history.calls, history.outcome)
+    whole, stored = check(history, declared()), check(Stored(file), declared(), room=1)
+    expected = [("no-lost-job", "2"), ("no-lost-job", "3")]
+    assert expected == [(found.guarantee, found.job) for found in stored.violations]
+    assert (whole.violations, whole.evidence) == (stored.violations, stored.evidence)
+
+
+def test_a_job_that_was_laid_aside_is_known_when_it_comes_back(file: Path) -> None:
+    """A job that runs again long after it was completed is found, whatever came in between."""
+    told = Told()
+    for n in range(100):
+        told.enqueue(str(n))
+        told.on("complete", told.claim("w1", str(n)), str(n))
+    again = told.claim("w2", "0")
+    write(file, told.history.calls)
+    (violation,) = check(Stored(file), declared(observable=False), room=1).violations
+    assert ("final-state", "0", again.index) == (
+        violation.guarantee,
+        violation.job,
+        violation.call,
+    )
+
+
+def test_the_memory_of_a_check_does_not_grow_with_the_history(file: Path) -> None:
+    """A longer history takes hardly more memory if only so many jobs may be there at once."""
+
+    def growth(room: int | None) -> int:
+        """Bytes that four times the events add; Python itself keeps some for later."""
+        peaks = []
+        for events in (2_000, 8_000):
+            history = simulate(events)
+            write(file, history.calls, history.outcome)
+            del history
+            tracemalloc.start()
+            try:
+                assert check(Stored(file), DECLARED, room=room).violations == []
+                peaks.append(tracemalloc.get_traced_memory()[1])
+            finally:
+                tracemalloc.stop()
+        return peaks[1] - peaks[0]
+
+    assert growth(room=30) < growth(room=None) / 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans())), st.integers(1, 9))
+def test_a_shelf_is_a_mapping_with_little_of_it_in_memory(
+    uses: list[tuple[int, bool]], room: int
+) -> None:
+    """Whatever is put in, changed and taken out, it is a dict of which `room` values are there."""
+    shelf: Shelf[int, list[int]] = Shelf(room, pickle.dumps, pickle.loads)
+    plain: dict[int, list[int]] = {}
+    for n, (key, changed) in enumerate(uses):
+        assert plain.get(key) == shelf.get(key)
+        if changed and key in plain:
+            plain[key].append(n)
+            shelf[key].append(n)
+        elif changed:
+            plain[key], shelf[key] = [n], [n]
+        assert len(shelf._near) <= room
+    assert plain == dict(shelf.items())
+    shelf.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "Expecting property name"),
+        ('{"kind": "claim"}', "missing 4 required positional arguments"),
+        ('{"kind": "claim", "limits": 3}', "unexpected keyword argument 'limits'"),
+        ('{"state": "queued"}', "'observed'"),
+    ],
+)
+def test_a_file_that_is_no_history_is_refused(file: Path, line: str, complaint: str) -> None:
+    """The message names the file, the line and what is wrong with it."""
+    file.write_text(f'{{"observed":false}}\n{line}\n')
+    with pytest.raises(QueueError) as refused:
+        check(Stored(file), declared())
+    assert str(refused.value).startswith(f"{file}:2: this is no line of a history: ")
+    assert complaint in str(refused.value)
+
+
+def test_a_history_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """The message names the file."""
+    with pytest.raises(QueueproofError, match=r"gone\.jsonl: No such file or directory"):
+        check(Stored(tmp_path / "gone.jsonl"), declared())

@@ -404,3 +404,12 @@ def test_a_lost_answer_does_not_wake_a_finished_job(kind: str) -> None:
     done = (enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
     lost = act(call(kind, 5.0), CLAIM, "unknown")
     assert phases(life(LEASED, *done, lost)) == {Phase.COMPLETED}
+
+
+def test_a_refusal_after_a_lost_claim_s_unknown_answer_is_fencing() -> None:
+    """Whoever holds the job is refused because somebody without it may have ended it."""
+    first, second = call("claim", 1.0), call("claim", 33.0, actor="w2")
+    late = act(call("complete", 34.0), holder=first, answer="unknown")
+    jobs = life(LEASED, enqueued(), act(first), act(second), late)
+    refused = act(call("complete", 35.0, actor="w2"), holder=second, answer="rejected")
+    assert blamed(LEASED, jobs, refused) == {"fencing"}

@@ -13,17 +13,18 @@ answer was lost every job that cannot be explained without it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, chain, islice
-from operator import itemgetter
+from itertools import islice
 from typing import NamedTuple
 
 from queueproof.guarantees import Offer
-from queueproof.history import Answer, Call, History, Ref, Timeline
+from queueproof.history import Call, History, Ref, Told
+from queueproof.lives import UNHINDERED, Life, Lives, Watcher, over, read
 from queueproof.queue import State
 from queueproof.spec import (
     FINISHED,
@@ -111,257 +112,159 @@ def declare(offer: Offer) -> Declared:
     )
 
 
-def check(history: History, declared: Declared) -> Findings:
-    """Judge one history against every guarantee that a history can show."""
-    rules = Rules(
-        lease=declared.lease,
-        held=declared.held,
-        worker_heartbeat=declared.worker_heartbeat,
-        takes_over=declared.lease is not None and not declared.recovers,
-        recoveries=Timeline(history.of_kind("recover")),
-    )
+def check(history: Told, declared: Declared, *, room: int | None = None) -> Findings:
+    """Judge one history against every guarantee that a history can show.
+
+    Where not all jobs may be in memory, what is kept in it beside the calls that are open is bound
+    by the jobs that a worker may still act on, and where an order is declared by those that nobody
+    has claimed yet. Only a history that says who waited for whom is read as a whole: a scheduler
+    made it, and it is short.
+
+    Args:
+        history: What was asked and answered. It may be read twice.
+        declared: What the queue declares.
+        room: Most jobs in memory, None for all; the others are laid aside in a temporary file.
+    """
+    lives = Lives(room)
+    try:
+        return _check(history, declared, lives)
+    finally:
+        lives.close()
+
+
+def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
     findings = Findings()
-    _check_limits(history, findings)
-    _check_routing(history, findings)
-    _check_deadlocks(history, findings)
-    _check_cleanup(history, findings)
-    misrouted = {violation.job for violation in findings.violations}  # or cleaned up too early
-    index = _Index(history)
-    lives = _Lives(history)
-    for job in lives.jobs:
-        if job in misrouted:
-            continue
-        life = _JobCheck(rules, declared, index, job)
-        life.run(lives.certain(job))
-        if not life.explained and (acts := lives.possible(job)):
-            # A call that was not answered may have met any job, and with many such calls the
-            # explanations are too many: only a life that has none without them is read with them.
-            life = _JobCheck(rules, declared, index, job)
-            life.run(acts)
-        findings.violations += life.findings.violations
-        findings.evidence.update(life.findings.evidence)
-    _check_waits(history, declared, findings)
-    _check_order(history, index, declared, findings)
-    _check_cap(history, declared, findings)
-    _count_overlaps(history, findings)
-    _count_fresh(history, declared, findings)
+    limits, deadlocks = _Limits(), _Deadlocks()
+    order, cap = _Order(declared, lives), _Cap(declared, findings)
+    watchers = [lives, limits, deadlocks, _Overlaps(findings)]
+    if declared.order != "none":
+        watchers.append(order)
+    if declared.cap is not None:
+        watchers.append(cap)
+    if declared.lease is not None or declared.held:
+        watchers.append(_Fresh(declared, findings))
+    read(history.calls, watchers)
+    lives.see_outcome(history.outcome)
+    blamed = _check_lives(declared, lives, findings)
+    findings.violations = [
+        *limits.violations,
+        *(violation for one in blamed for violation in one.routing),
+        *deadlocks.violations,
+        *(violation for one in blamed for violation in one.cleanup),
+        *(violation for one in blamed for violation in one.own),
+    ]
+    if lives.waited:
+        _check_waits(History(list(history.calls)), declared, findings)
+    bad = {violation.job for violation in findings.violations} - {None}
+    if bad and declared.order != "none":
+        # One violation counts once: the order is judged anew, without these jobs.
+        order = _Order(declared, lives, bad)
+        read(history.calls, [order])
+    findings.violations += order.violations + cap.violations
+    findings.evidence.update(order.evidence)
     findings.violations.sort(key=lambda violation: violation.call)
     return findings
-
-
-# --- what a job looks up among all calls --------------------------------------------------------
-
-
-class _Hindrance(NamedTuple):
-    """How many jobs cannot run at a moment, by the reason why."""
-
-    waiting: int = 0
-    held: int = 0
-    spent: int = 0
-    elsewhere: int = 0
-
-    def __str__(self) -> str:
-        reasons = "not due yet", "claimed before", "without an attempt left", "of another queue"
-        counted = zip(self, reasons, strict=True)
-        return ", ".join(f"{n} job{'s' if n > 1 else ''} {why}" for n, why in counted if n)
-
-
-class _Index:
-    """Facts about all calls, gathered once.
-
-    Attributes:
-        history: The calls.
-        enqueues: The enqueues that answered a job.
-        hindrances: By the index of a call what could not run when it was invoked: for claims that
-            got a job, sweeps and the last call.
-        lost: Whether the answer of a claim or of a recovery was lost.
-    """
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        self.enqueues: defaultdict[str, list[Call]] = defaultdict(list)
-        for call in history.of_kind("enqueue"):
-            for job in call.ids:
-                self.enqueues[job].append(call)
-        self.hindrances = dict(_hindrances(history))
-        self.lost = any(c.answer == "unknown" for c in history.of_kind("claim", "recover"))
-
-
-def _hindrances(history: History) -> Iterator[tuple[int, _Hindrance]]:
-    due: list[float] = []  # of delayed jobs, in order
-    elsewhere = 0
-    bounds: dict[str, float] = {}
-    attempts: Counter[str] = Counter()
-    done: set[str] = set()
-    held: set[str] = set()
-    spent: set[str] = set()
-    for call in history.calls:
-        taking = call.kind == "claim" and call.ids
-        if taking or call.kind == "sweep" or call is history.calls[-1]:
-            waiting = len(due) - bisect_right(due, call.ended)
-            yield call.index, _Hindrance(waiting, len(held), len(spent), elsewhere)
-        jobs: Sequence[str] = call.ids
-        match call.kind:
-            case "enqueue":
-                elsewhere += call.queue != "default"
-                if call.delay:
-                    insort(due, call.began + call.delay)
-                bounds.update((job, call.bound or FOREVER) for job in jobs)
-            case "claim" if jobs:
-                attempts.update(jobs)
-            case "complete" | "complete_many" if call.answer == "accepted":
-                jobs = [ref.job for ref in call.refs]
-                done.update(jobs)
-            case _:
-                continue
-        for job in jobs:
-            held.discard(job)
-            spent.discard(job)
-            if job in bounds and attempts[job] and job not in done:
-                (held if attempts[job] < bounds[job] else spent).add(job)
 
 
 # --- the life of one job ------------------------------------------------------------------------
 
 
-class _Lives:
-    """What the calls meant for each job, in the order of invocation.
+class _Blamed(NamedTuple):
+    """What one job shows.
 
     Attributes:
-        jobs: To the acts that name the job, or that are its worker's.
+        number: See `Life`.
+        routing: Claims from another queue.
+        cleanup: Cleanups that took too much.
+        own: Violations in the job's own life.
     """
 
-    def __init__(self, history: History) -> None:
-        self.jobs: dict[str, list[Act]] = {
-            job: []
-            for call in history.calls
-            if call.kind in {"enqueue", "claim"}
-            for job in call.ids
-        }
-        reader = _Reader(history)
-        for call in history.calls:
-            for job, act in reader.acts(call):
-                if job in self.jobs:
-                    self.jobs[job].append(act)
-        self._sweeps = [Act(call, "sweep") for call in history.of_kind("sweep")]
-        nameless = _nameless(history)
-        self._nameless = Timeline(nameless)
-        self._enqueues = [call for call in nameless if call.kind == "enqueue"]
-
-    def certain(self, job: str) -> list[Act]:
-        """The acts of a job without the calls that may as well have met another one."""
-        acts = self.jobs[job]
-        known = any(act.kind == "enqueue" for act in acts)
-        makers = [] if known else [Act(call, "enqueue", "unknown") for call in self._makers(acts)]
-        return _in_order(acts, makers, self._sweeps)
-
-    def possible(self, job: str) -> list[Act]:
-        """The acts of a job with all calls that may have met it; none where there are no more."""
-        acts = self.jobs[job]
-        makers = self._makers(acts)
-        begins = [act.call for act in acts if act.kind == "enqueue"] + makers
-        claimed = max((act.call.index for act in acts if act.kind == "claim"), default=0)
-        ends = [
-            act.call
-            for act in acts
-            if act.kind == "complete" and act.answer == "accepted" and act.call.index > claimed
-        ]
-        meanwhile = self._nameless.overlapping(
-            min((call.invoked for call in begins), default=0),
-            min((call.returned or FOREVER for call in ends), default=FOREVER),
-        )
-        known = {act.call.index for act in acts}
-        others = [
-            Act(call, call.kind, call.answer)
-            for call in meanwhile
-            if call.index not in known and (call.kind != "enqueue" or call in makers)
-        ]
-        return _in_order(acts, others, self._sweeps) if others else []
-
-    def _makers(self, acts: Sequence[Act]) -> list[Call]:
-        """The enqueues without an answer that may have made a job."""
-        if any(act.kind == "enqueue" for act in acts):
-            return self._enqueues  # one that was told the same id again
-        return [call for call in self._enqueues if not _over(acts[0].call, call)]
+    number: int
+    job: str
+    routing: list[Violation]
+    cleanup: list[Violation]
+    own: list[Violation]
 
 
-def _in_order(*acts: Sequence[Act]) -> list[Act]:
-    return sorted(chain(*acts), key=lambda act: act.call.index)
-
-
-def _nameless(history: History) -> list[Call]:
-    """The calls that may have met any job: unanswered ones, and the crashes of their actors."""
+def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_Blamed]:
+    """Follow each job, in the order in which they came; those with violations."""
+    rules = Rules(
+        lease=declared.lease,
+        held=declared.held,
+        worker_heartbeat=declared.worker_heartbeat,
+        takes_over=declared.lease is not None and not declared.recovers,
+    )
     found = []
-    actors: set[str] = set()
-    for call in history.calls:
-        lost = call.kind in {"enqueue", "claim", "recover"} and call.answer == "unknown"
-        if lost:
-            actors.add(call.actor)
-        if lost or (call.kind == "crash" and call.actor in actors):
-            found.append(call)
+    for job, life in lives.each():
+        routing = _check_routing(job, life)
+        cleanup = _check_cleanup(job, life, findings)
+        own = []
+        if life.number and not (routing or cleanup):
+            followed = _follow(rules, declared, lives, job, life)
+            own = followed.violations
+            findings.evidence.update(followed.evidence)
+        if routing or cleanup or own:
+            found.append(_Blamed(life.number, job, routing, cleanup, own))
+    if len(lives.queues) > 1:
+        findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
+    return sorted(found, key=lambda one: (one.number, one.job))
+
+
+def _follow(rules: Rules, declared: Declared, lives: Lives, job: str, life: Life) -> Findings:
+    acts = life.acts()
+    check = _JobCheck(rules, declared, lives, job, life)
+    check.run(lives.certain(acts))
+    for later in (False, True):
+        # A call that was not answered may have met any job, and with many such calls the
+        # explanations are too many: only a life that has none without them is read with them.
+        if not check.explained and (more := lives.possible(acts, later=later)):
+            check = _JobCheck(rules, declared, lives, job, life)
+            check.run(more)
+    return check.findings
+
+
+def _check_routing(job: str, life: Life) -> list[Violation]:
+    """A claim names the queue that it takes from."""
+    homes = [entry.call.queue for entry in life.entries if entry.kind == "enqueue"]
+    claims = {entry.call.index: entry.call for entry in life.entries if entry.kind == "claim"}
+    return [
+        Violation(
+            "routing",
+            f"{claim.actor} claimed from queue {claim.queue!r} and was given a job of "
+            f"queue {homes[-1]!r}",
+            job,
+            claim.index,
+        )
+        for claim in claims.values()
+        if homes and homes[-1] != claim.queue
+    ]
+
+
+def _check_cleanup(job: str, life: Life, findings: Findings) -> list[Violation]:
+    """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
+
+    Judged between two looks that follow each other with nothing but the cleanup in between.
+    """
+    found = []
+    for before, state, clean, kept in life.looks:
+        ended = [
+            entry.call.began
+            for entry in life.entries
+            if entry.kind in {"complete", "fail"}
+            and entry.call.answer == "accepted"
+            and entry.call.invoked < before
+        ]
+        waits = state in {"queued", "running"}
+        if not waits and not (ended and clean.ended - max(ended) < clean.delay):
+            continue
+        if kept:
+            findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
+            continue
+        what = f"was {state}" if waits else f"had {state} since"
+        age = f"{clean.delay:.0f} s"
+        because = f"a cleanup of jobs that ended more than {age} ago removed one that {what}"
+        found.append(Violation("no-lost-job", because, job, clean.index))
     return found
-
-
-class _Reader:
-    """Reads calls, in the order of invocation, as what they meant for single jobs."""
-
-    def __init__(self, history: History) -> None:
-        self._calls = history.calls
-        self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
-        self._latest: dict[str, Call] = {}  # claim of a job
-
-    def acts(self, call: Call) -> Iterator[tuple[str, Act]]:
-        """What a call meant for the jobs that it names, and for those that its worker may hold."""
-        if call.answer in {"retry", "error", "pending"}:
-            return
-        match call.kind:
-            case "enqueue" | "recover":
-                for job in call.ids:
-                    yield job, Act(call, call.kind, call.answer)
-            case "claim":
-                for job in call.ids:
-                    self._holds[call.actor][job] = self._latest[job] = call
-                for job in (*call.ids, *call.repeated):
-                    yield job, Act(call, "claim")
-            case "complete" | "fail" | "complete_many":
-                kind = "fail" if call.kind == "fail" else "complete"
-                for ref in call.refs:
-                    claim = self._calls[ref.call]
-                    answer = _answer_for(call, ref)
-                    if answer == "accepted" and self._holds[claim.actor].get(ref.job) is claim:
-                        del self._holds[claim.actor][ref.job]
-                    yield ref.job, Act(call, kind, answer, claim)
-            case "heartbeat":
-                for ref in call.refs:
-                    yield ref.job, Act(call, "heartbeat", call.answer, self._calls[ref.call])
-                for job in self._held(call) - {ref.job for ref in call.refs}:
-                    yield job, Act(call, "heartbeat", call.answer, named=False)
-            case "crash":
-                for job in self._held(call):
-                    yield job, Act(call, "crash")
-            case "jobs":
-                for job, state in (call.states or {}).items():
-                    yield job, Act(call, "jobs", seen=state)
-
-    def _held(self, call: Call) -> set[str]:
-        """The jobs that a call's worker got and, when it is invoked, nobody has taken over."""
-        holds = self._holds[call.actor]
-        for job, claim in list(holds.items()):
-            latest = self._latest[job]
-            if _over(claim, latest) and _over(latest, call):
-                del holds[job]
-        return set(holds)
-
-
-def _over(call: Call, other: Call) -> bool:
-    """Whether a call had been answered when another was invoked."""
-    return (call.returned or FOREVER) < other.invoked
-
-
-def _answer_for(call: Call, ref: Ref) -> Answer:
-    if call.kind != "complete_many" or call.answer != "accepted":
-        return call.answer
-    return "accepted" if ref.job in call.ids else "rejected"
 
 
 class _Config(NamedTuple):
@@ -383,11 +286,14 @@ class _JobCheck:
         findings: The first violation in the job's life, or the evidence of a sound one.
     """
 
-    def __init__(self, rules: Rules, declared: Declared, index: _Index, job: str) -> None:
+    def __init__(
+        self, rules: Rules, declared: Declared, lives: Lives, job: str, life: Life
+    ) -> None:
         self.rules = rules
         self.declared = declared
-        self.index = index
+        self.lives = lives
         self.job = job
+        self.life = life
         self.findings = Findings()
         self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
@@ -432,7 +338,9 @@ class _JobCheck:
             reached, breach = self._explore(configs, acts, open_acts, n)
             if not reached:
                 because = breach or Breach("single-claim", "no order of the calls explains this")
-                self._violate(because, act.call)
+                refused = act.answer == "rejected" and because.guarantee == "live-lease"
+                raced = self._raced(configs, acts, open_acts) if refused else None
+                self._violate(*(raced or (because, act.call)))
                 return
             open_acts.discard(n)
             configs = reached
@@ -481,6 +389,21 @@ class _JobCheck:
                         frontier.append(following)
         return sorted(found if target is None else reached, key=_order), breach
 
+    def _raced(
+        self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
+    ) -> tuple[Breach, Call] | None:
+        """The claim that got the job while its holder did, and that is not answered yet.
+
+        That the holder is refused may be seen before that answer: it is one violation.
+        """
+        claims = [acts[n] for n in sorted(open_acts) if acts[n].kind == "claim"]
+        for act in claims:
+            for config in configs if act.answer == "accepted" else ():
+                outcome = step(self.rules, config.job, act)
+                if isinstance(outcome, Breach) and outcome.guarantee == "single-claim":
+                    return outcome, act.call
+        return None
+
     def _violate(self, breach: Breach, call: Call) -> None:
         self.findings.violations.append(
             Violation(
@@ -499,7 +422,7 @@ class _JobCheck:
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
             for job, _ in configs
         )
-        hindrance = self.index.hindrances[act.call.index]
+        hindrance = self.lives.hindrances[act.call.index]
         if not ready or not any(hindrance):
             return None
         because = f"a job that was due could not be claimed beside {hindrance}"
@@ -507,7 +430,7 @@ class _JobCheck:
 
     def _due_by(self, job: Job) -> float:
         """From when on the job is certainly due: its enqueue happened before its answer."""
-        enqueues = self.index.enqueues[self.job]
+        enqueues = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
         return max([job.due, *(call.ended + call.delay for call in enqueues)]) + SHORT
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
@@ -543,17 +466,17 @@ class _JobCheck:
             if job.bound is not None and job.claims == job.bound:
                 self.findings.evidence["retry-bound", "jobs attempted as often as allowed"] += 1
                 break
-        if self.index.history.final is not None or not self.declared.observable:
+        if self.lives.observed or not self.declared.observable:
             self._account(configs)
 
     def _account(self, configs: list[_Config]) -> None:
         """After the drain every acknowledged job must have ended, one way or the other."""
-        history = self.index.history
-        seen = history.final.get(self.job) if history.final is not None else None
+        seen = self.lives.outcome(self.job)
         if any(self._ended(job, seen) for job, _ in configs):
             return
         job = configs[0].job
-        last = history.calls[-1]
+        last = self.lives.last
+        assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
         if job.phase == Phase.COMPLETED:
             because = f"its completion was accepted, and {where} for ever"
@@ -561,7 +484,7 @@ class _JobCheck:
             return
         if not self.declared.observable:
             where = "no claim returns it"
-        if self.index.lost or any(job.crashed or job.released for job, _ in configs):
+        if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
             if self.rules.lease is None and not self.rules.held:
                 return
             self._violate(
@@ -572,7 +495,7 @@ class _JobCheck:
                 last,
             )
             return
-        if self.starved and any(self.index.hindrances[last.index]):
+        if self.starved and any(self.lives.hindered_at_the_end()):
             self.findings.violations.append(self.starved)
             return
         self._violate(
@@ -608,7 +531,7 @@ class _JobCheck:
             case "claim" if (
                 act.answer == "accepted"
                 and job.claims == 0
-                and any(self.index.hindrances[call.index])
+                and any(e.beside for e in self.life.entries if e.call.index == call.index)
             ):
                 return "no-starvation", "jobs claimed beside others that could not run"
             case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
@@ -636,120 +559,208 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
 # --- what concerns several jobs -----------------------------------------------------------------
 
 
-def _check_limits(history: History, findings: Findings) -> None:
-    for call in history.of_kind("claim"):
-        taken = len(call.ids)  # a job that is there twice is single-claim
-        if taken > call.limit:
-            findings.violations.append(
-                Violation(
-                    "claim-limit",
-                    f"{call.actor} asked for at most {call.limit} and was given {taken}",
-                    None,
-                    call.index,
-                )
-            )
+class _Limits(Watcher):
+    """A claim takes no more than it asks for."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def see(self, call: Call) -> None:
+        """Count what a claim got; a job that is there twice is single-claim."""
+        if call.kind == "claim" and len(call.ids) > call.limit:
+            because = f"{call.actor} asked for at most {call.limit} and was given {len(call.ids)}"
+            self.violations.append(Violation("claim-limit", because, None, call.index))
 
 
-def _check_routing(history: History, findings: Findings) -> None:
-    """A claim names the queue that it takes from."""
-    home = {job: call.queue for call in history.of_kind("enqueue") for job in call.ids}
-    elsewhere = len(set(home.values())) > 1
-    for call in history.of_kind("claim"):
-        if elsewhere:
-            findings.evidence["routing", "claims beside another queue's jobs"] += 1
-        for job in call.ids:
-            if home.get(job, call.queue) != call.queue:
-                because = (
-                    f"{call.actor} claimed from queue {call.queue!r} and was given a job of "
-                    f"queue {home[job]!r}"
-                )
-                findings.violations.append(Violation("routing", because, job, call.index))
-
-
-def _check_deadlocks(history: History, findings: Findings) -> None:
+class _Deadlocks(Watcher):
     """40P01 is a deadlock, whether the scheduler saw the circle or the server did."""
-    for call in history.calls:
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def see(self, call: Call) -> None:
+        """Look at the error that a call was answered."""
         if call.error.startswith(DEADLOCK):
             others = " and ".join(dict.fromkeys(wait.blocker for wait in call.waits))
             because = (
                 f"{call.actor}, in {_noun(call)}, and {others or 'another'} waited for each other"
             )
-            findings.violations.append(Violation("no-deadlock", because, None, call.index))
+            self.violations.append(Violation("no-deadlock", because, None, call.index))
 
 
-def _check_cleanup(history: History, findings: Findings) -> None:
-    """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
-
-    Judged between two looks that follow each other with nothing but the cleanup in between.
-    """
-    if not history.of_kind("cleanup"):
-        return
-    calls, ends = history.calls, _ends_by_job(history)
-    for before, clean, after in zip(calls, calls[1:], calls[2:], strict=False):
-        if clean.kind != "cleanup" or before.states is None or after.states is None:
-            continue
-        for job, state in before.states.items():
-            ended = [end.began for end in ends.get(job, ()) if end.invoked < before.invoked]
-            waits = state in {"queued", "running"}
-            if not waits and not (ended and clean.ended - max(ended) < clean.delay):
-                continue
-            if job in after.states:
-                findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
-                continue
-            what = f"was {state}" if waits else f"had {state} since"
-            because = (
-                f"a cleanup of jobs that ended more than {clean.delay:.0f} s ago removed one that "
-                f"{what}"
-            )
-            findings.violations.append(Violation("no-lost-job", because, job, clean.index))
-
-
-def _ends_by_job(history: History) -> dict[str, list[Call]]:
-    """The calls by which workers may have ended each job."""
-    ends: dict[str, list[Call]] = {}
-    for call in history.of_kind("complete", "complete_many", "fail"):
-        for ref in call.refs if call.answer == "accepted" else ():
-            ends.setdefault(ref.job, []).append(call)
-    return ends
-
-
-def _check_cap(history: History, declared: Declared, findings: Findings) -> None:
+class _Cap(Watcher):
     """When a claim answers, the jobs that are certainly running then are counted."""
-    if declared.cap is None:
-        return
-    lease = FOREVER if declared.lease is None else declared.lease
-    running: list[tuple[str, Call, float]] = []  # job, its claim, when it may have ended
-    ends = _first_ends(history)
-    counted: dict[int, int] = {}
-    claims = [call for call in history.of_kind("claim") if call.ids and call.returned]
-    for claim in sorted(claims, key=lambda claim: claim.returned or 0):
-        answered = claim.returned or 0
-        for job in claim.ids:
-            over = min(ends.get(Ref(claim.index, job), FOREVER), ends.get(claim.actor, FOREVER))
-            running.append((job, claim, over))
-        running = [
-            (job, other, over)
-            for job, other, over in running
-            if over >= answered and claim.ended < other.began + lease
-        ]
-        counted[claim.index] = len({job for job, _, _ in running})
-    for claim in claims:
-        n = counted[claim.index]
-        if n == declared.cap:
-            findings.evidence["concurrency-limit", "claims that reached the cap"] += 1
-        if n > declared.cap:
-            because = f"{n} jobs were running at once; at most {declared.cap} may"
-            findings.violations.append(Violation("concurrency-limit", because, None, claim.index))
+
+    def __init__(self, declared: Declared, findings: Findings) -> None:
+        self.violations: list[Violation] = []
+        self._cap = declared.cap or 0
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._findings = findings
+        self._running: dict[Ref, str] = {}  # to its worker
+        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
+        self._stale: list[tuple[float, Ref]] = []  # a heap by the ends of the leases
+        self._copies: Counter[str] = Counter()  # how often a job is running
+        self._claims: deque[int] = deque()  # that are not judged yet, in the order of invocation
+        self._counted: dict[int, int] = {}
+
+    def see(self, call: Call) -> None:
+        """From its invocation on an operation may end a job, and a crash all of a worker's."""
+        match call.kind:
+            case "claim" if call.ids and call.returned:
+                self._claims.append(call.index)
+            case "complete" | "complete_many" | "fail":
+                for ref in call.refs:
+                    self._end(ref)
+            case "crash":
+                for ref in self._of_actor.pop(call.actor, ()):
+                    self._end(ref)
+
+    def _end(self, ref: Ref) -> None:
+        actor = self._running.pop(ref, None)
+        if actor is not None:
+            if actor in self._of_actor:
+                self._of_actor[actor].discard(ref)
+            self._copies[ref.job] -= 1
+            if not self._copies[ref.job]:
+                del self._copies[ref.job]
+
+    def settle(self, call: Call) -> None:
+        """Count when a claim has got something."""
+        if call.kind != "claim" or not call.ids:
             return
+        for job in call.ids:
+            ref = Ref(call.index, job)
+            self._running[ref] = call.actor
+            self._of_actor[call.actor].add(ref)
+            self._copies[job] += 1
+            if self._lease < FOREVER:
+                heappush(self._stale, (call.began + self._lease, ref))
+        while self._stale and self._stale[0][0] <= call.ended:
+            self._end(heappop(self._stale)[1])
+        self._counted[call.index] = len(self._copies)
+        while self._claims and self._claims[0] in self._counted:
+            self._judge(self._claims.popleft())
+
+    def _judge(self, claim: int) -> None:
+        n = self._counted.pop(claim)
+        if self.violations:
+            return
+        if n == self._cap:
+            self._findings.evidence["concurrency-limit", "claims that reached the cap"] += 1
+        if n > self._cap:
+            because = f"{n} jobs were running at once; at most {self._cap} may"
+            self.violations.append(Violation("concurrency-limit", because, None, claim))
 
 
-def _first_ends(history: History) -> dict[Ref | str, int]:
-    """From when on a claimed job may not run any more, and all of a crashed worker's."""
-    ends: dict[Ref | str, int] = {}
-    for call in history.of_kind("complete", "complete_many", "fail", "crash"):
-        for ended in (call.actor,) if call.kind == "crash" else call.refs:
-            ends.setdefault(ended, call.invoked)
-    return ends
+class _Overlaps(Watcher):
+    """Counts the pairs of calls by different actors that were open at once."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._open: list[Call] = []
+
+    def see(self, call: Call) -> None:
+        """Meet those that are open."""
+        if call.returned is None:
+            return
+        for other in self._open:
+            if other.actor != call.actor:
+                self._pairs[other.kind, call.kind] += 1
+        self._open.append(call)
+
+    def settle(self, call: Call) -> None:
+        """Leave the others."""
+        self._open.remove(call)
+
+    def end(self) -> None:
+        """Say for which guarantees these were tests."""
+        evidence = self._findings.evidence
+        for kinds, n in self._pairs.items():
+            if kinds == ("claim", "claim"):
+                evidence["single-claim", "overlapping claims"] += n
+            if "enqueue" in kinds and "claim" in kinds:
+                evidence["not-early", "claims during an enqueue"] += n
+            evidence["no-deadlock", "operations in the midst of another's"] += n
+            if not UNHINDERED.isdisjoint(kinds):
+                evidence["non-blocking", "operations in the midst of another's"] += n
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A claimed job whose lease is fresh.
+
+    Attributes:
+        actor: Who holds it.
+        taken: Claims and recoveries that others had begun when it was claimed.
+        late: Those of others since then that ended when the lease may have been over.
+    """
+
+    actor: str
+    taken: int
+    late: int = 0
+
+
+class _Fresh(Watcher):
+    """Counts claims and recoveries that could have taken a job whose lease was fresh."""
+
+    def __init__(self, declared: Declared, findings: Findings) -> None:
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._findings = findings
+        self._all = 0  # claims and recoveries that have begun
+        self._own: Counter[str] = Counter()  # of these an actor's
+        self._held: dict[Ref, _Held] = {}
+        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
+        self._limits: list[tuple[float, Ref]] = []  # ends of leases, in order
+
+    def see(self, call: Call) -> None:
+        """Somebody tries to take jobs, or ends one, or is gone."""
+        while self._limits and self._limits[0][0] <= call.began:
+            self._let_go(self._limits.pop(0)[1])
+        match call.kind:
+            case "claim" | "recover" if call.returned is not None:
+                self._all += 1
+                self._own[call.actor] += 1
+                for limit, ref in self._limits:
+                    if limit > call.ended:
+                        break
+                    if (held := self._held.get(ref)) and held.actor != call.actor:
+                        held.late += 1
+            case "complete" | "complete_many" | "fail" if call.answer not in {"retry", "error"}:
+                for ref in call.refs:
+                    self._let_go(ref)
+            case "crash":
+                for ref in self._of_actor.pop(call.actor, ()):
+                    self._let_go(ref)
+                self._own.pop(call.actor, None)
+
+    def _others(self, actor: str) -> int:
+        return self._all - self._own[actor]
+
+    def _let_go(self, ref: Ref) -> None:
+        held = self._held.pop(ref, None)
+        if held is not None:
+            if held.actor in self._of_actor:
+                self._of_actor[held.actor].discard(ref)
+            self._findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
+                self._others(held.actor) - held.taken - held.late
+            )
+
+    def settle(self, call: Call) -> None:
+        """A claim has got jobs."""
+        if call.kind != "claim":
+            return
+        for job in call.ids:
+            ref = Ref(call.index, job)
+            self._held[ref] = _Held(call.actor, self._others(call.actor))
+            self._of_actor[call.actor].add(ref)
+            if self._lease < FOREVER:
+                insort(self._limits, (call.began + self._lease, ref))
+
+    def end(self) -> None:
+        """What is still held counts as well."""
+        for ref in tuple(self._held):
+            self._let_go(ref)
 
 
 def _check_waits(history: History, declared: Declared, findings: Findings) -> None:
@@ -843,71 +854,106 @@ class _Allowed:
         return call.ended >= renewed.began + self._declared.lease
 
 
-def _check_order(history: History, index: _Index, declared: Declared, findings: Findings) -> None:
-    """Among jobs never claimed before, a claim made while nobody else acts takes the first ones."""
-    if declared.order == "none":
-        return
-    bad = {violation.job for violation in findings.violations}
-    free = _Free(call for call in history.of_kind("enqueue") if bad.isdisjoint(call.ids))
-    acting = Timeline([call for call in history.calls if call.kind not in _INSTANT])
-    for claim in history.of_kind("claim"):
-        if claim.answer == "unknown":
-            return  # it may have touched any job: none is certainly free from here on
-        if not claim.ids:
-            continue
-        taken = free.take(claim, [call for job in claim.ids for call in index.enqueues[job]])
-        if not taken or not _alone(claim, acting):
-            continue
-        for later in taken:
-            compared = free.passed(later)
-            findings.evidence["order", "pairs of jobs compared"] += len(compared)
-            if any(_precedes(earlier, later, declared.order) for earlier in compared):
-                wholly = free.passed(later, wholly=True)
-                passed_over = [c for c in wholly if _precedes(c, later, declared.order)]
+class _Order(Watcher):
+    """Among jobs never claimed before, a claim made while nobody else acts takes the first ones.
+
+    Args:
+        declared: Which order, if any.
+        lives: Who knows what was claimed.
+        bad: Jobs that something else is wrong with.
+    """
+
+    def __init__(
+        self, declared: Declared, lives: Lives, bad: AbstractSet[str | None] = frozenset()
+    ) -> None:
+        self.violations: list[Violation] = []
+        self.evidence: Counter[tuple[str, str]] = Counter()
+        self._order = declared.order
+        self._over = False
+        self._lives = lives
+        self._bad = bad
+        self._free = _Free()
+        self._acting = 0  # calls that are open and meet somebody
+        self._alone: Call | None = None  # a claim, as long as no other call has met it
+        self._taken: list[Call] = []  # what it took
+
+    def see(self, call: Call) -> None:
+        """A job comes, or jobs are taken."""
+        if self._over:
+            return
+        alone = not self._acting
+        if call.kind not in _INSTANT:
+            self._alone = None
+            self._acting += 1
+        match call.kind:
+            case "enqueue" if call.answer == "accepted" and self._bad.isdisjoint(call.ids):
+                if not any(self._lives.claimed_before(job, call) for job in call.ids):
+                    self._free.add(call)
+            case "claim" if call.answer == "unknown":
+                self._stop()  # it may have touched any job: none is certainly free from here on
+            case "claim" if call.ids:
+                self._taken = self._free.take(call)
+                self._alone = call if alone and self._taken else None
+
+    def _stop(self) -> None:
+        self._over = True
+        self._free = _Free()
+
+    def settle(self, call: Call) -> None:
+        """A claim is over that nobody has met."""
+        if call.kind not in _INSTANT:
+            self._acting -= 1
+        if call is not self._alone:
+            return
+        self._alone = None
+        for later in self._taken:
+            compared = self._free.passed(later)
+            self.evidence["order", "pairs of jobs compared"] += len(compared)
+            if any(_precedes(earlier, later, self._order) for earlier in compared):
+                wholly = self._free.passed(later, wholly=True)
+                passed_over = [c for c in wholly if _precedes(c, later, self._order)]
                 earlier = min(passed_over, key=lambda call: call.index)
-                findings.violations.append(_out_of_order(claim, earlier, later))
+                self.violations.append(_out_of_order(call, earlier, later))
+                self._stop()
                 return
 
 
-def _alone(claim: Call, acting: Timeline) -> bool:
-    meanwhile = acting.overlapping(claim.invoked, claim.returned or FOREVER)
-    return next(meanwhile) is claim and next(meanwhile, None) is None
-
-
 class _Free:
-    """The jobs that a claim may take and none has taken before.
+    """The jobs that a claim may take and none has taken before."""
 
-    Args:
-        enqueues: Of these jobs.
-    """
-
-    def __init__(self, enqueues: Iterable[Call]) -> None:
-        answered = [
-            (call.returned, call)
-            for call in enqueues
-            if call.answer == "accepted" and call.returned is not None
-        ]
-        self._coming = deque(sorted(answered, key=itemgetter(0)))
-        self._early: list[tuple[float, int, Call]] = []  # a heap by the moment they are due
+    def __init__(self) -> None:
+        self._known: defaultdict[str, list[Call]] = defaultdict(list)  # enqueues of a job
+        self._coming: list[tuple[float, int, Call]] = []  # a heap by the moment of the answer
+        self._early: list[tuple[float, float, Call]] = []  # a heap by the moment they are due
         self._lines: defaultdict[str, dict[tuple[bool, int], OrderedDict[int, Call]]]
         self._lines = defaultdict(dict)  # by queue, and by whether they were delayed and priority
-        self._taken: set[int] = set()
+        self._taken: set[int] = set()  # of those that are coming or early
 
-    def take(self, claim: Call, enqueues: Iterable[Call]) -> list[Call]:
-        """A claim takes the jobs of some enqueues: those that it was free to take, in order."""
+    def add(self, enqueue: Call) -> None:
+        """A job comes."""
+        if enqueue.returned is not None:
+            heappush(self._coming, (enqueue.returned, enqueue.index, enqueue))
+            for job in enqueue.ids:
+                self._known[job].append(enqueue)
+
+    def take(self, claim: Call) -> list[Call]:
+        """A claim takes jobs: the enqueues of those that it was free to take, in order."""
         while self._coming and self._coming[0][0] < claim.invoked:
-            returned, call = self._coming.popleft()
+            returned, _, call = heappop(self._coming)
             heappush(self._early, (call.ended + call.delay, returned, call))
         while self._early and self._early[0][0] <= claim.began:
             _, _, call = heappop(self._early)
-            if call.index not in self._taken:
-                lines = self._lines[call.queue]
-                lines.setdefault((call.delay > 0, call.priority), OrderedDict())[call.index] = call
+            if call.index in self._taken:
+                self._taken.discard(call.index)
+                continue
+            lines = self._lines[call.queue]
+            lines.setdefault((call.delay > 0, call.priority), OrderedDict())[call.index] = call
         free = []
-        for call in enqueues:
-            self._taken.add(call.index)
+        for call in [call for job in claim.ids for call in self._known.pop(job, ())]:
             line = self._lines[call.queue].get((call.delay > 0, call.priority))
-            if line and line.pop(call.index, None) and call.queue == claim.queue:
+            if not (line and line.pop(call.index, None)):
+                self._taken.add(call.index)
+            elif call.queue == claim.queue:
                 free.append(call)
         return sorted(free, key=lambda call: call.index)
 
@@ -930,7 +976,7 @@ def _comparable(one: Call, other: Call) -> bool:
 
 
 def _before(one: Call, other: Call) -> bool:
-    return _over(one, other) and one.ended + one.delay <= other.began + other.delay
+    return over(one, other) and one.ended + one.delay <= other.began + other.delay
 
 
 def _precedes(one: Call, other: Call, order: str) -> bool:
@@ -952,72 +998,3 @@ def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:
         later.ids[0],
         claim.index,
     )
-
-
-def _count_overlaps(history: History, findings: Findings) -> None:
-    """Count the pairs of calls by different actors that were open at once."""
-    pairs: Counter[tuple[str, str]] = Counter()
-    open_calls: list[tuple[int, str, str]] = []
-    for call in history.calls:
-        if call.returned is None:
-            continue
-        open_calls = [other for other in open_calls if other[0] > call.invoked]
-        for _, kind, actor in open_calls:
-            if actor != call.actor:
-                pairs[kind, call.kind] += 1
-        open_calls.append((call.returned, call.kind, call.actor))
-    for kinds, n in pairs.items():
-        if kinds == ("claim", "claim"):
-            findings.evidence["single-claim", "overlapping claims"] += n
-        if "enqueue" in kinds and "claim" in kinds:
-            findings.evidence["not-early", "claims during an enqueue"] += n
-        findings.evidence["no-deadlock", "operations in the midst of another's"] += n
-        if not {"claim", "heartbeat", "recover"}.isdisjoint(kinds):
-            findings.evidence["non-blocking", "operations in the midst of another's"] += n
-
-
-def _count_fresh(history: History, declared: Declared, findings: Findings) -> None:
-    """Count claims and recoveries that could have taken a job whose lease was fresh."""
-    if declared.lease is None and not declared.held:
-        return
-    lease = FOREVER if declared.lease is None else declared.lease
-    ended = {
-        ref: call.invoked
-        for call in history.of_kind("complete", "complete_many", "fail")
-        for ref in call.refs
-    }
-    by_actor: defaultdict[str, list[Call]] = defaultdict(list)
-    answered = [call for call in history.of_kind("claim", "recover") if call.returned is not None]
-    for call in answered:
-        by_actor[call.actor].append(call)
-    everyone = _Takers(answered)
-    takers = {actor: _Takers(calls) for actor, calls in by_actor.items()}
-    for claim in answered:
-        for job in claim.ids if claim.kind == "claim" else ():
-            until = ended.get(Ref(claim.index, job), FOREVER)
-            span = (claim.returned or FOREVER, until, claim.began + lease)
-            findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
-                everyone.between(*span) - takers[claim.actor].between(*span)
-            )
-
-
-class _Takers:
-    """Claims and recoveries, to be counted by when they were open.
-
-    Args:
-        calls: In the order of invocation.
-    """
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
-        self._invoked = [call.invoked for call in calls]
-        self._began = [call.began for call in calls]
-        self._latest_end = list(accumulate((call.ended for call in calls), max))
-
-    def between(self, after: float, before: float, until: float) -> int:
-        """How many were invoked between two moments and had ended by a time in seconds."""
-        first = bisect_right(self._invoked, after)
-        last = min(bisect_left(self._invoked, before), bisect_left(self._began, until))
-        # One that began in time has ended in time as well, but for those open at that time.
-        certain = max(first, min(last, bisect_left(self._latest_end, until)))
-        return certain - first + sum(call.ended < until for call in self._calls[certain:last])

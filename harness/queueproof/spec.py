@@ -9,11 +9,11 @@ thing is certain: an operation began at some moment between `began` and `ended`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from queueproof.history import Answer, Call, Timeline
+from queueproof.history import Answer, Call
 from queueproof.queue import State
 
 FOREVER = float("inf")
@@ -67,6 +67,7 @@ class Job(NamedTuple):
         released: The job was recovered after that holder.
         recovered: A recovery has answered the job since it was claimed.
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
+        unsure: What an operation broke if it was accepted, which nobody was told.
         suspect: An operation was accepted although its claim had ended; it counts as fencing
             unless the job runs again, which is the graver fact.
     """
@@ -83,6 +84,7 @@ class Job(NamedTuple):
     released: bool = False
     recovered: bool = False
     failed_once: bool = False
+    unsure: Breach | None = None
     suspect: Breach | None = None
 
     @property
@@ -102,6 +104,7 @@ class Act(NamedTuple):
         holder: The claim call that the operation names, None where it names none.
         named: False for a heartbeat of the job's worker that names another job.
         seen: The state that an observation reported.
+        recovery: The last moment before a claim's answer at which a recovery was under way.
     """
 
     call: Call
@@ -110,6 +113,7 @@ class Act(NamedTuple):
     holder: Call | None = None
     named: bool = True
     seen: State | None = None
+    recovery: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +125,12 @@ class Rules:
         held: The claim is the row lock of a transaction left open.
         worker_heartbeat: The heartbeat names a worker, not a job.
         takes_over: `claim` itself takes over stale jobs: there is a lease and no `recover`.
-        recoveries: The run's calls of `recover`.
     """
 
     lease: float | None
     held: bool
     worker_heartbeat: bool
     takes_over: bool
-    recoveries: Timeline = field(default_factory=lambda: Timeline(()))
 
 
 def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
@@ -148,19 +150,17 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return _enqueue(job, act.call, unknown=unknown)
         case "claim":
             if unknown:
-                return [job, *_claimed_unseen(rules, job, act.call)]
-            return _claim(rules, job, act.call)
+                return [job, *_claimed_unseen(rules, job, act)]
+            return _claim(rules, job, act)
         case "complete" | "fail":
             if unknown:
-                outcome = _finish(rules, job, act)
-                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+                return _perhaps(job, _finish(rules, job, act))
             if act.answer == "rejected":
                 return _reject(rules, job, act)
             return _finish(rules, job, act)
         case "heartbeat":
             if unknown:
-                outcome = _heartbeat(rules, job, act)
-                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+                return _perhaps(job, _heartbeat(rules, job, act))
             if act.answer == "rejected":
                 return _reject(rules, job, act) if act.named else [job]
             return _heartbeat(rules, job, act)
@@ -173,6 +173,13 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return [_crash(rules, job, act.call)]
         case _:
             return [job]
+
+
+def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
+    """What may have been done or not."""
+    if isinstance(outcome, Breach):
+        return [job._replace(unsure=job.unsure or outcome)]
+    return [job, *outcome]
 
 
 def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
@@ -194,10 +201,12 @@ def _running(rules: Rules, job: Job, call: Call) -> Job:
         crashed=False,
         released=False,
         recovered=False,
+        unsure=None,
     )
 
 
-def _claim(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
+def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    call = act.call
     who = call.actor
     if job.phase == Phase.ABSENT:
         return Breach("not-early", f"{who} claimed a job whose enqueue had not been committed")
@@ -209,7 +218,7 @@ def _claim(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
         return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
-        return _double_hold(rules, job, job.holder, call)
+        return _double_hold(rules, job, job.holder, act)
     if _past_bound(job):
         return Breach(
             "retry-bound",
@@ -234,14 +243,13 @@ def _still_held(rules: Rules, job: Job, call: Call) -> bool:
     return certainly_fresh(rules, job, call)
 
 
-def _double_hold(rules: Rules, job: Job, holder: Call, call: Call) -> Breach:
+def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     """Blame (queue-file.md, 21): a lease that was taken over, or a claim that raced another."""
+    call = act.call
     owner = "the same claim" if holder is call else f"{holder.actor}"
     raced = holder.overlaps(call)
     taken_over = (
-        rules.takes_over
-        or call.began - holder.ended > SHORT
-        or any(rules.recoveries.overlapping(holder.invoked, call.returned or 0))
+        rules.takes_over or call.began - holder.ended > SHORT or act.recovery > holder.invoked
     )
     if not raced and (job.recovered or taken_over):
         until = "its transaction is open" if rules.held else "its lease is fresh"
@@ -251,9 +259,9 @@ def _double_hold(rules: Rules, job: Job, holder: Call, call: Call) -> Breach:
     return Breach("single-claim", because, in_turn=not raced)
 
 
-def _claimed_unseen(rules: Rules, job: Job, call: Call) -> list[Job]:
+def _claimed_unseen(rules: Rules, job: Job, act: Act) -> list[Job]:
     """A claim whose answer was lost may have taken the job; its worker is gone."""
-    outcome = _claim(rules, job, call)
+    outcome = _claim(rules, job, act)
     return [] if isinstance(outcome, Breach) else [o._replace(crashed=True) for o in outcome]
 
 
@@ -307,7 +315,7 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
 def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     holds = job.phase == Phase.RUNNING and _is_holder(job, act)
     if holds and (rules.held or rules.lease is not None) and certainly_fresh(rules, job, act.call):
-        return Breach(
+        return job.unsure or Breach(
             "live-lease",
             f"{act.call.actor} was refused {act.kind} although it holds the job and its "
             f"{'transaction is open' if rules.held else 'lease is fresh'}",

@@ -1,26 +1,35 @@
 """`python -m queueproof.cost.checker`: what the check of one history costs, by its length.
 
 The histories are those of a sound queue in memory, whose workers' operations overlap. An event is
-an invocation or an answer.
+an invocation or an answer. Long histories are checked from a file, each in a process of its own,
+whose memory must not depend on their length.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import random
+import re
+import resource
+import subprocess
 import sys
 import time
 import tracemalloc
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
 from queueproof.checker import Declared, check
-from queueproof.history import Answer, Call, History, Ref
+from queueproof.history import Answer, Call, History, Ref, Stored, write
 from queueproof.queue import State
 
 WORKERS = 8
@@ -32,6 +41,7 @@ BOUND = 3  # attempts
 CRASHES = 0.004  # of a worker's turns
 PAUSES = 0.003  # of a worker's turns: it stands still for longer than its lease
 ROUNDS = 3
+ROOM = 1000  # jobs in memory
 
 DECLARED = Declared(
     lease=LEASE,
@@ -62,8 +72,9 @@ class _Simulation:
     """
 
     def __init__(self, seed: int) -> None:
-        self.history = History()
         self.moment = 0
+        self._calls = 0
+        self._told: deque[Call] = deque()  # calls that were not handed out yet
         self._rng = random.Random(seed)  # noqa: S311 - a reproducible history, no secret
         self._now = 0.0
         self._rows: dict[str, _Row] = {}
@@ -77,9 +88,20 @@ class _Simulation:
         self._workers = [f"w{n + 1}" for n in range(WORKERS)]
         self._others = [f"producer{n + 1}" for n in range(PRODUCERS)] + ["reaper"]
 
-    def run(self, events: int) -> History:
-        """Run until there are as many events, then drain the queue."""
+    @property
+    def outcome(self) -> Iterator[tuple[str, State]]:
+        """What has become of the jobs when somebody asks."""
+        for job, row in self._rows.items():
+            yield job, row.state
+
+    def calls(self, events: int) -> Iterator[Call]:
+        """Run until there are as many events, then drain the queue.
+
+        Yields:
+            Each call, in the order of invocation, once it has its answer.
+        """
         while self.moment < events:
+            yield from self._answered()
             actor = self._rng.choice(self._workers + self._others)
             luck = self._rng.random() if actor in self._workers else 1.0
             if luck < CRASHES:
@@ -93,8 +115,11 @@ class _Simulation:
             else:
                 self._choose(actor)
         self._drain()
-        self.history.final = {job: row.state for job, row in self._rows.items()}
-        return self.history
+        yield from self._answered()
+
+    def _answered(self) -> Iterator[Call]:
+        while self._told and self._told[0].returned is not None:
+            yield self._told.popleft()
 
     def _choose(self, actor: str) -> None:
         """An idle actor begins something, or lets its turn pass."""
@@ -120,8 +145,9 @@ class _Simulation:
 
     def _invoke(self, kind: str, actor: str) -> Call:
         self._tick()
-        call = Call(len(self.history.calls), kind, actor, self.moment, self._now)
-        self.history.calls.append(call)
+        call = Call(self._calls, kind, actor, self.moment, self._now)
+        self._calls += 1
+        self._told.append(call)
         self._open[actor] = call
         return call
 
@@ -245,7 +271,8 @@ def simulate(events: int, seed: int = 0) -> History:
         events: Invocations and answers before the drain, which adds some.
         seed: The same seed gives the same history.
     """
-    return _Simulation(seed).run(events)
+    simulation = _Simulation(seed)
+    return History(list(simulation.calls(events)), dict(simulation.outcome))
 
 
 class Cost(NamedTuple):
@@ -254,7 +281,8 @@ class Cost(NamedTuple):
     Attributes:
         events: Invocations and answers.
         seconds: Of processor time, in the shortest of some rounds.
-        peak: Most bytes that the check held beside the history.
+        peak: Most bytes that the check held beside the history; from a file: beside what the
+            process held before.
     """
 
     events: int
@@ -283,16 +311,53 @@ def measure(history: History) -> Cost:
     return Cost(events, min(seconds), peak)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the cost by length; the exit code."""
-    parser = argparse.ArgumentParser("python -m queueproof.cost.checker", description=__doc__)
-    parser.add_argument("lengths", nargs="*", type=int, default=[1_000, 10_000, 100_000])
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    table = Table("events", "seconds", "events/s", "growth", "peak MB", "bytes per event")
+def measure_stored(events: int, seed: int = 0) -> Cost:
+    """Write a history to a file, and check it in a process of its own, once.
+
+    Args:
+        events: Invocations and answers before the drain, which adds some.
+        seed: The same seed gives the same history.
+    """
+    simulation = _Simulation(seed)
+    with TemporaryDirectory(prefix="queueproof-") as directory:
+        path = Path(directory) / "history.jsonl"
+        write(path, simulation.calls(events), simulation.outcome)
+        done = subprocess.run(  # noqa: S603 - this module
+            [sys.executable, "-m", "queueproof.cost.checker", "--file", str(path)],
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+    return Cost(simulation.moment, *json.loads(done.stdout))
+
+
+def check_stored(path: Path) -> tuple[float, int]:
+    """Check a sound history that is in a file.
+
+    Returns:
+        Seconds of processor time, and bytes by which the process' memory grew.
+    """
+    before = _peak_memory()
+    began = time.process_time()
+    findings = check(Stored(path), DECLARED, room=ROOM)
+    seconds = time.process_time() - began
+    assert not findings.violations, findings.violations[0]
+    return seconds, _peak_memory() - before
+
+
+def _peak_memory() -> int:
+    """Most bytes that this process ever held."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage tells includes the process that this one began as
+        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _table(title: str, costs: Iterator[Cost]) -> Table:
+    table = Table("events", "seconds", "events/s", "growth", "peak MB", title=title)
     before: Cost | None = None
-    for length in options.lengths:
-        cost = measure(simulate(length, options.seed))
+    for cost in costs:
         growth = ""
         if before is not None:
             longer = cost.events / before.events
@@ -303,10 +368,27 @@ def main(arguments: list[str] | None = None) -> int:
             f"{cost.events / cost.seconds:,.0f}",
             growth,
             f"{cost.peak / 1e6:.1f}",
-            f"{cost.peak / cost.events:.0f}",
         )
         before = cost
-    Console().print(table)
+    return table
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the cost by length; the exit code."""
+    parser = argparse.ArgumentParser("python -m queueproof.cost.checker", description=__doc__)
+    parser.add_argument("lengths", nargs="*", type=int, default=[1_000, 10_000, 100_000])
+    parser.add_argument("--stored", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    if options.file:
+        sys.stdout.write(json.dumps(check_stored(options.file)))
+        return 0
+    console = Console()
+    in_memory = (measure(simulate(length, options.seed)) for length in options.lengths)
+    console.print(_table("In memory", in_memory))
+    stored = (measure_stored(length, options.seed) for length in options.stored)
+    console.print(_table(f"From a file, {ROOM} jobs in memory", stored))
     return 0
 
 
