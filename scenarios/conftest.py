@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from queueproof import Queue, load
+from queueproof import Queue
 from queueproof.explore.lab import Lab
 from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.report.conformance import PROFILE, SEED, Recorded
+from queueproof.report.conformance import strategy as strategy_of
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"
@@ -42,12 +43,10 @@ def _parameter(queue: Queue) -> pytest.ParameterSet:
 def _ours() -> list[Queue]:
     reference = STRATEGIES / "skip_locked.sql"
     others = {*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")} - {reference}
-    return [_load(path) for path in (reference, *sorted(others))]
-
-
-def _load(path: Path) -> Queue:
-    here = Path.cwd()
-    return load(path.relative_to(here) if path.is_relative_to(here) else path)
+    return [
+        strategy_of(path.relative_to(STRATEGIES).with_suffix("").as_posix(), STRATEGIES)
+        for path in (reference, *sorted(others))
+    ]
 
 
 def _offers(queue: Queue, guarantee: Guarantee) -> bool:
@@ -76,7 +75,7 @@ def seed(examiner: Examiner) -> int:
 @pytest.fixture(scope="session")
 def strategy() -> Callable[[str], Queue]:
     """A queue of strategies/ by its path there, without `.sql`."""
-    return lambda name: _load(STRATEGIES / f"{name}.sql")
+    return lambda name: strategy_of(name, STRATEGIES)
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +83,8 @@ def recorded(examiner: Examiner) -> Recorded:
     """The verdicts of results/conformance.md."""
     path = STRATEGIES.parent / "results" / "conformance.json"
     if not path.exists():
+        if (STRATEGIES.parent / "pyproject.toml").exists():
+            pytest.fail(f"{path} is missing: `make results` writes it", pytrace=False)
         pytest.skip("results/ is in a checkout only")
     if (examiner.seed, examiner.profile) != (SEED, PROFILE):
         pytest.skip(f"the matrix is of profile {PROFILE} and seed {SEED}")

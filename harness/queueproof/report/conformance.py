@@ -8,15 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
@@ -24,11 +26,13 @@ from rich.console import Console
 from queueproof.check import check_queue
 from queueproof.errors import Exit, QueueproofError
 from queueproof.explore.lab import open_lab
-from queueproof.guarantees import CATALOGUE, select
+from queueproof.guarantees import CATALOGUE, nearest, select
 from queueproof.postgres import Server, open_server
+from queueproof.queue import Queue
 from queueproof.report.card import Card, Verdict
 from queueproof.report.terminal import summary
 from queueproof.sqlfile import load
+from queueproof.target import resolve
 
 SEED = 0
 PROFILE = "quick"
@@ -40,11 +44,78 @@ MARKS: Mapping[Verdict, str] = {
     "inconclusive": "?",
     "not-offered": "\N{EN DASH}",
 }
+UNEXPLAINED = frozenset({"broken", "accepted", "inconclusive"})
+"""Verdicts on somebody else's queue that want a remark."""
 Recorded: TypeAlias = Mapping[str, Mapping[str, Verdict]]
 """conformance.json: queue to guarantee id to verdict."""
 
+REMARKS = "peers/remarks.toml"
+DOCUMENTED = ("by design", "reported", "no", "model only")
+
+
+@dataclass(frozen=True)
+class Program:
+    """How a real queue is driven through its own code.
+
+    Attributes:
+        file: Its worker, in strategies/peers.
+        command: What a command line names; `{}` stands for the worker's path.
+        only: The guarantees that it is asked for; all where there are none.
+    """
+
+    file: str
+    command: str
+    only: Sequence[str] = ()
+
+
+_PEERS = "queueproof.strategies.peers"
+PROGRAMS: Mapping[str, Program] = {
+    "peers/pgqueuer": Program("pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PgQueuer"),
+    "peers/pgqueuer_patient": Program(
+        "pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PatientPgQueuer", ("backoff",)
+    ),
+    "peers/pg_boss": Program("pg_boss_worker.mjs", "exec: node {}"),
+    "peers/graphile_worker": Program("graphile_worker.mjs", "exec: node {}"),
+}
+"""Real queues; a patient one has many retries, for what their number does to the backoff."""
+
 _FIRST = "skip_locked"
 _DEFECT = re.compile(r"-- breaks: ([\w-]+)\n")
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a verdict on somebody else's queue means.
+
+    Attributes:
+        means: One sentence, for the queue's user.
+        documented: `by design`: its documentation says so. `reported`: its tracker does. `no`:
+            neither does. `model only`: the verdict is of our file and says nothing of the original.
+        source: Where that is to be read.
+    """
+
+    means: str
+    documented: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What somebody else's queue says of itself.
+
+    Attributes:
+        version: Which one is judged.
+        promise: What its documentation promises, in one sentence.
+        source: Where that is to be read.
+        rests_on: The guarantees that the promise comes down to.
+        remarks: What verdicts mean, by guarantee.
+    """
+
+    version: str
+    promise: str
+    source: str
+    rests_on: Sequence[str]
+    remarks: Mapping[str, Remark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,11 +126,13 @@ class Row:
         name: Its path in strategies/, without `.sql`.
         card: What was found.
         defect: The guarantee that was broken in it on purpose; empty in most.
+        peer: What it says of itself, where it is somebody else's.
     """
 
     name: str
     card: Card
     defect: str = ""
+    peer: Peer | None = None
 
     @property
     def stem(self) -> str:
@@ -69,6 +142,8 @@ class Row:
     @property
     def link(self) -> str:
         """Its file, from the matrix."""
+        if self.name in PROGRAMS:
+            return f"../strategies/peers/{PROGRAMS[self.name].file}"
         return f"../strategies/{self.name}.sql"
 
     @property
@@ -77,9 +152,28 @@ class Row:
         return {judgement.id: judgement.verdict for judgement in self.card.guarantees}
 
     def mark(self, guarantee: str) -> str:
-        """The cell of a guarantee."""
+        """The cell of a guarantee; empty where it was not asked for."""
+        if guarantee not in self.verdicts:
+            return ""
         mark = MARKS[self.verdicts[guarantee]]
+        remark = self._remark(guarantee)
+        if remark is not None and remark.documented == "model only":
+            mark += "\\*"
         return f"[{mark}]({self.story_file(guarantee)})" if self._tells(guarantee) else mark
+
+    def kept(self) -> str:
+        """Whether the promise holds, and what it breaks by."""
+        rests_on = self.peer.rests_on if self.peer else ()
+        found = {guarantee: self.verdicts[guarantee] for guarantee in rests_on}
+        lost = [id_ for id_, verdict in found.items() if verdict in {"broken", "accepted"}]
+        if lost:
+            return "no: " + ", ".join(f"`{id_}` {self.mark(id_)}" for id_ in lost)
+        return "yes" if set(found.values()) == {"holds"} else "?"
+
+    def remarked(self) -> list[tuple[str, Remark | None]]:
+        """Each guarantee that needs a word, or has one."""
+        known = ((id_, self._remark(id_), verdict) for id_, verdict in self.verdicts.items())
+        return [(id_, remark) for id_, remark, verdict in known if remark or verdict in UNEXPLAINED]
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
@@ -104,6 +198,9 @@ class Row:
             if j.story is not None
         }
 
+    def _remark(self, guarantee: str) -> Remark | None:
+        return self.peer.remarks.get(guarantee) if self.peer else None
+
     def _tells(self, guarantee: str) -> bool:
         return any(j.id == guarantee and j.story for j in self.card.guarantees)
 
@@ -111,7 +208,7 @@ class Row:
 def _page(row: Row, story: str, replay: str | None) -> str:
     """A story as Markdown: its text as it is, its diagram drawn."""
     told, _, diagram = story.partition("```mermaid")
-    again = f"queueproof check strategies/{row.name}.sql --replay {replay}"
+    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {replay}"
     return (
         f"# {row.stem}\n\n```text\n{told.rstrip()}\n```\n\n"
         + (f"```mermaid{diagram.rstrip()}\n\n" if diagram else "")
@@ -120,27 +217,105 @@ def _page(row: Row, story: str, replay: str | None) -> str:
 
 
 def examine(names: Sequence[str], directory: Path, server: Server) -> list[Row]:
-    """Check queues by every guarantee that this version judges.
+    """Check queues by every guarantee.
 
     Args:
         names: Their paths in `directory`, without `.sql`.
         directory: Where strategies/ is.
         server: Where they are checked.
+
+    Raises:
+        QueueproofError: The remarks on somebody else's queue are missing or cannot be read.
     """
+    remarks = read_remarks(directory / REMARKS)
+    missing = [name for name in names if name.startswith("peers/") and name[6:] not in remarks]
+    if missing:
+        raise QueueproofError(f"{directory / REMARKS}: add [{missing[0][6:]}]: what it promises")
+    check = partial(_examine, directory=directory, server=server, remarks=remarks)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(partial(_examine, directory=directory, server=server), names))
+        return list(pool.map(check, names))
 
 
-def _examine(name: str, directory: Path, server: Server) -> Row:
-    path = directory / f"{name}.sql"
-    match = _DEFECT.match(path.read_text(encoding="utf-8"))
-    with open_lab(load(path), server) as lab:
-        card = check_queue(lab, select(None), seed=SEED, profile=PROFILE)
-    return Row(name, card, match[1] if match else "")
+def _examine(name: str, directory: Path, server: Server, remarks: Mapping[str, Peer]) -> Row:
+    queue = strategy(name, directory)
+    text = "" if name in PROGRAMS else (directory / f"{name}.sql").read_text(encoding="utf-8")
+    match = _DEFECT.match(text)
+    with open_lab(queue, server) as lab:
+        asked = select((name in PROGRAMS and PROGRAMS[name].only) or None)
+        card = check_queue(lab, asked, seed=SEED, profile=PROFILE)
+    peer = remarks[name.removeprefix("peers/")] if name.startswith("peers/") else None
+    return Row(name, card, match[1] if match else "", peer)
+
+
+def strategy(name: str, directory: Path) -> Queue:
+    """A queue of strategies/.
+
+    Args:
+        name: Its path there without `.sql`, or a key of `PROGRAMS`.
+        directory: Where strategies/ is.
+    """
+    if name not in PROGRAMS:
+        return load(_from_here(directory / f"{name}.sql"))
+    program = PROGRAMS[name]
+    return resolve(program.command.format(_from_here(directory / "peers" / program.file)))
+
+
+def _from_here(path: Path) -> Path:
+    """A path as somebody would type it: a story's command is the same wherever the checkout is."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def read_remarks(path: Path) -> dict[str, Peer]:
+    """What is said of somebody else's queues, by their files' names.
+
+    Args:
+        path: A TOML file: `[river]` with `version`, `promise`, `source` and `rests_on`, and
+            `[river.remarks.fencing]` with `means`, `documented` and `source`.
+
+    Raises:
+        QueueproofError: It is not of that form; the message says where.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return {name: _peer(name, table) for name, table in tables.items()}
+    except ValueError as error:  # tomllib's is one
+        raise QueueproofError(f"{path}: {error}") from None
+
+
+def _peer(name: str, table: Mapping[str, Any]) -> Peer:
+    rests_on, remarks = table.get("rests_on", []), table.get("remarks", {})
+    for guarantee in (*rests_on, *remarks):
+        if guarantee not in CATALOGUE:
+            close = nearest(guarantee, CATALOGUE)
+            raise ValueError(f"[{name}]: unknown guarantee {guarantee!r}{close}")
+    known = {id_: _remark(f"[{name}.remarks.{id_}]", found) for id_, found in remarks.items()}
+    own = {key: value for key, value in table.items() if key not in {"rests_on", "remarks"}}
+    return Peer(**_texts(f"[{name}]", own, Peer), rests_on=rests_on, remarks=known)
+
+
+def _remark(where: str, table: Mapping[str, Any]) -> Remark:
+    remark = Remark(**_texts(where, table, Remark))
+    if remark.documented not in DOCUMENTED:
+        raise ValueError(f"{where}: `documented` is one of: {', '.join(DOCUMENTED)}")
+    return remark
+
+
+def _texts(where: str, table: Mapping[str, Any], kind: type[Peer | Remark]) -> dict[str, str]:
+    """A table whose keys are those of a class that are texts."""
+    keys = [one.name for one in fields(kind) if one.type == "str"]
+    if sorted(table) != sorted(keys) or not all(isinstance(text, str) for text in table.values()):
+        raise ValueError(f"{where}: write {', '.join(keys)}, each with a text")
+    return dict(table)
+
+
+def peers(directory: Path) -> list[str]:
+    """Every design of somebody else's queue in strategies/."""
+    return [f"peers/{path.stem}" for path in sorted((directory / "peers").glob("*.sql"))]
 
 
 def names(directory: Path) -> list[str]:
-    """Every queue of strategies/, the reference first."""
+    """Every queue of strategies/ that is ours, the reference first."""
     found = [
         path.relative_to(directory).with_suffix("").as_posix()
         for folder in ("", "sound", "broken")
@@ -160,6 +335,7 @@ def render(rows: Iterable[Row]) -> str:
         trim_blocks=True,
     )
     sound = [row for row in rows if row.name.startswith("sound/")]
+    others = [row for row in rows if row.peer is not None]
     tables = [
         (
             "Strategies",
@@ -167,12 +343,23 @@ def render(rows: Iterable[Row]) -> str:
             [row for row in rows if "/" not in row.name],
         ),
         ("Sound designs", "Quite different ones, so that a false alarm would show.", sound),
+        (
+            "Real queues",
+            "Driven through their own code.",
+            [row for row in others if row.name in PROGRAMS],
+        ),
+        (
+            "Designs of real queues",
+            "As SQL files: each says what it models and where it differs.",
+            [row for row in others if row.name not in PROGRAMS],
+        ),
     ]
     return environment.get_template("conformance.md.j2").render(
         seed=SEED,
         postgres=rows[0].card.postgres,
         tables=tables,
-        guarantees=[id_ for id_, guarantee in CATALOGUE.items() if guarantee.judged],
+        peers=others,
+        guarantees=list(CATALOGUE),
         planted=[row for row in rows if row.defect],
     )
 
@@ -213,7 +400,8 @@ def main(arguments: list[str] | None = None) -> int:
             as_file(files("queueproof.strategies")) as directory,
             open_server(options.postgres) as server,
         ):
-            rows = examine(names(directory), directory, server)
+            everything = [*names(directory), *peers(directory), *PROGRAMS]
+            rows = examine(everything, directory, server)
         write(rows, options.results)
     except QueueproofError as error:
         console.print(str(error), markup=False)

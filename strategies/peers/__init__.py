@@ -1,0 +1,1 @@
+"""Queues that somebody else made: what is found in them is recorded, good or bad."""

@@ -1,0 +1,99 @@
+"""What is said of somebody else's queues: the file it stands in, and the page it ends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queueproof.errors import QueueproofError
+from queueproof.guarantees import CATALOGUE
+from queueproof.report.card import Card, Judgement, Verdict
+from queueproof.report.conformance import REMARKS, Row, peers, read_remarks, render
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+GOOD = """
+[other]
+version = "2.0"
+promise = "Nothing is lost."
+source = "https://other.example/docs"
+rests_on = ["no-lost-job", "crash-safe"]
+[other.remarks.fencing]
+means = "A late result counts."
+documented = "by design"
+source = "https://other.example/late"
+[other.remarks.server-clock]
+means = "It reads the client's clock."
+documented = "model only"
+source = "https://other.example/clock"
+"""
+
+
+def row(tmp_path: Path, verdicts: dict[str, Verdict]) -> Row:
+    """Somebody else's queue in which all holds, but for these."""
+    (tmp_path / "remarks.toml").write_text(GOOD, encoding="utf-8")
+    all_hold: dict[str, Verdict] = dict.fromkeys(CATALOGUE, "holds")
+    found = [
+        Judgement(id_, verdict, "because", "a story" if verdict == "broken" else None)
+        for id_, verdict in (all_hold | verdicts).items()
+    ]
+    card = Card("other.sql", "PostgreSQL", 0, 1.0, found)
+    return Row("peers/other", card, peer=read_remarks(tmp_path / "remarks.toml")["other"])
+
+
+def test_every_peer_says_what_it_promises() -> None:
+    """Each design in strategies/peers/ has a table of its own in the remarks."""
+    said = read_remarks(STRATEGIES / REMARKS)
+    assert {Path(name).name for name in peers(STRATEGIES)} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("remarks.fencing", "remarks.fencin", "[other]: unknown guarantee 'fencin'; did you mean"),
+        ('"crash-safe"', '"crashsafe"', "[other]: unknown guarantee 'crashsafe'; did you mean"),
+        ('"by design"', '"yes"', "[other.remarks.fencing]: `documented` is one of: by design,"),
+        ('version = "2.0"', "", "[other]: write version, promise, source, each with a text"),
+        ('version = "2.0"', "version = 2.0", "[other]: write version, promise, source, each with"),
+        ('means = "A late', 'mean = "A late', "[other.remarks.fencing]: write means, documented,"),
+        ("[other]", "[other", "(at line 2, column 7)"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    """What cannot be read is an error that names the file and the table."""
+    path = tmp_path / "remarks.toml"
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(QueueproofError) as raised:
+        read_remarks(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "kept"),
+    [
+        ({"fencing": "broken"}, "yes"),
+        ({"crash-safe": "inconclusive"}, "?"),
+        (
+            {"crash-safe": "broken", "no-lost-job": "inconclusive"},
+            "no: `crash-safe` [✗](stories/other.crash-safe.md)",
+        ),
+    ],
+)
+def test_a_promise_is_kept_by_what_it_rests_on(
+    tmp_path: Path, verdicts: dict[str, Verdict], kept: str
+) -> None:
+    """A break of anything else in the catalogue is no broken promise."""
+    assert kept == row(tmp_path, verdicts).kept()
+
+
+def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
+    """Breaks and remarks stand below the matrix; what nobody has looked at is said to be so."""
+    page = render([row(tmp_path, {"fencing": "broken", "order": "inconclusive"})])
+    story, late = "[✗](stories/other.fencing.md)", "[by design](https://other.example/late)"
+    clock = "[model only](https://other.example/clock)"
+    assert f"| other | `fencing` | {story} | A late result counts. | {late} |" in page
+    assert f"| other | `server-clock` | ✓\\* | It reads the client's clock. | {clock} |" in page
+    assert "| other | `order` | ? | not examined yet |  |" in page
+    assert "`backoff` | ✓ |" in page
+    assert "| other | `backoff`" not in page
