@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: scenarios test bench results lint types venv clean
+.PHONY: scenarios test bench results figures lint types venv node clean
 
 scenarios: venv        ## prove the reference queue and break the naive ones
 	$(BIN)/pytest scenarios
@@ -15,7 +15,7 @@ test: venv             ## test the harness itself
 bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
 	$(BIN)/python -m queueproof.cost
 
-results: venv          ## check every queue of strategies/; writes results/conformance.md and the stories
+results: venv node     ## check every queue of strategies/; writes results/conformance.md and the stories
 	$(BIN)/python -m queueproof.report.conformance
 
 figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
@@ -29,6 +29,11 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 
+node: strategies/peers/node_modules/.package-lock.json
+
+strategies/peers/node_modules/.package-lock.json: strategies/peers/package-lock.json
+	npm ci --prefix strategies/peers --no-audit --no-fund
+
 venv: $(READY)
 
 $(READY): pyproject.toml constraints.txt
@@ -37,4 +42,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) strategies/peers/node_modules build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -7,7 +7,7 @@ guarantee that it breaks, and is a sound queue but for a few words.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,15 +32,6 @@ def guarantee_of(path: Path) -> str:
 # What takes a pooler, a server to kill or a filled table: `make results` asks these too.
 SLOW = {"crash-safe", "pooler-safe", "steady-cost", "old-snapshot"}
 DEFECTS = {path.stem: guarantee_of(path) for path in sorted(BROKEN.glob("*.sql"))}
-
-
-def cases() -> Iterator[pytest.ParameterSet]:
-    """The files; those whose guarantee this version cannot judge are named, and skipped."""
-    for name, guarantee in DEFECTS.items():
-        unjudged = pytest.mark.skipif(
-            not CATALOGUE[guarantee].judged, reason=f"{guarantee} is not judged by this version"
-        )
-        yield pytest.param(name, marks=unjudged, id=name)
 
 
 def collected(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[str]:
@@ -70,7 +61,7 @@ def by_the_others(
     return {name: examiner.submit(strategy(f"broken/{name}"), asked, "glance") for name in names}
 
 
-@pytest.mark.parametrize("name", list(cases()))
+@pytest.mark.parametrize("name", DEFECTS)
 def test_the_defect_is_found(name: str, by_their_guarantee: dict[str, Callable[[], Card]]) -> None:
     """The guarantee that the file names is broken, and a story shows how."""
     judgement = by_their_guarantee[name]().guarantees[0]

@@ -1,15 +1,34 @@
-"""One server for the whole session, and labs on it."""
+"""One server for the whole session, labs on it, and patience."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.postgres import Server, open_server
 from queueproof.sqlfile import load_text
+
+PATIENCE = 30.0  # seconds
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until a condition holds, and fails if it does not."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        give_up = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+    return wait
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +43,18 @@ def lab_of(server: Server) -> Iterator[Callable[[str], Lab]]:
     """Installs a queue file's text in a database of its own."""
     with ExitStack() as stack:
         yield lambda text: stack.enter_context(open_lab(load_text(text, "queue.sql"), server))
+
+
+PEERS = Path(__file__).parent.parent / "strategies" / "peers"
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """The packages of strategies/peers, node-postgres among them; for tests marked `node`."""
+    lock, modules = PEERS / "package-lock.json", PEERS / "node_modules"
+    there = modules / ".package-lock.json"
+    if not there.exists() or there.stat().st_mtime < lock.stat().st_mtime:
+        npm = shutil.which("npm")
+        assert npm, "tests marked `node` need Node.js and npm"
+        subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=PEERS, check=True)  # noqa: S603
+    return modules

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import check_queue, decode_token, encode_token, replay
+from queueproof.check import (
+    PROFILES,
+    Examination,
+    calibrate,
+    check_queue,
+    decode_token,
+    encode_token,
+    replay,
+)
+from queueproof.checker import declare
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.guarantees import select
@@ -67,6 +76,18 @@ def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabO
     replayed = replay(lab, judgement.replay)
     assert replayed is not None
     assert replayed.story == judgement.story
+
+
+def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
+    """Who waits for a job that both take is not accused of waiting, and a reader is told."""
+    text = BROKEN.replace("LIMIT 1 )", "LIMIT 1)")
+    one, other = check_queue(
+        lab_of(text), select((*ONLY, "non-blocking")), profile="quick"
+    ).guarantees
+    assert (one.verdict, other.verdict) == ("broken", "holds")
+    told = "That w1's claim waits is no breach of non-blocking: w2's takes job 1 too"
+    assert "waits for w2" in (one.story or "")
+    assert told in (one.story or "")
 
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
@@ -148,3 +169,60 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
     """Rule 7: what does not even work undisturbed is an error of the queue, not a verdict."""
     with pytest.raises(QueueError, match=message):
         check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="quick")
+
+
+# --- blame --------------------------------------------------------------------------------------
+
+AGAIN = SOUND.replace("status = 'queued' LIMIT 1", "status <> 'running' LIMIT 1")
+REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT")
+
+
+@pytest.fixture
+def overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found without conditions, until a story has been made short."""
+    monkeypatch.setattr(Examination, "_explore_all", lambda *_: None)
+    monkeypatch.setattr(Examination, "_draw", lambda *_: None)
+    monkeypatch.setattr(Examination, "_breaks_anyway", lambda *_: False)
+
+
+@pytest.mark.usefixtures("overlooked")
+def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
+    lab_of: LabOf,
+) -> None:
+    """The conditions are not to blame, and say what is; that has the story, with a token."""
+    lab = lab_of(AGAIN)
+    card = check_queue(lab, select(("final-state", "server-clock")), profile="quick")
+    plain, varied = card.guarantees
+    assert (plain.id, plain.verdict, varied.verdict) == ("final-state", "broken", "inconclusive")
+    assert varied.reason == "final-state is broken without it too"
+    assert "Sessions differ in TimeZone" not in (plain.story or "")
+    assert plain.replay is not None
+    assert replay(lab, plain.replay) is not None
+
+
+@pytest.mark.usefixtures("overlooked")
+def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> None:
+    """What is no guarantee of the catalogue is a reason too."""
+    (judgement,) = check_queue(lab_of(REFUSED), select(["isolation"]), profile="quick").guarantees
+    assert judgement.verdict == "inconclusive"
+    assert judgement.reason == "error 55P03 occurs without it too"
+    assert "times ERROR 55P03, to be retried" not in judgement.evidence
+
+
+def test_what_only_a_free_run_shows_is_broken_without_a_token(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its story says that it cannot be replayed."""
+    monkeypatch.setattr("queueproof.check.FREE_JOBS", 30)
+    monkeypatch.setattr("queueproof.check.FREE_FAULTS", {})
+    path = STRATEGIES / "broken" / "retry_bound_off_by_one.sql"
+    wanted = select(["retry-bound"])
+    with open_lab(load(path), server) as lab:
+        offer = calibrate(lab)
+        examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+        examination._run_free([wanted[0].id], 0)
+        judgement = examination.judgement(wanted[0])
+    assert judgement.verdict == "broken"
+    assert judgement.reason.endswith("(in a free run)")
+    assert judgement.story
+    assert judgement.replay is None

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
@@ -21,6 +22,7 @@ from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.explore.session import ConnectionLostError
 from queueproof.postgres import open_server
+from queueproof.report.card import Card, MutantJudgement
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
@@ -155,6 +157,7 @@ def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     assert "<title>broken: " in page
     assert "prefers-color-scheme: dark" in page
     assert "WHERE id = ANY (ARRAY(" in page
+    assert "<p>Why it matters: the job&#39;s effect happens twice" in page  # it may be wrapped
     assert not any(mark in page for mark in ("<script", "<link", "src=", "@import"))
 
 
@@ -215,8 +218,9 @@ def test_the_queue_that_init_writes_passes(
         (["check"], "Missing argument"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
-        (["check", SOUND, "--profile", "x"], "--profile"),
+        (["check", SOUND, "--profile", "x"], "Invalid value for '--profile': 'x' is not one of"),
         (["check", SOUND, "--only", "odrer"], "did you mean 'order'"),
+        (["check", SOUND, "--only", "nonsense"], "`queueproof guarantees` lists them"),
         (["check", SOUND, "--only", ","], "with commas between"),
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
         (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
@@ -224,7 +228,7 @@ def test_the_queue_that_init_writes_passes(
         (["check", SOUND, "--replay", "x"], "not a replay token"),
         (["check", SOUND, "--replay", "x", "--only", "order"], "do not go with it"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
-        (["check", "exec:cat"], "not in this version"),
+        (["check", "exec:no-such-program"], "there is no program no-such-program"),
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
         (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),
         (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
@@ -294,11 +298,13 @@ def test_what_ends_a_check_has_its_exit_code(
 def test_an_internal_error_shows_its_traceback_on_demand(
     check: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With --traceback or QUEUEPROOF_DEBUG; the message names the way."""
+    """With --traceback or QUEUEPROOF_DEBUG; the message names the way to who has not gone it."""
     monkeypatch.setattr("queueproof.check.check_queue", None)
     ran = check(SOUND)
     assert (ran.code, f"{SOUND} --traceback" in ran.err) == (70, True)
-    assert "Traceback" in check(SOUND, "--traceback").err
+    debugged = check(SOUND, "--traceback")
+    assert (debugged.code, "Traceback" in debugged.err) == (70, True)
+    assert "--traceback" not in debugged.err
     monkeypatch.setenv("QUEUEPROOF_DEBUG", "1")
     assert "Traceback" in check(SOUND).err
 
@@ -319,6 +325,31 @@ def test_a_signal_ends_a_check_in_order(dsn: str, number: signal.Signals, code: 
     _, err = process.communicate(timeout=60)
     assert (code, 1) == (process.returncode, len(err.splitlines()))
     assert set() == databases(dsn)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "queueproof: interrupted after 1 of "),
+        (cli._StoppedError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM after 1 of "),
+    ],
+)
+def test_interrupted_mutants_are_told_as_far_as_they_came(
+    check: Run, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, message: str
+) -> None:
+    """The card, what became of the mutants so far, and how many there would have been."""
+
+    def judge(_mutants: object, card: Card, **_kwargs: object) -> Iterator[Card]:
+        found = MutantJudgement("claim: x", "killed", "order", "seen", "-x")
+        yield replace(card, mutants=[])
+        yield replace(card, mutants=[found])
+        raise stop
+
+    monkeypatch.setattr("queueproof.mutate.judge", judge)
+    ran = check(SOUND, "--only", "order", "--mutate")
+    assert (ran.code, ran.err.startswith(message)) == (code, True)
+    assert "order: holds (" in ran.out
+    assert ran.out.endswith("1 mutants: 1 killed, 0 equivalent, 0 survived\n\n")
 
 
 def test_a_reader_that_leaves_does_not_change_the_verdict(dsn: str) -> None:

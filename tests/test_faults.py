@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,8 +40,8 @@ from queueproof.report.card import Judgement
 from queueproof.sqlfile import load_text
 
 LabOf = Callable[[str], Lab]
+Eventually = Callable[[Callable[[], bool]], None]
 ONE = (JobSpec(),)
-PATIENCE = 30.0  # seconds
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
 HELD = (STRATEGIES / "hold_open.sql").read_text(encoding="utf-8")
@@ -155,7 +154,9 @@ with open_server("embedded") as server, server.database() as conninfo:
 """
 
 
-def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server() -> None:
+def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
+    eventually: Eventually,
+) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     with subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, "-c", textwrap.dedent(RESTARTS)],
@@ -167,10 +168,7 @@ def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server() -> None:
         directory = Path(process.stdout.readline().strip())
         assert process.stdout.readline() == "again\n"
         os.kill(process.pid, signal.SIGKILL)
-    give_up = time.monotonic() + PATIENCE
-    while directory.parent.exists() or serving(directory):
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
+    eventually(lambda: not (directory.parent.exists() or serving(directory)))
 
 
 def serving(directory: Path) -> bool:

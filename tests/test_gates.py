@@ -269,6 +269,18 @@ def test_sessions_of_a_partitioned_table_stop(server: Server) -> None:
     assert [stops.count(call.index) for call in claims] == [1, 1]
 
 
+def test_a_statement_that_names_a_partition_stops(server: Server) -> None:
+    """As libraries do that know where their rows are."""
+    path = STRATEGIES / "sound" / "partitioned.sql"
+    text = path.read_text(encoding="utf-8")
+    head, claim_, rest = text.partition("-- name: claim(worker, limit, queue)\nUPDATE jobs\n")
+    assert claim_
+    direct = head + claim_.replace("UPDATE jobs", "UPDATE jobs_open AS jobs") + rest
+    with open_lab(load_text(direct, path.name), server) as lab:
+        run = Runner(lab, conditions=Conditions(gate="statement")).run(RACE)
+    assert any(beat.event == "stops" for beat in run.trace)
+
+
 def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
     """A SECURITY DEFINER function that finds nothing by a bare name stops as any other."""
     body = (

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from queueproof import sql
 from queueproof.errors import QueueError, QueueproofError
+from queueproof.guarantees import CATALOGUE
 from queueproof.mutate import Mutants, Parsed, changes, judge, mutants_of
 from queueproof.queue import Queue
 from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
-from queueproof.report.terminal import mutants_summary
+from queueproof.report.terminal import Output, mutants_summary, print_mutants
 from queueproof.sqlfile import load, load_text
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
@@ -226,12 +228,14 @@ def only(mutants: Mutants, *names: str) -> Mutants:
     return replace(mutants, mutants=[one for one in mutants.mutants if one.name in names])
 
 
-CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, [Judgement("single-claim", "holds", "seen")])
+HOLDS = Judgement("single-claim", "holds", "seen")
+OTHERS = [Judgement(name, "not-offered", "") for name in CATALOGUE if name != "single-claim"]
+CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, [HOLDS, *OTHERS])
 
 
-def judged(mutants: Mutants) -> dict[str, MutantJudgement]:
+def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
     """What became of each."""
-    card = judge(mutants, CARD, postgres=None, profile="quick")
+    *_, card = judge(mutants, card, postgres=None, profile="quick")
     assert card.mutants is not None
     return {mutant.name: mutant for mutant in card.mutants}
 
@@ -250,6 +254,19 @@ def test_a_mutant_is_killed_survives_or_is_equivalent(tmp_path: Path) -> None:
     assert (found[lost].verdict, found[lost].by) == ("killed", None)
     assert "does not work" in found[lost].reason
     assert found["complete: SET status dropped"].verdict == "survived"
+
+
+def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
+    """What `--only` left out might have found it; what could not be asked is named."""
+    mutants = only(written(tmp_path), "complete: SET status dropped")
+    (partly,) = judged(mutants, replace(CARD, guarantees=[HOLDS])).values()
+    assert partly.verdict == "unjudged"
+    assert partly.reason.endswith(f"{len(OTHERS)} of {len(CATALOGUE)} guarantees were not asked")
+    unknown = replace(OTHERS[0], verdict="inconclusive")
+    (survivor,) = judged(mutants, replace(CARD, guarantees=[HOLDS, unknown, *OTHERS[1:]])).values()
+    assert survivor.verdict == "survived"
+    assert survivor.reason.endswith(f"; did not hold to begin with: {OTHERS[0].id}")
+    assert f"not offered: {OTHERS[1].id}, " in survivor.reason
 
 
 def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
@@ -279,7 +296,7 @@ def test_a_list_of_equivalents_that_says_nothing_is_an_error(
 def test_where_nothing_holds_nothing_is_judged(tmp_path: Path) -> None:
     """Without a guarantee that holds no mutant could be found, and the card says so."""
     broken = replace(CARD, guarantees=[Judgement("single-claim", "broken", "seen")])
-    card = judge(written(tmp_path), broken, postgres=None, profile="quick")
+    (card,) = judge(written(tmp_path), broken, postgres=None, profile="quick")
     assert card.mutants == []
     assert card.not_mutated == ["No guarantee holds, so none could find a mutant."]
 
@@ -290,7 +307,33 @@ def test_mutants_are_on_the_card_and_on_its_page() -> None:
     card = replace(CARD, mutants=[seen], not_mutated=["f() was not mutated"])
     assert read_card(card.to_json()) == card
     assert mutants_summary([seen]) == "1 mutants: 0 killed, 0 equivalent, 1 survived"
+    unjudged = replace(seen, verdict="unjudged")
+    told = "1 mutants: 0 killed, 0 equivalent, 1 not judged by what was asked"
+    assert mutants_summary([unjudged]) == told
+    assert told in to_page([replace(card, mutants=[unjudged])])
     page = to_page([card])
     assert "-a\n+b" in page
     assert "f() was not mutated" in page
     assert '"mutants"' not in CARD.to_json()
+
+
+def test_the_terminal_names_what_was_not_killed() -> None:
+    """Equivalent mutants by their names, survivors with their lines, and the count last."""
+    ends = [
+        MutantJudgement("claim: a", "killed", "order", "seen", "-a"),
+        MutantJudgement("claim: b", "equivalent", None, "nothing reads b", "-b"),
+        MutantJudgement("claim: c", "survived", None, "all hold", "-c\n+d"),
+    ]
+    file = StringIO()
+    print_mutants(Output(file), replace(CARD, mutants=ends, not_mutated=["f() was not mutated"]))
+    assert file.getvalue().splitlines() == [
+        "1 equivalent (the page and the JSON say why)",
+        "  claim: b",
+        "1 survived (all hold)",
+        "  claim: c",
+        "    -c",
+        "    +d",
+        "f() was not mutated",
+        "3 mutants: 1 killed, 1 equivalent, 1 survived",
+        "",
+    ]

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,16 +30,9 @@ from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, Facts
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
+Eventually = Callable[[Callable[[], bool]], None]
 PATIENCE = 30.0  # seconds
 GOOD = Facts(180004, "alice", False, True, "on", "on", False, False, False)  # noqa: FBT003
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, and fail if it does not."""
-    give_up = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 def ask(conninfo: str, query: str) -> object:
@@ -591,7 +583,9 @@ class TestKilled:
     """However the run ends, nothing is left."""
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-    def test_own_server(self, temporary: Path, number: signal.Signals) -> None:
+    def test_own_server(
+        self, temporary: Path, number: signal.Signals, eventually: Eventually
+    ) -> None:
         """Ctrl-C, SIGTERM and kill -9 of a run end its server and remove its directory."""
         with run("embedded") as process:
             pid, segment = postmaster(first_line(process))
@@ -601,21 +595,21 @@ class TestKilled:
         eventually(lambda: not is_running(pid))
         assert not has_segment(segment)
 
-    def test_surviving_worker(self, temporary: Path) -> None:
+    def test_surviving_worker(self, temporary: Path, eventually: Eventually) -> None:
         """A forked worker that survives the run does not keep the server."""
         with run("embedded", "fork") as process:
             first_line(process)
             process.kill()
             eventually(lambda: not list(temporary.iterdir()))
 
-    def test_during_initdb(self, temporary: Path) -> None:
+    def test_during_initdb(self, temporary: Path, eventually: Eventually) -> None:
         """A run that is killed while its server is being made leaves nothing."""
         with run("embedded") as process:
             eventually(lambda: any(temporary.glob("*/data/PG_VERSION")))
             process.kill()
         eventually(lambda: not list(temporary.iterdir()))
 
-    def test_somebodys_database(self, admin: str, door: Door) -> None:
+    def test_somebodys_database(self, admin: str, door: Door, eventually: Eventually) -> None:
         """After kill -9 the database on somebody's server is dropped."""
         before = databases(admin)
         with run(uri(door)) as process:
@@ -624,7 +618,9 @@ class TestKilled:
             process.kill()
             eventually(lambda: before == databases(admin))
 
-    def test_database_that_appears_late(self, admin: str, door: Door) -> None:
+    def test_database_that_appears_late(
+        self, admin: str, door: Door, eventually: Eventually
+    ) -> None:
         """A database whose creation ends only after kill -9 is dropped all the same."""
         before = databases(admin)
         waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -50,7 +50,7 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
 
 
 @pytest.mark.container
-def test_is_gone_after_kill() -> None:
+def test_is_gone_after_kill(eventually: Callable[[Callable[[], bool]], None]) -> None:
     """After kill -9 of the run its container is removed."""
     with subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, "-c", RUN],
@@ -61,10 +61,7 @@ def test_is_gone_after_kill() -> None:
         assert process.stdout.readline()
         assert len(containers()) == 1
         os.kill(process.pid, signal.SIGKILL)
-    give_up = time.monotonic() + 30
-    while containers():
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
+    eventually(lambda: not containers())
 
 
 @pytest.mark.container

@@ -51,7 +51,7 @@ def test_public_names() -> None:
     expected = {
         *("Claim", "JobRow", "Operation", "Parameter", "Queue", "Result", "Row", "State", "Step"),
         *("Value", "Values", "Source", "Exit", "QueueError", "QueueproofError", "ServerError"),
-        *("load", "__version__"),
+        *("Client", "load", "__version__"),
     }
     assert expected == set(queueproof.__all__)
     assert all(getattr(queueproof, name) is not None for name in expected)
@@ -84,14 +84,16 @@ def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exec: node worker.mjs", "not in this version"),
+        ("exec: no-such-program worker.mjs", "there is no program no-such-program"),
         ("", "no name"),
         ("nowhere.sql", "nowhere.sql: No such file or directory"),
         ("no_such_module:Queue", "no module no_such_module"),
         ("queueproof.no_such:Queue", "no module queueproof.no_such"),
         ("queueproof:Queu", "queueproof has no Queu; did you mean 'Queue'"),
-        ("json:loads", "loads is not derived from queueproof.Queue"),
+        ("json:Decoder", "json has no Decoder; did you mean 'JSONDecoder'"),
+        ("json:loads", "loads is not derived from queueproof.Queue or queueproof.Client"),
         ("queueproof:Queue", "Queue has no install, which is required"),
+        ("queueproof:Client", "Client has no install, which is required"),
     ],
 )
 def test_what_is_not_there_is_named(name: str, message: str) -> None:

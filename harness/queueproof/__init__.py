@@ -22,12 +22,14 @@ from queueproof.queue import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from queueproof.client import Client as Client
     from queueproof.sqlfile import load as load
 
 __version__: str
 
 __all__ = [
     "Claim",
+    "Client",
     "Exit",
     "JobRow",
     "Operation",
@@ -49,7 +51,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # Both cost time, and the pytest plugin imports this package in every run of every project.
+    # These cost time, and the pytest plugin imports this package in every run of every project.
+    if name == "Client":
+        from queueproof.client import Client
+
+        return Client
     if name == "load":
         from queueproof.sqlfile import load
 

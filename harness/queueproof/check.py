@@ -22,12 +22,12 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from queueproof.checker import Declared, check, declare
+from queueproof.checker import Declared, Violation, check, declare
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore import wallclock
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.draws import BACKEND
-from queueproof.explore.lab import Gate, Lab, rejected
+from queueproof.explore.lab import Gate, Lab
 from queueproof.explore.programs import (
     COMPLETE_ALL,
     FAULTS,
@@ -45,7 +45,7 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.runner import Run, Runner
 from queueproof.explore.schedules import Schedule, explore
-from queueproof.explore.shrink import TRIES, Failure, breaches, find, shrink
+from queueproof.explore.shrink import Failure, breaches, find, shrink
 from queueproof.explore.suites import (
     ACKNOWLEDGED,
     ONE,
@@ -54,6 +54,7 @@ from queueproof.explore.suites import (
     Suite,
     drawn_programs,
 )
+from queueproof.free import Free, free_run
 from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.history import Call
 from queueproof.probes import PROBES, Seen
@@ -72,6 +73,7 @@ class Profile:
         kills: Most schedules of each in which the server is killed.
         drawn: Random programs.
         level: How much the probes measure.
+        free: Runs without a scheduler.
     """
 
     schedules: int
@@ -80,14 +82,23 @@ class Profile:
     kills: int
     drawn: int
     level: int
+    free: int = 0
 
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(schedules=16, inside=6, varied=3, kills=1, drawn=40, level=0),
     "default": Profile(schedules=250, inside=50, varied=30, kills=12, drawn=800, level=1),
-    "deep": Profile(schedules=2500, inside=800, varied=500, kills=60, drawn=12_000, level=2),
+    "deep": Profile(
+        schedules=2500, inside=800, varied=500, kills=60, drawn=12_000, level=2, free=3
+    ),
 }
 
+_PROGRAMS: Mapping[str, Profile] = {
+    # A worker's program and the gate before it make a run several times as long.
+    "quick": Profile(schedules=12, inside=4, varied=2, kills=1, drawn=30, level=0),
+    "default": Profile(schedules=80, inside=16, varied=10, kills=4, drawn=250, level=1),
+    "deep": Profile(schedules=800, inside=250, varied=160, kills=20, drawn=4000, level=2, free=3),
+}
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.
     "glance": Profile(schedules=5, inside=2, varied=1, kills=1, drawn=10, level=0),
@@ -114,7 +125,7 @@ class _Broken:
 
     reason: str
     story: str
-    replay: str
+    replay: str | None
 
 
 @dataclass(slots=True)
@@ -135,6 +146,7 @@ class Examination:
     through: str | None = None  # only programs that do this operation
     failures: dict[str, Failure] = field(default_factory=dict)
     probed: dict[str, Seen] = field(default_factory=dict)
+    freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
     _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
@@ -155,6 +167,7 @@ class Examination:
         parts: list[tuple[str, Callable[[], None]]] = [
             (name, partial(self._explore_all, suite, name, Conditions(gate=gate)))
             for gate in _GATES
+            if gate != "query" or not self.lab.by_clients  # whose queries are their own
             for name in asked
             if suite.has_programs(name)
         ]
@@ -174,6 +187,10 @@ class Examination:
             (g.id, partial(self._probe, g.id)) for g in wanted if g.id in PROBES and g.id in told
         ]
         parts.append(("random programs", partial(self._draw, suite, asked)))
+        parts += [
+            ("free runs", partial(self._run_free, asked, number))
+            for number in range(self.profile.free)
+        ]
         for n, (what, act) in enumerate(parts):
             progress(what, n / len(parts))
             act()
@@ -195,7 +212,7 @@ class Examination:
         inside = conditions.gate is not None
         budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
-            if guarantee in self.failures:
+            if guarantee in self.failures or (self.lab.unmoved and guarantee in TIMED):
                 return
             if inside and not program.races:
                 continue
@@ -213,6 +230,10 @@ class Examination:
         """Look for what breaks under some conditions and holds without them."""
         if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
             self.probed[name] = Seen({}, unable=wallclock.MISSING)
+        if conditions.pooled and self.lab.by_clients:
+            return  # a program chooses its connections; PgBouncer itself is asked
+        if conditions.clocks and self.lab.by_clients:
+            conditions = replace(conditions, styles=False)
         if conditions.killed and not self.lab.server.ours:
             self.probed[name] = _unkilled(self.lab)
             return
@@ -238,19 +259,36 @@ class Examination:
                         continue
                     if self._breaks_anyway(suite, program.undisturbed, broken):
                         continue
-                    failure = Failure(program, schedule, run, violation, conditions)
-                    known = self.failures.get(name)
-                    if known is None or failure.firmness > known.firmness:
-                        self.failures[name] = failure
+                    self._record(name, Failure(program, schedule, run, violation, conditions))
             if name in self.failures:
                 return
+
+    def _record(self, name: str, failure: Failure) -> None:
+        """Keep a breach, if none is known that is as firm."""
+        known = self.failures.get(name)
+        if known is not None and failure.firmness <= known.firmness:
+            return
+        if not self.lab.by_clients or self._happens_again(failure):
+            self.failures[name] = failure
+
+    def _happens_again(self, failure: Failure) -> bool:
+        """Whether a breach is not of what programs keep from one run to the next.
+
+        To begin a program's life anew in each run takes too long. A breach counts when it happens
+        with new lives too.
+        """
+        broken = failure.violation.guarantee
+        if self.lab.unmoved and _clock_moved(failure):
+            return False  # the program's own time stood still
+        self.lab.forget_sessions()
+        run = self._runner(failure.conditions).run(failure.program, failure.schedule)
+        return any(one.guarantee == broken for one in breaches(run, self.declared))
 
     def _breaks_anyway(self, suite: Suite, program: Program, broken: str) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
         known = broken in self._plain or not suite.has_programs(broken)
         if not known and CATALOGUE[broken].needs(self.offer) is None:
             self._explore_all(suite, broken)
-            self._plain.add(broken)
         if broken in self.failures or broken in self._errors:
             return True
         failure = find(self._runner(), self.declared, program, broken, budget=ENOUGH)
@@ -274,9 +312,7 @@ class Examination:
         for violation in findings.violations:
             self.in_turn = self.in_turn or violation.in_turn
             failure = Failure(program, schedule, run, violation, runner.conditions)
-            known = self.failures.get(violation.guarantee)
-            if known is None or failure.firmness > known.firmness:
-                self.failures[violation.guarantee] = failure
+            self._record(violation.guarantee, failure)
 
     def _draw(self, suite: Suite, asked: Sequence[str]) -> None:
         """Run random programs under random schedules."""
@@ -312,17 +348,66 @@ class Examination:
         if stopped:
             raise stopped[0]
 
+    def _run_free(self, asked: Sequence[str], number: int) -> None:
+        """Let processes race as they like, when all that is controlled has found nothing."""
+        if any(map(self.suspects, asked)):
+            return
+        self.lab.set_gate(None)
+        self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
+        self.lab.forget_sessions()
+        self.lab.reset()
+        free = free_run(
+            self.lab,
+            self.offer,
+            self.declared,
+            jobs=FREE_JOBS,
+            workers=FREE_WORKERS,
+            seed=self.seed + number,
+            faults=FREE_FAULTS,
+        )
+        self.lab.reset()
+        self.evidence["", "operations in free runs"] += free.evidence.get("operations", 0)
+        for name, violation in free.broken.items():
+            self.freed.setdefault(name, (free, violation))
+
     def _found(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
         return self.suspects(name) or _apart(name)
 
     def suspects(self, name: str) -> bool:
         """Whether a guarantee was seen to break, be it that something else explains it."""
-        broken = name in self.probed and self.probed[name].broken
-        return name in self.failures or bool(broken)
+        return name in self.failures or self._is_probed(name)
+
+    def _is_probed(self, name: str) -> bool:
+        return name in self.probed and bool(self.probed[name].broken)
+
+    def shorten(self, wanted: Sequence[Guarantee]) -> None:
+        """Make the stories of what broke as short as they go.
+
+        A short program may break without the conditions too under which the long one was seen to:
+        then what it breaks is plainly broken, and they are not to blame.
+        """
+        asked = [g.id for g in wanted if g.needs(self.offer) is None]
+        # What turns out to be plainly broken has a story of its own, to be shortened after it.
+        for name in sorted(asked, key=lambda name: name not in VARIATIONS):
+            if name not in self.failures or self._is_probed(name) or self._explained(name):
+                continue
+            self.failures[name] = failure = self._shortened(self.failures[name])
+            broken = failure.violation.guarantee
+            if broken != name:
+                plain = find(self._runner(), self.declared, failure.program.undisturbed, broken)
+                if plain is not None:
+                    self.failures[broken] = plain
+
+    def _shortened(self, failure: Failure) -> Failure:
+        shorter = shrink(self._runner(failure.conditions), self.declared, failure)
+        weaker = shorter.violation.doubtful and not failure.violation.doubtful
+        if weaker or (self.lab.by_clients and not self._happens_again(shorter)):
+            return failure
+        return shorter
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
-        """The verdict on one guarantee."""
+        """The verdict on one guarantee, with its story as short as it was made."""
         name = guarantee.id
         missing = guarantee.needs(self.offer)
         if missing is not None:
@@ -341,6 +426,8 @@ class Examination:
             return Judgement(name, "inconclusive", explained, evidence=evidence)
         if unable := name in self.probed and self.probed[name].unable:
             return Judgement(name, "inconclusive", unable, evidence=evidence)
+        if name in TIMED and self.lab.unmoved:
+            return Judgement(name, "inconclusive", self.lab.unmoved, evidence=evidence)
         seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
         if not seen:
             return Judgement(name, "inconclusive", _NO_EVIDENCE, evidence=evidence)
@@ -366,8 +453,10 @@ class Examination:
             if seen.broken and name in seen.explains:
                 return seen.explains[name]
         failure = self.failures[name]
-        if name in VARIATIONS and failure.violation.guarantee in self.failures:
-            return f"{failure.violation.guarantee} is broken without it too"
+        broken = failure.violation.guarantee
+        if name in VARIATIONS and broken in self.failures:
+            found = "is broken" if broken in CATALOGUE else "occurs"
+            return f"{broken} {found} without it too"
         if self.in_turn and failure.violation.doubtful:
             return (
                 "jobs were claimed while their lease was fresh, as single-claim's breach explains"
@@ -379,6 +468,7 @@ class Examination:
         drawn = self.evidence["", "random programs"]
         if drawn and not _apart(name):
             evidence["random programs"] = drawn
+            evidence["operations in free runs"] = self.evidence["", "operations in free runs"]
         if name == "crash-safe":
             evidence["distinct steps hit"] = len(self._hit)
         if name in self.probed:
@@ -391,13 +481,10 @@ class Examination:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
             return _Broken(seen.broken, seen.story, token)
         failure = self.failures.get(name)
+        if failure is None and name in self.freed:
+            free, violation = self.freed[name]
+            return _Broken(f"{violation.because} (in a free run)", free.story(violation), None)
         if failure is None or self._explained(name):
-            return None
-        failure = shrink(self._runner(failure.conditions), self.declared, failure)
-        broken = failure.violation.guarantee
-        if broken != name and find(
-            self._runner(), self.declared, failure.program.undisturbed, broken, budget=TRIES
-        ):
             return None
         token = encode_token(
             self.lab.queue.digest,
@@ -406,10 +493,16 @@ class Examination:
             program=failure.program.to_data(),
             schedule=list(failure.schedule),
             under=failure.conditions.to_data(),
-            broken=broken,
+            broken=failure.violation.guarantee,
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
         return _Broken(failure.violation.because, story, token)
+
+
+def _clock_moved(failure: Failure) -> bool:
+    """Whether the clock had been moved before the breach."""
+    calls = failure.run.history.calls
+    return any(call.kind == "advance" for call in calls[: failure.violation.call])
 
 
 def _apart(name: str) -> bool:
@@ -439,7 +532,8 @@ def _varied_programs(suite: Suite, name: str, conditions: Conditions) -> list[Pr
         return suite.broken_off()
     if conditions.pooled:
         return suite.settled()
-    return suite.varied(races=conditions.isolation is not None)
+    varied = suite.varied(races=conditions.isolation is not None)
+    return [*suite.delayed(), *varied] if conditions.clocks else varied
 
 
 def _unkilled(lab: Lab) -> Seen:
@@ -475,7 +569,11 @@ def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
                 one.actor != other.actor and one.overlaps(other) for one, other in pairs
             ),
         }
-    ) + Counter((name, f"times ERROR {c.error[:5]}, to be retried") for c in calls if c.error)
+    ) + Counter(
+        (name, f"times ERROR {call.error[:5]}, to be retried")
+        for call in calls
+        if call.answer == "retry"
+    )
 
 
 @contextmanager
@@ -490,10 +588,16 @@ def _without_a_directory() -> Iterator[None]:
 
 _TOLD_ANYWAY = {"old-snapshot"}  # measured where it is not promised too, but for a quick look
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
+TIMED = frozenset(
+    {"not-early", "stale-recovery", "live-lease", "backoff", "server-clock", "no-lost-job"}
+)
+"""What cannot be told of a queue whose time stands still while the database's is moved."""
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
-_EFFORT = frozenset({"schedules", "random programs"})
+_EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
+FREE_JOBS, FREE_WORKERS = 2_000, 4
+FREE_FAULTS: Mapping[str, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
 _NO_EVIDENCE = "no run put it to the test"
 
 
@@ -519,9 +623,11 @@ def check_queue(
     """
     began = time.monotonic()
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), seed, _PROFILES[profile])
+    budget = {**_PROFILES, **(_PROGRAMS if lab.by_clients else {})}[profile]
+    examination = Examination(lab, offer, declare(offer), seed, budget)
     examination.examine(wanted, progress)
     progress("stories", 1.0)
+    examination.shorten(wanted)
     judgements = [examination.judgement(guarantee) for guarantee in wanted]
     return Card(lab.queue.name, lab.server.label, seed, time.monotonic() - began, judgements)
 
@@ -582,7 +688,11 @@ def calibrate(lab: Lab) -> Offer:
     offers = lab.queue.offers
     run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim()))))
     first = next(iter(run.history.of_kind("claim")))
-    _must_work(run, first, answered=bool(first.ids))
+    _must_work(lab, run, first, answered=bool(first.ids))
+    known = {job for call in run.history.of_kind("enqueue") for job in call.ids}
+    for job in first.ids:
+        if job not in known:
+            raise QueueError(f"claim answered the id {job}, which no enqueue had answered")
     offer = Offer(lab.queue, first.held)
     offer = replace(offer, tied=_is_tied(runner, offer))
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
@@ -600,7 +710,7 @@ def calibrate(lab: Lab) -> Offer:
             continue
         run = runner.run(Program(jobs, in_turn(SETTLE, script("w1", *dos))))
         for call in (c for c in run.history.of_kind(kind) if c.actor == "w1"):
-            _must_work(run, call, answered=call.answer != "rejected")
+            _must_work(lab, run, call, answered=call.answer != "rejected")
     return offer
 
 
@@ -619,10 +729,10 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     return bool(later and later[0].ids)
 
 
-def _must_work(run: Run, call: Call, *, answered: bool) -> None:
+def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
     for index, (error, step) in run.errors.items():
         if index <= call.index:
-            raise rejected(step, error)
+            raise lab.refused(run.history.calls[index].kind, step, error)
     if answered:
         return
     if call.kind == "claim":

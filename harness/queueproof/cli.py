@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -25,7 +25,10 @@ from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 if TYPE_CHECKING:
     from queueproof.check import Replayed
     from queueproof.explore.lab import Lab
+    from queueproof.mutate import Mutants
     from queueproof.queue import Queue
+    from queueproof.report.card import Card
+    from queueproof.report.terminal import Output
 
 # Everything heavier is imported where it is used: `queueproof --help` answers at once.
 
@@ -51,7 +54,10 @@ class ProfileName(StrEnum):
 
 QueueName: TypeAlias = Annotated[
     str,
-    typer.Argument(metavar="QUEUE", help="A queue file (my_queue.sql), or package.module:Class."),
+    typer.Argument(
+        metavar="QUEUE",
+        help='A queue file (my_queue.sql), package.module:Class, or "exec: program".',
+    ),
 ]
 Postgres: TypeAlias = Annotated[
     str | None,
@@ -142,7 +148,7 @@ def check(
     from queueproof.guarantees import select
     from queueproof.report.junit import to_junit
     from queueproof.report.page import to_page
-    from queueproof.report.terminal import Output, print_card
+    from queueproof.report.terminal import Output, print_card, print_whole
     from queueproof.target import resolve
 
     wanted = select(None if only is None else _listed(only, "--only"))
@@ -174,7 +180,7 @@ def check(
             return _replay(target, replay, postgres, export)
         mutants = None
         if mutate:
-            from queueproof.mutate import judge, mutants_of
+            from queueproof.mutate import mutants_of
 
             mutants = mutants_of(target)
         with _lab(target, postgres) as lab:
@@ -185,11 +191,11 @@ def check(
             out.say()
             with _progress() as progress:
                 card = check_queue(lab, wanted, seed=seed, profile=thorough, progress=progress)
+        command = f"{shlex.join(again)} --replay"
+        print_card(out, card, command)
         if mutants is not None:
-            with _progress() as progress:
-                card = judge(mutants, card, postgres=postgres, profile=thorough, progress=progress)
-    command = f"{shlex.join(again)} --replay"
-    print_card(out, card, command)
+            card = _mutated(out, mutants, card, postgres, thorough)
+    print_whole(out, card)
     if json is not None:
         _write(json, card.to_json() + "\n")
     if html is not None:
@@ -197,6 +203,28 @@ def check(
     if junit is not None:
         _write(junit, to_junit(card))
     return card.exit_code
+
+
+def _mutated(out: Output, mutants: Mutants, card: Card, postgres: str | None, profile: str) -> Card:
+    """The card with what became of the mutants; said too where it is interrupted."""
+    from queueproof.mutate import judge
+    from queueproof.report.terminal import print_mutants
+
+    known = card
+    cards = judge(mutants, card, postgres=postgres, profile=profile)
+    total = len(mutants.mutants)
+    try:
+        with _progress() as progress, closing(cards):
+            for known in cards:
+                done = len(known.mutants or ())
+                progress(f"mutant {done}", done / max(total, 1))
+    except KeyboardInterrupt as stopped:
+        print_mutants(out, known)
+        done = len(known.mutants or ())
+        stopped.args = (f"{str(stopped) or 'interrupted'} after {done} of {total} mutants",)
+        raise
+    print_mutants(out, known)
+    return known
 
 
 def _replay(target: Queue, token: str, postgres: str | None, export: Path | None) -> int:
@@ -243,6 +271,11 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
             guarantee=replayed.guarantee,
             queue=_from(export, name),
             command=command,
+        )
+    if lab.by_clients:
+        raise QueueproofError(
+            f"--export {export}: what a program prepares and keeps stands in no spec; export the"
+            " story as a test, FILE.py"
         )
     if replayed.failure is None:
         raise QueueproofError(
@@ -296,10 +329,29 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 # --- the rest -----------------------------------------------------------------------------------
 
 
+_TEMPLATES = {
+    ".sql": ("template.sql", "{}"),
+    ".py": ("templates/worker.py", "exec: python {}"),
+    ".mjs": ("templates/worker.mjs", "exec: node {}"),
+}
+
+
 @app.command()
-def init(path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it.")]) -> None:
-    """Write a commented queue file to start from."""
-    template = files("queueproof").joinpath("template.sql").read_text(encoding="utf-8")
+def init(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Where to write it: a queue file, or a worker's program (.py, .mjs).",
+        ),
+    ],
+) -> None:
+    """Write a commented queue file, or a worker's program, to start from."""
+    if path.suffix not in _TEMPLATES:
+        endings = ", ".join(_TEMPLATES)
+        raise QueueproofError(f"{path}: its ending says what to write; end it in one of {endings}")
+    source, name = _TEMPLATES[path.suffix]
+    template = files("queueproof").joinpath(source).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template)
@@ -307,8 +359,9 @@ def init(path: Annotated[Path, typer.Argument(metavar="FILE", help="Where to wri
         raise QueueproofError(f"{path} exists already, and is left as it is") from None
     except OSError as error:
         raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+    queue = name.format(path if path.suffix == ".sql" else shlex.quote(str(path)))
     typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
-    typer.echo(f"  queueproof check {shlex.quote(str(path))}")
+    typer.echo(f"  queueproof check {shlex.quote(queue)}")
 
 
 @app.command()
@@ -392,8 +445,7 @@ def guarantees() -> None:
     from queueproof.guarantees import CATALOGUE
 
     for guarantee in CATALOGUE.values():
-        later = "" if guarantee.judged else " (not judged by this version)"
-        typer.echo(f"{guarantee.id:<18} {guarantee.sentence}{later}")
+        typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
 
 
 # --- files --------------------------------------------------------------------------------------
@@ -521,6 +573,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except _UsageError as error:
+        error.message = error.message.replace("Value error, ", "")  # pydantic's, under typer
         error.show()
         return Exit.UNUSABLE
     except BrokenPipeError:
@@ -532,7 +585,7 @@ def run(arguments: Sequence[str]) -> int:
             if isinstance(cause, _StoppedError):
                 return _say(f"stopped by {cause}", 128 + cause.number)
             if isinstance(cause, KeyboardInterrupt):
-                return _say("interrupted", Exit.INTERRUPTED)
+                return _say(str(cause) or "interrupted", Exit.INTERRUPTED)
         if told := next(filter(None, map(_outage, causes)), None):
             return _say(told, Exit.UNUSABLE)
         for cause in causes:
@@ -540,14 +593,13 @@ def run(arguments: Sequence[str]) -> int:
                 return _say(str(cause), Exit.UNUSABLE, prefix="")
             if isinstance(cause, QueueproofError):
                 return _say(str(cause), Exit.UNUSABLE)
+        told = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
+        told += "This is a bug of queueproof's. Please report it with the queue and what "
         if _DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
             traceback.print_exception(error)
-        return _say(
-            f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
-            "This is a bug of queueproof's. Please report it with the queue and what this prints:"
-            f"\n  {shlex.join(['queueproof', *arguments])} {_DEBUG_OPTION}",
-            Exit.INTERNAL,
-        )
+            return _say(told + "is printed above.", Exit.INTERNAL)
+        again = shlex.join(["queueproof", *arguments, _DEBUG_OPTION])
+        return _say(f"{told}this prints:\n  {again}", Exit.INTERNAL)
 
 
 def _causes(error: BaseException) -> list[BaseException]:

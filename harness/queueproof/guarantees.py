@@ -48,7 +48,6 @@ class Guarantee:
         why: What its breach does to a user.
         source: Where the idea or a known case is written down.
         needs: What is missing where the guarantee cannot be asked, None where it can.
-        judged: Whether this version can judge it.
     """
 
     id: str
@@ -56,7 +55,6 @@ class Guarantee:
     why: str
     source: str
     needs: Callable[[Offer], str | None] = lambda _: None
-    judged: bool = True
 
 
 def _finishing(offer: Offer) -> str | None:
@@ -262,18 +260,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def select(ids: Iterable[str] | None) -> list[Guarantee]:
-    """The guarantees to judge: those asked for, or all that this version can judge.
+    """The guarantees to judge: those asked for, or all, in the order of the catalogue.
 
     Raises:
-        QueueproofError: An id is unknown, or is of the catalogue but not built yet.
+        QueueproofError: An id is unknown.
     """
     if ids is None:
-        return [guarantee for guarantee in _ALL if guarantee.judged]
-    chosen = []
-    for name in ids:
+        return list(_ALL)
+    chosen = list(ids)
+    for name in chosen:
         if name not in CATALOGUE:
-            raise QueueproofError(f"unknown guarantee {name!r}{nearest(name, CATALOGUE)}")
-        if not CATALOGUE[name].judged:
-            raise QueueproofError(f"{name} is of the catalogue, but this version cannot judge it")
-        chosen.append(CATALOGUE[name])
-    return [guarantee for guarantee in _ALL if guarantee in chosen]
+            near = nearest(name, CATALOGUE) or "; `queueproof guarantees` lists them"
+            raise QueueproofError(f"unknown guarantee {name!r}{near}")
+    return [guarantee for guarantee in _ALL if guarantee.id in chosen]

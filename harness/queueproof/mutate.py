@@ -17,7 +17,7 @@ import re
 import signal
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from functools import cache, partial, wraps
 from itertools import pairwise
 from multiprocessing import active_children, get_context
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from sqlglot import TokenType, exp
 from sqlglot.dialects.postgres import Postgres
@@ -37,7 +37,7 @@ from queueproof import sql
 from queueproof.check import first_flaw
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.explore.lab import open_lab
-from queueproof.guarantees import nearest, select
+from queueproof.guarantees import CATALOGUE, nearest, select
 from queueproof.postgres import Server, open_server
 from queueproof.queue import Queue
 from queueproof.report.card import Card, MutantJudgement
@@ -645,8 +645,7 @@ def judge(
     *,
     postgres: str | None,
     profile: str,
-    progress: Callable[[str, float], None] = lambda _what, _fraction: None,
-) -> Card:
+) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
 
     Args:
@@ -654,10 +653,9 @@ def judge(
         card: The queue's own.
         postgres: As for `open_server`: every process has a server of its own.
         profile: As for `check_queue`.
-        progress: Called with the number of mutants judged and which fraction of all that is.
 
-    Returns:
-        The card, with the mutants on it.
+    Yields:
+        The card without a mutant, and then each time with one more on it.
 
     Raises:
         QueueError: A mutant that is declared equivalent was killed.
@@ -665,24 +663,50 @@ def judge(
     wanted = [judgement.id for judgement in card.guarantees if judgement.verdict == "holds"]
     if not wanted:
         unread = [*mutants.unread, "No guarantee holds, so none could find a mutant."]
-        return replace(card, mutants=[], not_mutated=unread)
+        yield replace(card, mutants=[], not_mutated=unread)
+        return
     found: list[MutantJudgement] = []
+    yield replace(card, mutants=[], not_mutated=mutants.unread)
+    unseen = _unseen(card)
     enough = "mutants" if profile == "quick" else profile
     look = partial(_look, wanted=wanted, postgres=postgres, seed=card.seed, profile=enough)
     with _processes() as pool:
         for mutant, killer in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
-            found.append(_verdict(mutant, killer, mutants.equivalents.get(mutant.name)))
-            progress(f"mutant {len(found)}", len(found) / len(mutants.mutants))
-    return replace(card, mutants=found, not_mutated=mutants.unread)
+            known = mutants.equivalents.get(mutant.name)
+            found.append(_verdict(mutant, killer, known, unseen))
+            yield replace(card, mutants=[*found], not_mutated=mutants.unread)
 
 
-def _verdict(mutant: Mutant, killer: Killer | None, known: str | None) -> MutantJudgement:
+class _Unseen(NamedTuple):
+    """What to say of a mutant that nothing finds."""
+
+    verdict: Literal["survived", "unjudged"]
+    reason: str
+
+
+def _unseen(card: Card) -> _Unseen:
+    """Only who was asked everything can say that nothing finds a mutant."""
+    asked = {judgement.id: judgement.verdict for judgement in card.guarantees}
+    if len(asked) < len(CATALOGUE):
+        left_out = f"{len(CATALOGUE) - len(asked)} of {len(CATALOGUE)} guarantees were not asked"
+        return _Unseen("unjudged", f"not found by what was asked; {left_out}")
+    reason = "every guarantee that holds still does"
+    if missing := [name for name, verdict in asked.items() if verdict == "not-offered"]:
+        reason += f"; not offered: {', '.join(missing)}"
+    silent = [name for name, verdict in asked.items() if verdict not in {"holds", "not-offered"}]
+    if silent:
+        reason += f"; did not hold to begin with: {', '.join(silent)}"
+    return _Unseen("survived", reason)
+
+
+def _verdict(
+    mutant: Mutant, killer: Killer | None, known: str | None, unseen: _Unseen
+) -> MutantJudgement:
     if killer is None:
         reason = known or mutant.unused
         if reason:
             return MutantJudgement(mutant.name, "equivalent", None, reason, mutant.diff)
-        reason = "every guarantee still holds"
-        return MutantJudgement(mutant.name, "survived", None, reason, mutant.diff)
+        return MutantJudgement(mutant.name, unseen.verdict, None, unseen.reason, mutant.diff)
     if known:
         path = _equivalents_path(mutant.queue)
         why = f"{killer.by}: {killer.reason}" if killer.by else killer.reason

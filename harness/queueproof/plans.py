@@ -202,7 +202,7 @@ def explain(session: Session, step: Step) -> str:
     """The plan of a statement, as it would be now; empty where it has none."""
     if first_keyword(step.sql) not in _EXPLAINABLE:
         return ""
-    rows = execute(session, Step(f"EXPLAIN (COSTS OFF) {step.sql}", step.params)).rows
+    rows = session.explain(step, "COSTS OFF").rows
     return "\n".join(str(next(iter(row.values()))) for row in rows).replace(STANDING_CLOCK, "")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.checker import declare
+from queueproof.errors import ServerUnavailableError
 from queueproof.explore.conditions import Conditions
 from queueproof.explore.lab import Lab
 from queueproof.explore.programs import Program
@@ -18,7 +19,15 @@ from queueproof.explore.shrink import Failure, breaches, shrink
 from queueproof.explore.suites import Suite
 from queueproof.guarantees import Offer
 from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
+from queueproof.program import ProgramError
 
+# A name of a prepared statement that is not known, or known already.
+_NAMES = frozenset({"26000", "42P05"})
+_NAMELESS = (
+    "its driver prepares statements under names, which {} did not carry from one connection to"
+    " another: use PgBouncer 1.21 or later with max_prepared_statements, or turn it off in the"
+    " driver (asyncpg: statement_cache_size=0, psycopg: prepare_threshold=None)"
+)
 SHORT = 5  # jobs and operations of the programs of a quick look
 
 
@@ -82,7 +91,7 @@ def _break(
     declared = declare(offer)
     runner = Runner(lab, held=offer.held, conditions=conditions)
     with lab.through(pooler):
-        run = runner.run(program)
+        run = _run_through(lab, runner, program, pooler)
         passage.spread += pooler.busy_backends() > 1
         passage.transactions += pooler.transactions()
         violations = breaches(run, declared)
@@ -100,6 +109,23 @@ def _break(
         ),
         None,
     )
+
+
+def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> Run:
+    """A run whose statements the pooler understands.
+
+    Raises:
+        ServerUnavailableError: It does not carry the names under which a driver prepares them.
+    """
+    try:
+        run = runner.run(program)
+    except ProgramError as error:
+        if any(f" {state}: " in str(error) for state in _NAMES):
+            raise ServerUnavailableError(_NAMELESS.format(pooler.name)) from error
+        raise
+    if lab.by_clients and any(error.sqlstate in _NAMES for error, _ in run.errors.values()):
+        raise ServerUnavailableError(_NAMELESS.format(pooler.name))
+    return run
 
 
 def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failure:

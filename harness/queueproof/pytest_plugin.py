@@ -7,6 +7,7 @@ nothing there: no option, no fixture, no import but pytest's own, unless the sce
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -65,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for marker in (
             "guarantee(id): the guarantee that a scenario asks for",
             "thorough: left out of the quick profile, for time",
+            "node: needs Node.js and what `npm ci` in strategies/peers installs",
         ):
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(Examiner(config), _NAME)
@@ -120,7 +122,9 @@ class Verdict:
             case "broken":
                 from queueproof.report.terminal import without_diagram
 
-                again = f"queueproof check {self.queue.name} --replay {judgement.replay}"
+                again = (
+                    f"queueproof check {shlex.quote(self.queue.name)} --replay {judgement.replay}"
+                )
                 told = without_diagram(judgement.story or judgement.reason)
                 self._fail(f"{told}\n\nOnce more:\n  {again}")
 

@@ -59,11 +59,16 @@ class Step(NamedTuple):
         params: A value for each `:name`. Python values are bound as int4/int8, float8, bool,
             interval (timedelta) and, for str, as a literal whose type the server infers.
         source: Where the statement stands, if it stands in a file.
+        request: What a worker's program is asked to do, where it sends statements of its own; the
+            SQL is empty then.
+        commits: Whether it is no statement, but the commit that a client's next message brings.
     """
 
     sql: str
     params: Mapping[str, Parameter] = {}
     source: Source | None = None
+    request: Mapping[str, object] | None = None
+    commits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class Result:
         affected: Rows inserted, updated, deleted or selected; 0 where the server names no count.
         in_transaction: Whether the session stands inside a transaction after the step.
         command: The command tag's first word (`UPDATE`).
+        offered: What a worker's program wants to send next; None where it has answered.
+        reply: What it answered.
     """
 
     columns: tuple[str, ...] = ()
@@ -85,6 +92,8 @@ class Result:
     affected: int = 0
     in_transaction: bool = False
     command: str = ""
+    offered: Step | None = None
+    reply: object = None
 
 
 Operation: TypeAlias = Generator[Step, Result, T]
@@ -130,26 +139,8 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
 """Every operation of a queue and the arguments that it may take."""
 
 
-class Queue:
-    """A queue under test. Derive from it and write the operations that the queue has.
-
-    `install`, `enqueue` and `claim` are required; the others are offered by being there. Each is
-    a generator of `Step`s. An operation takes the arguments of `OPERATIONS` that its signature
-    names, so `def claim(self, worker)` is a claim without a limit: it takes at most one job.
-
-        def install(self) -> Operation[None]
-        def enqueue(self, payload, priority, delay, max_attempts, queue) -> Operation[list[str]]
-        def claim(self, worker, limit, lease, queue) -> Operation[list[Claim]]
-        def complete(self, worker, job) -> Operation[bool]
-        def complete_many(self, worker, jobs) -> Operation[frozenset[str] | None]
-        def fail(self, worker, job, error) -> Operation[bool]
-        def heartbeat(self, worker, job, lease) -> Operation[bool]
-        def recover(self, lease) -> Operation[list[str]]
-        def jobs(self) -> Operation[list[JobRow]]
-        def cleanup(self, age) -> Operation[None]
-
-    `job` is a `Claim`; ids are text; `delay`, `lease` and `age` are timedeltas. `complete_many`
-    returns the ids that it accepted, or None where it cannot say which.
+class Facts:
+    """What a queue says of itself.
 
     Attributes:
         lease: How long a claim holds without a heartbeat; None: it never runs out.
@@ -176,6 +167,49 @@ class Queue:
     breaks: Mapping[str, str] = {}
 
     required: ClassVar[tuple[str, ...]] = ("install", "enqueue", "claim")
+
+
+def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
+    """What differs from a queue that promises nothing, as a program's answer to `init` has it."""
+    told = {name: getattr(facts, name) for name in FACTS}
+    return {name: _as_json(value) for name, value in told.items() if value != getattr(Facts, name)}
+
+
+def _as_json(value: object) -> object:
+    match value:
+        case timedelta():
+            return value.total_seconds()
+        case set() | frozenset():
+            return sorted(value)
+        case _:
+            return value
+
+
+FACTS = tuple(name for name in Facts.__annotations__ if name != "required")
+"""The names of a queue's facts, which are the keys of a queue file's header."""
+
+
+class Queue(Facts):
+    """A queue under test. Derive from it and write the operations that the queue has.
+
+    `install`, `enqueue` and `claim` are required; the others are offered by being there. Each is
+    a generator of `Step`s. An operation takes the arguments of `OPERATIONS` that its signature
+    names, so `def claim(self, worker)` is a claim without a limit: it takes at most one job.
+
+        def install(self) -> Operation[None]
+        def enqueue(self, payload, priority, delay, max_attempts, queue) -> Operation[list[str]]
+        def claim(self, worker, limit, lease, queue) -> Operation[list[Claim]]
+        def complete(self, worker, job) -> Operation[bool]
+        def complete_many(self, worker, jobs) -> Operation[frozenset[str] | None]
+        def fail(self, worker, job, error) -> Operation[bool]
+        def heartbeat(self, worker, job, lease) -> Operation[bool]
+        def recover(self, lease) -> Operation[list[str]]
+        def jobs(self) -> Operation[list[JobRow]]
+        def cleanup(self, age) -> Operation[None]
+
+    `job` is a `Claim`; ids are text; `delay`, `lease` and `age` are timedeltas. `complete_many`
+    returns the ids that it accepted, or None where it cannot say which.
+    """
 
     @property
     def name(self) -> str:

@@ -288,6 +288,30 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
     return Compiled(sent, tuple(first_use), tuple(first_use.values()), edits)
 
 
+_SOME_TIME = re.compile(
+    r"current_(?:timestamp|date|time)|localtime|pg_catalog\.|'\s*now\s*'", re.IGNORECASE
+)
+
+
+@lru_cache(maxsize=1024)
+def move_times(sql: str) -> str:
+    """A client's SQL with the forms of the time turned into the clock's functions.
+
+    Args:
+        sql: Statements of any number, with `$1` for parameters. What cannot be read as such is left
+            as it is.
+    """
+    if not _SOME_TIME.search(sql):
+        return sql
+    try:
+        found = tokens(sql)
+    except UnterminatedError:
+        return sql
+    frozen = any(token.word in {"CREATE", "ALTER"} for token in found)
+    replacements = [*_times(found, literals=not frozen), *_times_in_body(found)]
+    return _replace(sql, sorted(replacements))[0]
+
+
 def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Edit, ...]]:
     pieces: list[str] = []
     edits: list[Edit] = []

@@ -608,11 +608,11 @@ def _between(file: _File, opening: int, closing: int) -> _Header:
 
 
 def _header_value(header: _Header, key: str, value: object) -> object:
-    if key not in _KEYS:
-        message = f"unknown key {key}; {_nearest(key, _KEYS)}"
+    if key not in HEADER_KEYS:
+        message = f"unknown key {key}; {_nearest(key, HEADER_KEYS)}"
         header.file.fail(header.offset(key), message)
     try:
-        return _KEYS[key](value)
+        return HEADER_KEYS[key](value)
     except _EntryError as error:
         header.file.fail(header.offset(error.entry), f"{key}: {error}")
     except ValueError as error:
@@ -735,7 +735,7 @@ def _breaks(value: object) -> dict[str, str]:
     return value
 
 
-_KEYS: Mapping[str, Callable[[object], object]] = {
+HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "lease": _positive_duration,
     "max_attempts": _count,
     "backoff": _duration,

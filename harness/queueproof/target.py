@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
+import os
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -14,8 +17,10 @@ from types import ModuleType
 from typing import Any
 
 from queueproof import sqlfile
+from queueproof.client import Client, describe
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.guarantees import CATALOGUE, nearest
+from queueproof.program import ProgramQueue, from_command
 from queueproof.queue import OPERATIONS, Queue
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -31,15 +36,28 @@ def resolve(name: str) -> Queue:
         QueueproofError: There is no such queue, or it cannot be used; the message says why.
     """
     if name.startswith("exec:"):
-        raise QueueproofError(
-            f"{name}: a program as a queue is not in this version; "
-            "write the queue as an SQL file or as a Python class (package.module:Class)"
-        )
+        return from_command(name)
     if _CLASS.fullmatch(name) and not Path(name).exists():
         return _from_class(name)
     if not name.strip():
         raise QueueproofError("the queue has no name; write a file's path or package.module:Class")
+    if hint := _meant(name):
+        raise QueueproofError(f"{name}: {hint}")
     return sqlfile.load(name)
+
+
+_LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".rb": "ruby"}
+
+
+def _meant(name: str) -> str:
+    """What somebody probably meant who left out how a program is named; nothing otherwise."""
+    path = Path(name)
+    if path.suffix in _LANGUAGES and path.is_file():
+        return f'a program? write "exec: {_LANGUAGES[path.suffix]} {name}"'
+    first = name.split(maxsplit=1)[0]
+    if first != name and not path.exists() and shutil.which(first):
+        return f'a program? write "exec: {name}"'
+    return ""
 
 
 def blame(error: BaseException, queue: Queue) -> QueueError | None:
@@ -49,7 +67,7 @@ def blame(error: BaseException, queue: Queue) -> QueueError | None:
         error: Any exception.
         queue: The queue under test.
     """
-    if isinstance(queue, sqlfile.SqlFileQueue):
+    if isinstance(queue, sqlfile.SqlFileQueue | ProgramQueue):
         return None
     source = _source_file(type(queue))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
@@ -66,19 +84,52 @@ def _from_class(name: str) -> Queue:
     found: object = _module(module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            near = nearest(part, [known for known in vars(found) if not known.startswith("_")])
+            classes = [known for known, value in vars(found).items() if isinstance(value, type)]
+            near = nearest(part, classes)
             raise QueueproofError(f"{name}: {module_name} has no {part}{near}")
         found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, Queue)):
-        raise QueueproofError(f"{name}: {path} is not derived from queueproof.Queue")
+    if not (isinstance(found, type) and issubclass(found, Queue | Client)):
+        raise QueueproofError(
+            f"{name}: {path} is not derived from queueproof.Queue or queueproof.Client"
+        )
     line = _first_line(found)
     _check_operations(found, line)
+    if issubclass(found, Client):
+        return _hosted(name, found, line)
     try:
         queue = found()
     except Exception as error:
         message = f"{path}() cannot be made without arguments: {_one_line(error)}"
         raise QueueError(message, line) from error
     _check_facts(queue, line)
+    try:
+        _ = queue.digest
+    except (OSError, TypeError):
+        raise _unreadable(name) from None
+    return queue
+
+
+def _unreadable(name: str) -> QueueproofError:
+    message = f"{name}: its source cannot be read, and a replay token must name it"
+    return QueueproofError(message)
+
+
+def _hosted(name: str, kind: type[Client], line: Source | None) -> ProgramQueue:
+    """The queue of a class whose workers each live in a process of their own."""
+    _check_facts(kind, line)
+    classes = kind.__mro__[: kind.__mro__.index(Client)]
+    try:
+        source = "".join(inspect.getsource(one) for one in classes)
+    except (OSError, TypeError):
+        raise _unreadable(name) from None
+    queue = ProgramQueue(
+        name,
+        [sys.executable, "-m", "queueproof.client", name],
+        digest=hashlib.sha256(source.encode()).hexdigest()[:12],
+        # What was found from here must be found from there.
+        environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    queue.described_by(describe(kind))
     return queue
 
 
@@ -111,7 +162,7 @@ def _broken_import(name: str, error: BaseException) -> QueueError:
     return QueueError(message, places[-1] if places else None)
 
 
-def _check_operations(kind: type[Queue], line: Source | None) -> None:
+def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
     for operation in kind.required:
         if not callable(getattr(kind, operation, None)):
             written = [n for n, v in vars(kind).items() if callable(v) and n not in OPERATIONS]
@@ -172,7 +223,7 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def _check_facts(queue: Queue, line: Source | None) -> None:
+def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
     for fact, (fits, wanted) in _FACTS.items():
         value = getattr(queue, fact)
         if not fits(value):
@@ -181,11 +232,6 @@ def _check_facts(queue: Queue, line: Source | None) -> None:
         if identifier not in CATALOGUE:
             message = f"unknown guarantee {identifier!r}{nearest(identifier, CATALOGUE)}"
             raise QueueError(message, line)
-    try:
-        _ = queue.digest
-    except (OSError, TypeError):
-        message = f"{queue.name}: its source cannot be read, and a replay token must name it"
-        raise QueueproofError(message) from None
 
 
 def _source_file(kind: type[Queue]) -> str:

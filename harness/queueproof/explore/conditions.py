@@ -43,6 +43,7 @@ class Conditions:
         planner: Under which of `PLANNERS` they plan.
         isolation: The level that they ask for, instead of the one that the queue declares.
         clocks: Whether each worker has another time zone and date style, and a wrong clock.
+        styles: Whether the date style is among what differs: of programs it is their driver's.
         pooled: How the connection of each transaction is chosen, never the one before, where
             all share some; None where each has its own.
         pooler: The pooler that the sessions really go through: its name and version.
@@ -53,6 +54,7 @@ class Conditions:
     planner: str | None = None
     isolation: str | None = None
     clocks: bool = False
+    styles: bool = True
     pooled: Pooled | None = None
     pooler: str = ""
     killed: bool = False
@@ -64,8 +66,11 @@ class Conditions:
             wanted["default_transaction_isolation"] = f"'{self.isolation}'"
         if self.clocks:
             zone = _ZONES[_FAR.index(actor) if actor in _FAR else len(_FAR) - 1]
-            wanted |= {name: f"'{value}'" for name, value in zone.items()}
+            wanted |= {name: f"'{value}'" for name, value in self._differing(zone).items()}
         return wanted
+
+    def _differing(self, zone: Mapping[str, str]) -> dict[str, str]:
+        return {name: zone[name] for name in zone if self.styles or name != "DateStyle"}
 
     def skew(self, actor: str) -> float:
         """Seconds by which the clock of an actor's process is ahead of the database's."""
@@ -80,10 +85,11 @@ class Conditions:
             return f"Every session: default_transaction_isolation = '{self.isolation}'."
         if self.clocks:
             shown = "; ".join(
-                f"{name}: {', '.join(zone.values())}"
+                f"{name}: {', '.join(self._differing(zone).values())}, {_AHEAD[name]:+g} s"
                 for name, zone in zip(_FAR, _ZONES, strict=True)
             )
-            return f"Sessions differ in TimeZone, DateStyle and clock ({shown})."
+            what = ", ".join(self._differing(_ZONES[0]))
+            return f"Sessions differ in {what} and clock ({shown})."
         if self.killed:
             return (
                 "The server commits with synchronous_commit = on, unless the queue says otherwise."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from graphlib import CycleError, TopologicalSorter
@@ -15,14 +15,16 @@ from psycopg import pq, sql
 
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
-from queueproof.explore.session import ConnectionLostError, Session
+from queueproof.explore.session import ConnectionLostError, LibpqSession, Session
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import Pooler
+from queueproof.program import ProgramQueue
 from queueproof.queue import Operation, Queue, Step
 from queueproof.sql import compile_statement, position_in
 from queueproof.sqlfile import SqlFileQueue
 
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
+GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102}
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
@@ -99,6 +101,13 @@ SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend'
   AND pid <> pg_backend_pid() AND state <> 'idle'
 """
+_FLUSHES = 150_000  # the server_version_num from which this is so
+_FLUSH = "SELECT pg_catalog.pg_stat_force_next_flush()"
+_BUFFERS = """
+SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + idx_blks_hit, 0)
+  + coalesce(toast_blks_read + toast_blks_hit, 0)), 0)::bigint
+FROM pg_catalog.pg_statio_user_tables
+"""
 
 Gate: TypeAlias = Literal["statement", "row", "query"]
 """Where inside a statement a session stops: one that changes a table with its snapshot taken and
@@ -116,7 +125,12 @@ class Lab:
         schema: The statements that installed it.
         tables: The queue's tables, as regclass text.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
+        by_clients: Whether its workers are programs with connections of their own.
+        unmoved: Why the queue's time could not be moved with the database's; or nothing.
     """
+
+    by_clients = False
+    unmoved = ""
 
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
         self.queue = queue
@@ -153,8 +167,8 @@ class Lab:
         connection.execute("SET search_path = public")
         return connection
 
-    def _scheduler(self) -> Session:
-        control = Session(self.conninfo, "the scheduler")
+    def _scheduler(self) -> LibpqSession:
+        control = LibpqSession(self.conninfo, "the scheduler")
         control.run("SET search_path = pg_catalog")
         control.pgconn.prepare(b"blockers", b"SELECT pg_catalog.pg_blocking_pids($1::int4)")
         return control
@@ -173,11 +187,7 @@ class Lab:
             sql.SQL("client_min_messages = error"),
         ):
             run(sql.SQL("ALTER DATABASE {} SET ").format(name) + setting)
-        installer = Session(self.conninfo, "the installer")
-        try:
-            self._run_install(installer)
-        finally:
-            installer.close()
+        self._run_install()
         for function, path, procedure in run(_PINNED).fetchall():
             kind = "PROCEDURE" if procedure else "FUNCTION"
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
@@ -194,7 +204,9 @@ class Lab:
         self._reset_sql, self._renew_sql = self._reset_statements()
         run(_GATE % GATE_KEYS)
 
-    def _run_install(self, installer: Session) -> None:
+    def _run_install(self) -> None:
+        """Have the queue make its tables."""
+        installer = LibpqSession(self.conninfo, "the installer")
         steps = self.queue.start("install")
         try:
             step = next(steps)
@@ -211,6 +223,8 @@ class Lab:
         except StopIteration:
             if installer.in_transaction:
                 raise QueueError("schema leaves a transaction open: end it with COMMIT") from None
+        finally:
+            installer.close()
 
     def _columns(self, table: str) -> str:
         """The columns that hold data of their own, as SQL."""
@@ -288,6 +302,7 @@ class Lab:
 
     def _quiet(self, session: Session) -> bool:
         """Cancel, drain and roll back a session; whether it may be used again."""
+        assert isinstance(session, LibpqSession)
         try:
             if session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 session.cancel()
@@ -304,18 +319,43 @@ class Lab:
         """The open session under a key; a new connection where there is none."""
         session = self._sessions.get(key)
         if session is None:
-            conninfo = self._pooler.conninfo if self._pooler else self.conninfo
-            session = self._sessions[key] = Session(conninfo, key, self.arrays)
-            self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {session.pid})")
+            session = self._sessions[key] = self._open(key)
         if key not in self._used:
-            if self._gate == "query":
-                session.run("SET cursor_tuple_fraction = 1")  # a cursor's plan is the query's own
-            elif self._gate:
-                session.run(f"SET queueproof.gate = '{self._gate}'")
-            for name, value in self._settings(key.partition(",")[0]).items():
-                session.run(f"SET {name} = {value}")
+            self._configure(session, self._wanted(key))
         self._used.add(key)
         return session
+
+    def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
+        """Give a session that the last reset has emptied its settings."""
+        for name, value in wanted.items():
+            session.run(f"SET {name} = {value}")
+
+    def _open(self, key: str) -> Session:
+        """A new connection for a key."""
+        conninfo = self._pooler.conninfo if self._pooler else self.conninfo
+        session = LibpqSession(conninfo, key, self.arrays)
+        self._lock_gate(session.pid)
+        return session
+
+    def _lock_gate(self, pid: int) -> None:
+        """Hold the key that a backend needs to pass a gate."""
+        self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
+
+    def _wanted(self, key: str) -> dict[str, str]:
+        """The settings that the session under a key begins with."""
+        wanted: dict[str, str] = {}
+        if self._gate == "query":
+            wanted["cursor_tuple_fraction"] = "1"  # a cursor's plan is the query's own
+        elif self._gate:
+            wanted[GATE] = f"'{self._gate}'"
+        return {**wanted, **self._settings(key.partition(",")[0])}
+
+    def prepare(self, actors: Iterable[str]) -> None:
+        """Have those who will act do what comes before, while nobody stands in their way."""
+
+    def owner_of(self, pid: int) -> str | None:  # noqa: ARG002 - which a subclass may know
+        """The actor of a backend that one of its sessions has opened by itself."""
+        return None
 
     def set_gate(self, gate: Gate | None) -> None:
         """Make statements on the queue's tables stop inside, or let them run through.
@@ -335,7 +375,9 @@ class Lab:
             return
         events = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}[gate]
         # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
-        for relation in (*self._gated_tables, *(views if gate == "statement" else ())):
+        # A row trigger of a partitioned table is its partitions' too; a statement may name either.
+        gated = (*self.tables, *views) if gate == "statement" else self._gated_tables
+        for relation in gated:
             self.execute(
                 f'CREATE TRIGGER "~queueproof" BEFORE {events} ON {relation} '
                 f"FOR EACH {gate.upper()} EXECUTE FUNCTION clock.gate()"
@@ -381,6 +423,10 @@ class Lab:
             for table, columns in self._heaps.items()
         ]
 
+    def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002
+        """The user's error for an operation that failed although nobody disturbed it."""
+        return rejected(step, error)
+
     @property
     def control_pid(self) -> int:
         """The scheduler's backend, which holds the gates' keys."""
@@ -401,15 +447,23 @@ class Lab:
             if known is session:
                 del self._sessions[key]
                 self._used.discard(key)
+        pids = session.pids
         session.close()
-        self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {session.pid})")
-        gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = %s)"
-        while self._admin.execute(gone, [session.pid]).fetchone() != (True,):
-            pass
+        if self.by_clients:
+            self._end(pids)  # which may be at work, and would not notice
+        self._until_gone(pids)
         if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
             still = sum(session.in_transaction for session in self._sessions.values())
             while self._admin.execute(_OPEN).fetchone() != (still,):
                 pass
+
+    def _until_gone(self, pids: Sequence[int]) -> None:
+        """Wait until backends have rolled back and gone, and take their gates' keys back."""
+        for pid in pids:
+            self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = ANY (%s))"
+        while self._admin.execute(gone, [list(pids)]).fetchone() != (True,):
+            pass
 
     @contextmanager
     def through(self, pooler: Pooler) -> Iterator[None]:
@@ -438,8 +492,13 @@ class Lab:
         """Have the server end the backend under a key, if there is one; it is gone afterwards."""
         if key in self._sessions:
             session = self._sessions[key]
-            self._admin.execute("SELECT pg_terminate_backend(%s)", [session.pid])
+            self._end(session.pids)
             self.discard(session)
+
+    def _end(self, pids: Sequence[int]) -> None:
+        self._admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
+        )
 
     def twin(self) -> Lab:
         """The same queue on a server of its own, which may be killed; opened at the first call.
@@ -465,6 +524,9 @@ class Lab:
             ServerUnavailableError: It is not ours, or does not come back.
         """
         self.conninfo = self.server.restart(self.conninfo)
+        self._reconnect()
+
+    def _reconnect(self) -> None:
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
@@ -476,7 +538,10 @@ class Lab:
 
     def blockers(self, session: Session) -> list[int]:
         """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
-        answer = self._control.pgconn.exec_prepared(b"blockers", [str(session.pid).encode()])
+        return self._blocking(session.pid)
+
+    def _blocking(self, pid: int) -> list[int]:
+        answer = self._control.pgconn.exec_prepared(b"blockers", [str(pid).encode()])
         value = answer.get_value(0, 0) if answer.ntuples else None
         if value is None:
             raise ConnectionLostError("the server closed the scheduler's connection")
@@ -496,8 +561,14 @@ class Lab:
         row = self._admin.execute("SELECT clock_timestamp()::timestamptz(6)::text").fetchone()
         assert row is not None
         self._shift += seconds
+        if not any(self._is_open(session) for session in self._sessions.values()):
+            self._moves.clear()  # nobody is left whose now() is that of an earlier moment
         self._moves.insert(0, (row[0], self._shift))
         self._set_clock()
+
+    def _is_open(self, session: Session) -> bool:
+        """Whether a session has a transaction open, be it that of one statement."""
+        return session.in_transaction
 
     def _set_clock(self) -> None:
         """Give `now()` the body that fits the moves: each statement that is planned pays for it.
@@ -537,6 +608,19 @@ class Lab:
         if self.queue.lease is not None:
             arguments["lease"] = self.queue.lease
         return arguments
+
+    @property
+    def can_count(self) -> bool:
+        """Whether the server can be made to report what its backends have touched."""
+        return self._admin.info.server_version >= _FLUSHES
+
+    def touched(self) -> int:
+        """Shared buffers that the queue's tables and indexes were touched for, so far."""
+        for session in self._sessions.values():
+            session.run(_FLUSH)
+        row = self._admin.execute(_BUFFERS).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def unlogged(self) -> list[str]:
         """The queue's tables that a crash of the server empties."""
@@ -593,7 +677,12 @@ def open_lab(
         QueueError: The queue's SQL was rejected.
     """
     with server.database(settings=settings) as conninfo:
-        lab = Lab(queue, server, conninfo)
+        if isinstance(queue, ProgramQueue):
+            from queueproof.explore.client import ClientLab  # noqa: PLC0415 - it builds on this one
+
+            lab: Lab = ClientLab(queue, server, conninfo)
+        else:
+            lab = Lab(queue, server, conninfo)
         try:
             yield lab
         finally:

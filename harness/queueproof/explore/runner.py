@@ -18,6 +18,7 @@ from queueproof.explore.lab import DEFAULT_BOUND, Lab
 from queueproof.explore.programs import FAULTS, Do, JobSpec, Program
 from queueproof.explore.session import Session
 from queueproof.history import Answer, Call, History, Ref, Wait
+from queueproof.program import ProgramError
 from queueproof.queue import Claim, JobRow, Operation, Result, Step
 from queueproof.sql import first_keyword, only_selects
 
@@ -40,8 +41,9 @@ _KILLED = ServerError("08006", "server closed the connection unexpectedly")
 # No disk, no memory, shutting down, I/O error: nothing that an operation of a queue has done.
 _SERVER_TROUBLE = ("53", "57P", "58")
 
-# Statements that take no lock and show nothing: no worker can act differently after them.
-_QUIET = frozenset({"BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
+# Statements that take no lock and show nothing: no worker can act differently after them. What a
+# program is asked to do is no statement at all.
+_QUIET = frozenset({"", "BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
 # An autocommit statement is BEGIN, itself, COMMIT. The moment before that COMMIT, when its locks
 # are held and its effect is unseen, is a seam.
 _HOLDABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES"})
@@ -236,6 +238,8 @@ class Runner:
                 return None
             if call.kind != "claim" or len(call.ids) > len(other.ids):
                 return None
+            if len(other.ids) > other.limit:
+                return None  # what it gets by itself depends on the plan
         return call
 
     def _run_once(self, program: Program, schedule: Sequence[int] = ()) -> Run:
@@ -251,6 +255,9 @@ class Runner:
         self._reserve = deque(program.reserve)
         self._queues = program.queues if "queue" in self._queue.takes("claim") else ["default"]
         self._splitting = False
+        self._disturbed = False  # by a fault, which programs may answer as they like
+        names = (name for stage in program.stages for name, _ in stage)
+        self._lab.prepare(dict.fromkeys([*names, DRAINER]))
         for spec in program.jobs:
             self._reserve.appendleft(spec)
             self._perform(self._actor("producer"), Do("enqueue"))
@@ -265,7 +272,7 @@ class Runner:
 
     def _actor(self, name: str) -> _Actor:
         if name not in self._actors:
-            self._actors[name] = _Actor(name, _identity(name))
+            self._actors[name] = _Actor(name, identity(name))
         return self._actors[name]
 
     def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
@@ -378,9 +385,12 @@ class Runner:
             keyword = first_keyword(step.sql)
             if flight.between and self.conditions.pooled:
                 self._change_connection(actor, flight)
-            inside = flight.session.in_transaction
+            inside = flight.session.in_transaction or self._lab.by_clients
             flight.wrapped = self._splitting and not inside and keyword in _HOLDABLE
-            self._note(actor, "sql", step.sql)
+            if step.commits:
+                self._note(actor, "commit")
+            elif step.request is None:
+                self._note(actor, "sql", step.sql)
             self._launch(actor, flight, step)
             stopped = actor.blocked or flight.gated
             if actor.flight is not flight or stopped or keyword not in _QUIET:
@@ -388,7 +398,8 @@ class Runner:
 
     def _launch(self, actor: _Actor, flight: _Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
-        if self._splitting and self.conditions.gate == "query" and only_selects(step.sql):
+        own = not self._lab.by_clients
+        if own and self._splitting and self.conditions.gate == "query" and only_selects(step.sql):
             flight.cursor = "declared"
             step = step._replace(sql=_DECLARE + step.sql)
         flight.session.send(step, begin=begin)
@@ -433,20 +444,25 @@ class Runner:
                     flight.gated = True
                     return False
                 self._lab.open_gate(flight.session)
-            if any(pid in self._owners for pid in pids):
+            if any(self._owner(pid) for pid in pids):
                 return False
             look = NEXT_LOOK
             if time.monotonic() > given_up:
+                last = flight.step.sql.strip()[:200]
+                shown = f"; its last statement was {last}" if self._lab.by_clients else f": {last}"
                 raise QueueError(
                     f"{flight.call.kind} has neither answered nor waited for another worker "
-                    f"after {PATIENCE:.0f} s: {flight.step.sql.strip()[:200]}",
+                    f"after {PATIENCE:.0f} s{shown if last else ''}",
                     flight.step.source,
                 )
         return True
 
+    def _owner(self, pid: int) -> _Actor | None:
+        """Whose backend it is; nobody's that the run knows of otherwise."""
+        return self._owners.get(pid) or self._actors.get(self._lab.owner_of(pid) or "")
+
     def _blockers(self, flight: _Flight) -> list[_Actor]:
-        pids = self._lab.blockers(flight.session)
-        found = [self._owners[pid] for pid in pids if pid in self._owners]
+        found = [self._owner(pid) for pid in self._lab.blockers(flight.session)]
         # A heartbeat on a second connection may wait for its own worker's open transaction.
         return [other for other in self._actors.values() if other in found]
 
@@ -477,6 +493,11 @@ class Runner:
         except ServerError as error:
             self._fail(actor, flight, error)
             return
+        except ProgramError:
+            if not self._disturbed:
+                raise
+            self._lose(actor, flight)  # of a fault, which is its own business
+            return
         if flight.cursor == "declared":
             if self._lab.reads_tables(flight.session):
                 flight.gated = True
@@ -499,16 +520,21 @@ class Runner:
                 return
             flight.session.run("COMMIT")
             flight.wrapped = False
-        elif not result.in_transaction and result.command != "ROLLBACK":
+        elif not result.in_transaction and result.command not in {"ROLLBACK", ""}:
             flight.committed += 1
         flight.between = not flight.session.in_transaction
-        if actor.cut_off and first_keyword(flight.step.sql) not in _QUIET:
+        half = result.offered is not None and result.offered.commits
+        if actor.cut_off and first_keyword(flight.step.sql) not in _QUIET and not half:
             self._lose(actor, flight)
             return
+        if half:
+            self._note(actor, "done")
         try:
             flight.step = flight.generator.send(result)
         except StopIteration as stop:
             self._finish(actor, flight, stop.value)
+        except ServerError as error:
+            self._fail(actor, flight, error)
 
     def _harmless(self, flight: _Flight, result: Result) -> bool:
         """Whether a statement neither wrote nor locked a row, so that its commit shows nothing."""
@@ -550,7 +576,8 @@ class Runner:
                 return actor.pooled  # an open transaction keeps its connection
             return self._next_of_pool(actor, call)
         session = self._lab.session(f"{actor.name}, second connection" if second else actor.name)
-        self._owners[session.pid] = actor
+        session.stepped = self._splitting or actor.name != DRAINER  # a story shows what it sends
+        self._owners |= dict.fromkeys(session.pids, actor)
         return session
 
     def _change_connection(self, actor: _Actor, flight: _Flight) -> None:
@@ -668,13 +695,15 @@ class Runner:
     def _stays_open(self, actor: _Actor, flight: _Flight) -> None:
         """An operation ended inside a transaction: only a claim that got a job may."""
         call = flight.call
-        if call.kind == "claim" and not call.ids:
+        if call.kind == "claim" and not call.ids and not self._lab.by_clients:
             self._roll_back(actor, flight)
-        elif call.kind == "claim":
+        elif call.kind == "claim" and call.ids:
             call.held = actor.holding = True
         else:
             raise QueueError(
-                f"{call.kind} leaves its transaction open: end it with COMMIT", flight.step.source
+                f"{call.kind} leaves its transaction open: end it with COMMIT"
+                + (", and answer when the database has" if self._lab.by_clients else ""),
+                flight.step.source,
             )
 
     def _roll_back(self, actor: _Actor, flight: _Flight) -> None:
@@ -684,7 +713,8 @@ class Runner:
 
     def _fail(self, actor: _Actor, flight: _Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
-        if error.sqlstate.startswith(_SERVER_TROUBLE):
+        told = self._lab.by_clients and self._disturbed  # the program repeats what the fault did
+        if error.sqlstate.startswith(_SERVER_TROUBLE) and not told:
             raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
         if actor.cut_off:
             self._lose(actor, flight)
@@ -696,6 +726,11 @@ class Runner:
         actor.late = False
         lost = actor.holding and flight.call.kind != "heartbeat"
         if flight.session.in_transaction:
+            if self._lab.by_clients:
+                raise QueueError(
+                    f"{flight.call.kind} answered with an error ({error}) and left its transaction "
+                    "open: a program ends what it began"
+                )
             self._roll_back(actor, flight)
         flight.between = True
         try:
@@ -744,7 +779,7 @@ class Runner:
         flight = actor.flight
         unfinished = self._unfinished(actor)
         if flight is not None:
-            if actor.blocked or flight.gated:
+            if (actor.blocked or flight.gated) and not self._lab.by_clients:
                 flight.session.cancel()
             if flight.committed:
                 flight.call.answer = "unknown"
@@ -769,6 +804,7 @@ class Runner:
     def _inflict(self, nemesis: _Actor, do: Do) -> None:
         victim = self._victim(nemesis, do)
         call = self._instant(do.kind, nemesis.name)
+        self._disturbed = True
         match do.kind:
             case "lose":
                 self._note(nemesis, "cut", victim.name, call=call)
@@ -814,8 +850,11 @@ class Runner:
         flight = actor.flight
         if flight is not None:
             actor.blocked = flight.gated = False
-            flight.session = self._connection(actor, flight.call)
-            self._abort(actor, flight, error)
+            if self._lab.by_clients:  # which see it themselves, and go on
+                self._await(actor, flight)
+            else:
+                flight.session = self._connection(actor, flight.call)
+                self._abort(actor, flight, error)
         if released and actor.alive:
             self._crash(actor)
 
@@ -996,7 +1035,7 @@ class Runner:
 
 
 @lru_cache(maxsize=4096)
-def _identity(name: str) -> str:
+def identity(name: str) -> str:
     """A worker's name as the queue sees it: a UUID, the same in every run."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 

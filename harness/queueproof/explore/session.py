@@ -1,9 +1,10 @@
-"""One asynchronous libpq session: a statement is sent, and either answers or waits for a lock."""
+"""Sessions: a statement is sent, and either answers or waits for a lock."""
 
 from __future__ import annotations
 
 import re
 import select
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
@@ -27,12 +28,93 @@ class ConnectionLostError(QueueproofError):
     """The server closed a connection that the harness had not closed."""
 
 
-class Session:
-    """A connection on which statements are started and later settled.
+class Session(ABC):
+    """Somebody's connection, on which statements are started and later settled.
 
     Attributes:
         name: Whose it is, for messages.
-        pid: The backend's process id.
+        stepped: Whether it stops before each statement that whoever owns it sends by itself.
+    """
+
+    name: str
+    stepped: bool = True
+
+    @property
+    @abstractmethod
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of its backends."""
+
+    @property
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed ones included."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
+    @abstractmethod
+    def send(self, step: Step, *, begin: bool = False) -> None:
+        """Start a statement without waiting for its answer.
+
+        Args:
+            step: The statement.
+            begin: Whether a BEGIN goes ahead of it, in the same message.
+        """
+
+    @abstractmethod
+    def ready(self, seconds: float) -> bool:
+        """Wait up to some seconds for the running statement; whether its answer is complete."""
+
+    @abstractmethod
+    def result(self) -> Result:
+        """The answer of a statement that is ready.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+
+    @abstractmethod
+    def run(self, sql: str) -> None:
+        """Execute statements of the harness's own that cannot wait for a lock, synchronously.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+
+    @abstractmethod
+    def explain(self, step: Step, options: str) -> Result:
+        """The plan of a statement, as it would be now.
+
+        Args:
+            step: The statement, not run yet.
+            options: Of EXPLAIN, as `COSTS OFF`.
+
+        Raises:
+            ServerError: The server answered with an error.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask the server to cancel the running statement, and wait until it has answered."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; the server rolls back what was open."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the backend that runs, or ran last."""
+        return self.pids[-1]
+
+
+class LibpqSession(Session):
+    """A connection of the harness's own, asynchronous.
+
+    Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
     """
 
@@ -42,12 +124,17 @@ class Session:
         self.pgconn: PGconn = pq.PGconn.connect(conninfo.encode())
         if self.pgconn.status != pq.ConnStatus.OK:
             raise ConnectionLostError(f"cannot connect: {self.pgconn.get_error_message()}")
-        self.pid = self.pgconn.backend_pid
+        self._pids = (self.pgconn.backend_pid,)
         self._answer: PGresult | None = None
         self._pipelined = False
         self.names_settings = False
         self._poll = select.poll()
         self._poll.register(self.pgconn.socket, select.POLLIN)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process id of its backend."""
+        return self._pids
 
     @property
     def in_transaction(self) -> bool:
@@ -78,7 +165,8 @@ class Session:
         self.names_settings = self.names_settings or bool(_OWN_SETTING.search(step.sql))
         compiled = compile_statement(step.sql)
         if not compiled.names:
-            self.pgconn.send_query_params(compiled.sql.encode(), None)
+            bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
+            self.pgconn.send_query_params(compiled.sql.encode(), bound or None)
             return
         values, types = [], []
         for name in compiled.names:
@@ -194,6 +282,10 @@ class Session:
         if answer.status in _FATAL:
             raise _server_error(answer)
 
+    def explain(self, step: Step, options: str) -> Result:
+        """The plan of a statement, as it would be now on this connection."""
+        return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
+
     def cancel(self) -> None:
         """Ask the server to cancel the running statement, and wait until it has answered."""
         canceller = self.pgconn.get_cancel()
@@ -232,6 +324,11 @@ def drive(session: Session, operation: Operation[T]) -> T:
     except StopIteration as stop:
         answer: T = stop.value
         return answer
+
+
+def _text(value: Parameter) -> bytes | None:
+    """A parameter that a client bound by its number, as PostgreSQL's text."""
+    return None if value is None else str(value).encode()
 
 
 def _shape(answer: PGresult) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -87,6 +87,27 @@ class Suite:
         }
         return list(found)
 
+    def delayed(self) -> list[Program]:
+        """Programs in which one enqueues a delayed job and another claims, too early and in time.
+
+        A time that the first one's clock had a part in is wrong in one direction or the other.
+        """
+        if "delay" not in self.offer.queue.takes("enqueue"):
+            return []
+        return [
+            Program(
+                (),
+                in_turn(
+                    script(who, Do("enqueue")),
+                    script("w3", claim()),
+                    script("clock", advance(DELAY + MOMENT)),
+                    script("w3", claim()),
+                ),
+                reserve=(JobSpec(delay=DELAY),),
+            )
+            for who in ("w1", "w2")
+        ]
+
     def broken_off(self) -> list[Program]:
         """Programs in which a connection is cut or a backend ends, at any step of any operation."""
         return [

@@ -47,8 +47,8 @@ class Watchdog:
     What is registered is removed in reverse order: `directory` makes a private directory, and
     removes it together with the server whose `data` is in it; `server` runs initdb and starts it;
     `restart` kills that server and starts it again; `program` starts one that works in such a
-    directory, and ends with it; `container` and `database` are names to remove;
-    `forget` says that a name is gone already.
+    directory, and ends with it; `container` and `database` are names to remove, `group` is a
+    process group to kill; `forget` says that a name is gone already.
     """
 
     def __enter__(self) -> Self:
@@ -68,7 +68,8 @@ class Watchdog:
         """Have one thing done, or remembered for the end.
 
         Args:
-            do: `directory`, `server`, `restart`, `program`, `container`, `database` or `forget`.
+            do: `directory`, `server`, `restart`, `program`, `container`, `database`, `group`
+                or `forget`.
             **what: Its particulars; see the functions below.
 
         Raises:
@@ -152,6 +153,24 @@ def end(asked: list[Request]) -> None:
                 case "database":
                     sys.path[:] = request["path"]
                     drop_database(request["conninfo"], request["name"])
+                case "group":
+                    _kill_group(request["pid"], request["started"])
+
+
+def started(pid: int) -> int:
+    """When a process began, in clock ticks; 0 where there is none, or nobody can tell."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[19])  # the 22nd field: proc(5)
+
+
+def _kill_group(pid: int, since: int) -> None:
+    """Kill a process group, unless its number has passed to a stranger in the meantime."""
+    if started(pid) in {0, since}:  # a group outlives its first process, and keeps the number
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def drop_database(conninfo: str, name: str) -> None:

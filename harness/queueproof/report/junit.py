@@ -39,7 +39,8 @@ def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
     )
     text = f"{CATALOGUE[judgement.id].sentence}\n{judgement.verdict}: {judgement.reason}\n"
     if judgement.story:
-        text = f"{judgement.story}\n\nReplay token: {judgement.replay}\n"
+        token = f"\nReplay token: {judgement.replay}\n" if judgement.replay else ""
+        text = f"{judgement.story}\n{token}"
     text = _legal(text)
     if tag := _TAGS.get(judgement.verdict):
         outcome = ET.SubElement(case, tag, {"message": _legal(judgement.reason)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
@@ -26,7 +27,7 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "without_diagram": without_diagram,
+        "pieces": _pieces,
         "diagram": _diagram,
         "summary": summary,
         "mutants_summary": mutants_summary,
@@ -56,6 +57,17 @@ def read_card(text: str) -> Card:
     if "mutants" not in found:
         return Card(*facts, judgements)
     return Card(*facts, judgements, mutants, found["not_mutated"])
+
+
+def _pieces(story: str) -> list[tuple[bool, str]]:
+    """A story in pieces: what is drawn with spaces, each line as it is, and prose between."""
+    paragraphs = without_diagram(story).split("\n\n")
+    drawn = itertools.groupby(paragraphs, key=lambda text: "\n " in f"\n{text}")
+    return [
+        piece
+        for spaced, texts in drawn
+        for piece in ([(True, "\n\n".join(texts))] if spaced else [(False, t) for t in texts])
+    ]
 
 
 def _diagram(story: str) -> str:

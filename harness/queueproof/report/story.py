@@ -12,10 +12,11 @@ from queueproof.backoff import Wait, Waits
 from queueproof.checker import Violation
 from queueproof.cost.steady import REMEDIES, Slope
 from queueproof.explore.conditions import PLAIN, PLANNERS, Conditions
-from queueproof.explore.runner import DRAINER, Beat, Run
+from queueproof.explore.runner import DRAINER, Beat, Run, identity
 from queueproof.guarantees import CATALOGUE
 from queueproof.history import Call
 from queueproof.plans import REWRITE, Overclaim
+from queueproof.queue import Parameter, Step
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
@@ -74,6 +75,7 @@ def tell(
         _before(calls, beats),
         conditions.told(),
         _timeline(entries),
+        "" if violation.guarantee == "non-blocking" else _allowed_waits(beats, calls),
         *(
             f"[{letter}]\n{textwrap.indent(sql, '    ')}"
             for sql, letter in statements.letters.items()
@@ -225,6 +227,32 @@ def _enqueued(call: Call) -> str:
     return f"job {call.ids[0]} was enqueued" + (f" ({', '.join(facts)})" if facts else "")
 
 
+def _allowed_waits(beats: Iterable[Beat], calls: Sequence[Call]) -> str:
+    """Why claims that wait in a story break nothing by that, where it is not plain to see."""
+    waiting = dict.fromkeys(beat.call for beat in beats if beat.event == "waits")
+    reasons = {
+        calls[n].actor: _why_it_may_wait(calls[n], calls)
+        for n in waiting
+        if calls[n].kind == "claim"
+    }
+    return "\n".join(
+        f"That {actor}'s claim waits is no breach of non-blocking: {reason}."
+        for actor, reason in reasons.items()
+        if reason
+    )
+
+
+def _why_it_may_wait(call: Call, calls: Sequence[Call]) -> str:
+    blockers = {wait.blocker for wait in call.waits}
+    for other in calls:
+        rival = other.kind == "claim" and other.actor in blockers and other.overlaps(call)
+        if rival and (both := [job for job in call.ids if job in other.ids]):
+            return f"{other.actor}'s takes job {both[0]} too, and that counts once"
+    if all(wait.stale for wait in call.waits):
+        return "a statement stood still, and with an old snapshot even SKIP LOCKED may wait"
+    return ""
+
+
 def _entries(beats: Iterable[Beat], calls: Sequence[Call], statements: _Statements) -> list[_Entry]:
     """Beats as entries: what one actor did without anybody else in between."""
     entries: list[_Entry] = []
@@ -252,6 +280,8 @@ def _add(
             entry.lines.append(f"on connection {beat.text}")
         case "sql" if not draining:
             entry.lines.append(f"[{statements.letter(beat.text)}] {_abridged(beat.text)}")
+            if bound := _bound(beat.step):
+                entry.lines.append(f"({bound})")
         case "done":
             entry.uncommitted = True
         case "commit":
@@ -301,6 +331,18 @@ def _invocation(call: Call) -> str:
             return f"enqueue{facts}"
         case _:
             return call.kind
+
+
+def _bound(step: Step | None) -> str:
+    """The parameters that a client bound to its statement."""
+    params = step.params if step else {}
+    shown = (f"${n} = {_value(value)}" for n, value in params.items() if n.isdigit())
+    return ", ".join(shown)
+
+
+def _value(value: Parameter) -> str:
+    text = "NULL" if value is None else str(value)
+    return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
 
 
 def _abridged(sql: str) -> str:
@@ -359,6 +401,8 @@ def _diagram(entries: Sequence[_Entry]) -> str:
 
 def _plain_ids(text: str, calls: Sequence[Call]) -> str:
     """Job ids that differ from run to run, as the numbers in which they were enqueued."""
+    for actor in dict.fromkeys(call.actor for call in calls):
+        text = text.replace(identity(actor), actor)
     ids = [job for call in calls if call.kind == "enqueue" for job in call.ids]
     for number, job in enumerate(ids, 1):
         if len(job) > LONG_ID:

@@ -25,6 +25,7 @@ STYLES = {
     "inconclusive": "magenta",
     "not-offered": "dim",
 }
+_NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 _MERMAID = re.compile(r"\n*```mermaid\n.*?```\n*", re.DOTALL)
 
 
@@ -61,7 +62,7 @@ def rewriting_status() -> Iterator[Callable[[str], None]]:
 
 
 def print_card(out: Output, card: Card, replay: str) -> None:
-    """Print the verdicts, the stories of what broke, and last the verdict of the whole.
+    """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
@@ -78,15 +79,13 @@ def print_card(out: Output, card: Card, replay: str) -> None:
         out.say()
         out.rule(style="red") if out.is_terminal else out.say("-" * 78)
         print_story(out, judgement.story or judgement.reason)
-    if broken:
+    told = [judgement for judgement in broken if judgement.replay]
+    if told:
         out.say()
-        out.say("Once more:" if len(broken) == 1 else "Each once more:")
-    for judgement in broken:
+        out.say("Once more:" if len(told) == 1 else "Each once more:")
+    for judgement in told:
         out.say(f"  {replay} {judgement.replay}")
     out.say()
-    if card.mutants is not None:
-        _print_mutants(out, card.mutants, card.not_mutated)
-    out.say(_whole(card))
 
 
 def print_story(out: Output, story: str) -> None:
@@ -119,22 +118,28 @@ def summary(judgements: Iterable[Judgement]) -> str:
 def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
     """How many mutants met which end."""
     found = Counter(mutant.verdict for mutant in mutants)
-    return (
-        f"{len(mutants)} mutants: {found['killed']} killed, {found['equivalent']} equivalent, "
-        f"{found['survived']} survived"
-    )
+    ends = [f"{found[verdict]} {verdict}" for verdict in ("killed", "equivalent", "survived")]
+    if found["unjudged"]:  # then none can be said to have survived
+        ends[-1] = f"{found['unjudged']} not judged by what was asked"
+    return f"{len(mutants)} mutants: {', '.join(ends)}"
 
 
-def _print_mutants(
-    out: Output, mutants: Sequence[MutantJudgement], not_mutated: Sequence[str]
-) -> None:
-    """What became of the defects that were planted; each that went unseen with its lines."""
-    for mutant in mutants:
-        if mutant.verdict == "survived":
-            out.say(Text(f"survived: {mutant.name}", style="bold"))
-            for line in mutant.change.splitlines():
-                out.say(f"  {line}")
-    for sentence in not_mutated:
+def print_mutants(out: Output, card: Card) -> None:
+    """Print what became of the defects that were planted; each that went unseen with its lines."""
+    mutants = card.mutants or ()
+    for verdict, told in _NOT_KILLED.items():
+        group = [mutant for mutant in mutants if mutant.verdict == verdict]
+        if not group:
+            continue
+        reason = "the page and the JSON say why" if verdict == "equivalent" else group[0].reason
+        out.say(Text(f"{len(group)} {told} ({reason})", style="bold"))
+        if verdict == "unjudged":
+            continue
+        for mutant in group:
+            out.say(f"  {mutant.name}")
+            for line in mutant.change.splitlines() if verdict == "survived" else ():
+                out.say(f"    {line}")
+    for sentence in card.not_mutated:
         out.say(sentence)
     out.say(mutants_summary(mutants))
     out.say()
@@ -152,7 +157,8 @@ def _table(judgements: Sequence[Judgement]) -> Table:
     return table
 
 
-def _whole(card: Card) -> Text:
+def print_whole(out: Output, card: Card) -> None:
+    """Print the verdict of the whole, in one line."""
     found = (card.verdict, STYLES[card.verdict])
     told = summary(card.guarantees)
-    return Text.assemble(found, f": {card.queue} ({told}; {card.seconds:.0f} s)")
+    out.say(Text.assemble(found, f": {card.queue} ({told}; {card.seconds:.0f} s)"))

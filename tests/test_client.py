@@ -1,0 +1,494 @@
+"""A Python class that owns its connections, and the process that hosts it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from queueproof import Client
+from queueproof.client import Host, describe, serve
+from queueproof.errors import QueueproofError, ServerError
+from queueproof.postgres import Server
+from queueproof.program import Program, ProgramQueue
+from queueproof.target import resolve
+
+DSN = "postgresql:///q"
+
+SOUND = """
+from datetime import timedelta
+from queueproof import Client
+
+class Mine(Client):
+    lease = timedelta(seconds=30)
+
+    def install(self):
+        pass
+
+    def enqueue(self, payload):
+        print("a library may print")
+        return 7
+
+    async def claim(self, worker, limit):
+        return [{"id": 7, "worker": worker}]
+
+    def complete(self, worker, job):
+        return job["worker"] == worker
+"""
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def host_of() -> Iterator[Callable[[type[Client]], Host]]:
+    """Hosts a class until the end of the test, in this process."""
+    with ExitStack() as stack:
+
+        def host_of(kind: type[Client]) -> Host:
+            host = stack.enter_context(closing(Host(kind)))
+            host.answer(b'{"op": "init", "dsn": "x"}')
+            return host
+
+        yield host_of
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a module into the working directory; its name, a new one each time."""
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+
+    def write(code: str) -> str:
+        name = f"hosted_{tmp_path.name.replace('-', '_')}_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(code)
+        return name
+
+    yield write
+    sys.path[:] = before
+
+
+def hosted(name: str) -> ProgramQueue:
+    """The queue of a class."""
+    queue = resolve(name)
+    assert isinstance(queue, ProgramQueue)
+    return queue
+
+
+def do(queue: ProgramQueue, program: Program, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+    """One operation from its arguments to its result."""
+    request = queue.request(operation, **arguments)
+    return queue.read(operation, request, program.ask(request))
+
+
+class Asked(Client):
+    """Answers a claim with whatever a test wants, and notes what it was given."""
+
+    returns: Any = ()
+    raises: BaseException | None = None
+
+    def install(self) -> None:
+        """Nothing."""
+
+    def enqueue(self, payload: object, delay: timedelta) -> object:
+        """Give back what was given."""
+        return json.dumps([payload, delay.total_seconds()])
+
+    async def claim(self) -> Any:  # noqa: ANN401
+        """What the test wants."""
+        if self.raises is not None:
+            raise self.raises
+        return self.returns
+
+    complete = complete_many = fail = recover = jobs = claim
+
+
+def answer_of(kind: type[Client], *messages: Mapping[str, object]) -> dict[str, Any]:
+    """What a host answers to the last of some messages, after init."""
+    out = io.BytesIO()
+    lines = [json.dumps(message).encode() for message in ({"op": "init", "dsn": DSN}, *messages)]
+    with closing(Host(kind)) as host:
+        serve(host, lines, out)
+    answer: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
+    return answer
+
+
+def returning(value: object) -> type[Client]:
+    """A class whose operations return one thing."""
+    return type("Returning", (Asked,), {"returns": value})
+
+
+def raising(error: BaseException) -> type[Client]:
+    """A class whose operations raise one exception."""
+    return type("Raising", (Asked,), {"raises": error})
+
+
+# --- from the class to a process ----------------------------------------------------------------
+
+
+def test_a_class_is_described_before_it_runs(write: Write) -> None:
+    """What it offers, takes and promises is read from its attributes and signatures."""
+    name = f"{write(SOUND)}:Mine"
+    queue = hosted(name)
+    assert name == queue.name
+    assert {"install", "enqueue", "claim", "complete"} == queue.offers
+    assert {"payload"} == queue.takes("enqueue")
+    assert timedelta(seconds=30) == queue.lease
+    assert queue.moves_clock
+
+
+def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
+    """Sync and async methods alike; what its library prints does not disturb the answers."""
+    queue = hosted(f"{write(SOUND)}:Mine")
+    with queue.spawn("w1") as program:
+        queue.described_by(program.ask(queue.request("init", dsn=DSN, queue="default")))
+        assert timedelta(seconds=30) == queue.lease
+        assert do(queue, program, "enqueue", payload="{}") == ["7"]
+        (claim,) = do(queue, program, "claim", worker="u1", limit=1)
+        assert claim.job == {"id": "7", "worker": "u1"}
+        assert do(queue, program, "complete", worker="u1", job=claim) is True
+        assert do(queue, program, "complete", worker="u2", job=claim) is False
+
+
+def test_the_digest_is_the_class(write: Write) -> None:
+    """A replay token is refused once the class, or one that it derives from, has changed."""
+    before, same, changed = (
+        hosted(f"{write(code)}:Mine").digest
+        for code in (SOUND, f"# moved\n{SOUND}", SOUND.replace("return 7", "return 8"))
+    )
+    assert before == same
+    assert before != changed
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (("import Client", "import Klient"), 3, "ImportError: cannot import name 'Klient'"),
+        (("def claim(", "def claims("), 5, "has no claim, which is required; is it 'claims'"),
+        (("worker, limit", "worker, limt"), 15, "claim cannot be given 'limt'; did you mean"),
+        (("(seconds=30)", "(0)"), 5, "lease = datetime.timedelta(0) is none of its values"),
+        (("    lease", "    breaks = {'ordr': 'x'}\n    lease"), 5, "did you mean 'order'"),
+    ],
+)
+def test_a_mistake_in_a_class_is_shown_with_its_line(
+    write: Write, change: tuple[str, str], line: int, message: str
+) -> None:
+    """As for a class of SQL steps, before a process is started."""
+    module = write(SOUND.replace(*change))
+    with pytest.raises(QueueproofError) as caught:
+        resolve(f"{module}:Mine")
+    assert str(caught.value).startswith(f"{module}.py:{line}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("arguments", [[], ["no_such_module:Mine"], ["json:Mine"]])
+def test_the_host_started_by_hand_says_what_is_missing(arguments: list[str]) -> None:
+    """One line, and exit code 4; a traceback is for those who ask for one."""
+    argv = [sys.executable, "-m", "queueproof.client", *arguments]
+    ran = subprocess.run(argv, input=b"", capture_output=True, check=False, timeout=60)  # noqa: S603 - our own
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, b"", 1)
+    assert b"Error: " in ran.stderr
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def test_arguments_are_what_python_expects() -> None:
+    """Seconds arrive as a timedelta, the payload as an object; what is not taken is not passed."""
+    message = {"op": "enqueue", "jobs": [{"payload": {"a": 1}, "delay": 1.5, "priority": 3}]}
+    assert answer_of(Asked, message) == {"ids": ['[{"a": 1}, 1.5]']}
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "answer"),
+    [
+        ("claim", None, {"jobs": []}),
+        ("claim", [{"id": 7, "attempt": 1}], {"jobs": [{"id": "7", "attempt": 1}]}),
+        (
+            "claim",
+            [{"id": UUID(int=7), "at": datetime(2024, 2, 29, tzinfo=UTC), "n": Decimal("1.50")}],
+            {
+                "jobs": [
+                    {"id": str(UUID(int=7)), "at": "2024-02-29 00:00:00+00:00", "n": "1.50"},
+                ]
+            },
+        ),
+        ("complete", True, {"accepted": True}),
+        ("complete_many", (1, 2), {"ids": ["1", "2"]}),
+        ("complete_many", None, {"ids": None}),
+        ("recover", None, {"ids": []}),
+        ("recover", [3], {"ids": ["3"]}),
+    ],
+)
+def test_plain_python_becomes_json(operation: str, value: object, answer: object) -> None:
+    """Ids are text, and so is what JSON has no word for."""
+    assert answer == answer_of(returning(value), {"op": operation, "jobs": []})
+
+
+@pytest.mark.parametrize(
+    ("operation", "value", "message"),
+    [
+        ("complete", None, "complete returned None; return True where"),
+        ("fail", 1, "fail returned 1; return True where"),
+        ("claim", [{"job": 7}], "claim returned {'job': 7}: a job needs an 'id'"),
+        ("claim", [{"id": None}], "claim returned None where a job's id belongs"),
+        ("claim", [{"id": 1, "job": object}], "a type cannot be sent as JSON"),
+        ("recover", [{"id": 1}], "recover returned {'id': 1} where a job's id belongs"),
+    ],
+)
+def test_a_wrong_return_value_is_told(operation: str, value: object, message: str) -> None:
+    """The answer is an error that names the operation and what it should return."""
+    error = answer_of(returning(value), {"op": operation})["error"]
+    assert error["sqlstate"] == "XX000"
+    assert message in error["message"]
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+class DriverError(Exception):
+    """As a driver raises it."""
+
+    sqlstate = "40001"
+
+
+class WrapperError(Exception):
+    """As SQLAlchemy raises it."""
+
+    def __init__(self, orig: Exception) -> None:
+        super().__init__("wrapped")
+        self.orig = orig
+
+
+def caused_by(cause: Exception, *, hidden: bool = False) -> Exception:
+    """An exception raised because of another, or while another was handled."""
+    try:
+        try:
+            raise cause
+        except DriverError as error:
+            if hidden:
+                raise LookupError("x") from None
+            raise LookupError("x") from error
+    except LookupError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "sqlstate", "message"),
+    [
+        (DriverError("try\nagain"), "40001", "try again"),
+        (WrapperError(DriverError("try")), "40001", "wrapped"),
+        (caused_by(DriverError("try")), "40001", "x"),
+        (caused_by(DriverError("try"), hidden=True), "XX000", "LookupError: x (tests/"),
+        (asyncio.CancelledError(), "XX000", "CancelledError: "),
+        (ZeroDivisionError("division by zero"), "XX000", "ZeroDivisionError: division by zero ("),
+    ],
+)
+def test_an_exception_becomes_an_error(
+    error: BaseException,
+    sqlstate: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The server's SQLSTATE, however wrapped; otherwise XX000 with the line, and no traceback."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    told = answer_of(raising(error), {"op": "claim"})["error"]
+    assert sqlstate == told["sqlstate"]
+    assert told["message"].startswith(message)
+    log = capfd.readouterr().err
+    assert log == ("" if sqlstate == "40001" else f"{told['message']}\n")
+
+
+def test_a_traceback_is_for_those_who_ask(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An environment variable prints it to the log."""
+    monkeypatch.setenv("QUEUEPROOF_TRACEBACK", "1")
+    answer_of(raising(ZeroDivisionError()), {"op": "claim"})
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
+
+
+def test_what_is_no_message_is_answered_all_the_same() -> None:
+    """Whoever types by hand is told what was wrong, and may go on."""
+    with closing(Host(Asked)) as host:
+        assert "JSONDecodeError" in str(host.answer(b"hello"))
+        assert "KeyError: 'op'" in str(host.answer(b"{}"))
+        assert "claim before init" in str(host.answer(b'{"op": "claim"}'))
+        assert describe(Asked) == host.answer(b'{"op": "init", "dsn": "x"}')
+
+
+# --- its event loop and its clock ---------------------------------------------------------------
+
+
+class Ticking(Asked):
+    """A library with a task in the background."""
+
+    ticks = 0
+
+    async def open(self) -> None:
+        """Start it."""
+        self.task = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            self.ticks += 1
+            await asyncio.sleep(0)
+
+    async def claim(self) -> list[dict[str, object]]:
+        """Let it run for a moment."""
+        await asyncio.sleep(0)
+        return [{"id": self.ticks}]
+
+
+def test_one_event_loop_lives_as_long_as_the_worker(
+    host_of: Callable[[type[Client]], Host],
+) -> None:
+    """What `open` began is there in every operation, and stands still between two."""
+    host = host_of(Ticking)
+    client = host._client
+    assert isinstance(client, Ticking)
+    host.answer(b'{"op": "claim"}')
+    ticks = client.ticks
+    assert ticks > 0
+    host.answer(b'{"op": "enqueue", "jobs": [{"payload": 1, "delay": 0}]}')  # no coroutine
+    assert ticks == client.ticks
+    host.answer(b'{"op": "claim"}')
+    assert ticks < client.ticks
+
+
+class Synchronous(Asked):
+    """A library that runs a loop of its own, or refuses to be called in one."""
+
+    def claim(self) -> list[dict[str, object]]:  # type: ignore[override]
+        """Run a loop."""
+        return asyncio.run(self._claim())
+
+    async def _claim(self) -> list[dict[str, object]]:
+        return [{"id": 1}]
+
+
+def test_a_plain_method_is_not_called_inside_a_running_loop() -> None:
+    """Django refuses its database there, and asyncio.run a second loop."""
+    assert answer_of(Synchronous, {"op": "claim"}) == {"jobs": [{"id": "1"}]}
+
+
+class Clocked(Asked):
+    """Tells the time."""
+
+    async def claim(self) -> list[dict[str, object]]:
+        """By every clock that there is."""
+        now = datetime.now(UTC).timestamp()
+        return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
+
+
+def test_the_clock_is_moved_and_set_back(host_of: Callable[[type[Client]], Host]) -> None:
+    """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
+    host = host_of(Clocked)
+    for ahead in (0, 3600, -86400, 0.0):
+        began, real = time.monotonic(), time.time()
+        assert host.answer(json.dumps({"op": "clock", "ahead": ahead}).encode()) == {}
+        jobs: Any = host.answer(b'{"op": "claim"}')["jobs"]
+        host.answer(b'{"op": "clock", "ahead": 0}')
+        passed = time.monotonic() - began
+        assert ahead - 1 <= jobs[0]["time"] - real <= ahead + passed + 1
+        assert ahead - 1 <= jobs[0]["now"] - real <= ahead + passed + 1
+        assert began <= jobs[0]["monotonic"] <= began + passed
+
+
+class OwnClock(Asked):
+    """A library whose clock can be set."""
+
+    ahead: float = 0
+
+    def clock(self, ahead: float) -> None:
+        """Set it."""
+        self.ahead = ahead
+
+    async def claim(self) -> list[dict[str, object]]:
+        """Show it."""
+        return [{"id": self.ahead}]
+
+
+def test_a_class_may_set_its_own_clock() -> None:
+    """A method `clock` is asked instead."""
+    answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
+    assert answer == {"jobs": [{"id": "5"}]}
+
+
+# --- on a server --------------------------------------------------------------------------------
+
+ON_PSYCOPG = """
+import psycopg
+from psycopg.types.json import Jsonb
+from queueproof import Client
+
+class Plain(Client):
+    def open(self):
+        self.db = psycopg.connect(self.dsn, autocommit=True)
+        self.db.execute("SELECT FROM jobs")  # fails before `install`
+
+    def install(self):
+        with psycopg.connect(self.dsn) as db:
+            db.execute("CREATE TABLE jobs (id bigserial PRIMARY KEY, payload jsonb, worker text)")
+
+    def enqueue(self, payload):
+        insert = "INSERT INTO jobs (payload) VALUES (%s) RETURNING id"
+        return self.db.execute(insert, [Jsonb(payload)]).fetchone()
+
+    def claim(self, worker, limit):
+        take = "UPDATE jobs SET worker = %s WHERE worker IS NULL RETURNING id, payload"
+        return [{"id": id, "payload": payload} for id, payload in self.db.execute(take, [worker])]
+
+    def jobs(self):
+        self.db.execute("SELECT 1 / 0")
+
+
+class Async(Plain):
+    async def open(self):
+        self.adb = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+        await self.adb.execute("SELECT FROM jobs")
+
+    async def enqueue(self, payload):
+        insert = "INSERT INTO jobs (payload) VALUES (%s) RETURNING id"
+        return await (await self.adb.execute(insert, [Jsonb(payload)])).fetchone()
+
+    async def claim(self, worker, limit):
+        take = "DELETE FROM jobs RETURNING id, payload"
+        rows = await (await self.adb.execute(take)).fetchall()
+        return [{"id": id, "payload": payload} for id, payload in rows]
+
+    async def jobs(self):
+        await self.adb.execute("SELECT 1 / 0")
+"""
+
+
+@pytest.mark.parametrize("kind", ["Plain", "Async"])
+def test_a_class_with_a_connection_of_its_own(server: Server, write: Write, kind: str) -> None:
+    """It connects, installs what `open` needs, claims what it enqueued, and passes errors on."""
+    queue = hosted(f"{write(ON_PSYCOPG)}:{kind}")
+    with server.database() as dsn:
+        init = queue.request("init", dsn=dsn, queue="default")
+        with queue.spawn("the installer") as installer:
+            assert "42P01" in str(installer.ask(init))
+        with queue.spawn("the installer") as installer:
+            assert do(queue, installer, "install", dsn=dsn) is None
+        with queue.spawn("w1") as program:
+            queue.described_by(program.ask(init))
+            (identifier,) = do(queue, program, "enqueue", payload='{"a": [1]}')
+            (claim,) = do(queue, program, "claim", worker="u1", limit=1)
+            assert {"id": identifier, "payload": {"a": [1]}} == claim.job
+            assert do(queue, program, "claim", worker="u1", limit=1) == []
+            with pytest.raises(ServerError, match="22012: division by zero"):
+                do(queue, program, "jobs")

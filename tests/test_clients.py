@@ -1,0 +1,309 @@
+"""Queues that own their connections, stepped from the wire: each worker is a program."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from queueproof.check import calibrate, check_queue, replay
+from queueproof.errors import QueueError
+from queueproof.explore.client import ClientLab, _carries_now
+from queueproof.explore.conditions import Conditions
+from queueproof.explore.lab import open_lab
+from queueproof.explore.programs import (
+    RESTART,
+    Program,
+    advance,
+    claim,
+    complete,
+    crash,
+    in_turn,
+    lose,
+    script,
+    terminate,
+)
+from queueproof.explore.programs import JobSpec as Job
+from queueproof.explore.runner import Run, Runner
+from queueproof.guarantees import select
+from queueproof.postgres import Server
+from queueproof.program import ProgramError, from_command
+from queueproof.queue import Step
+from queueproof.report.card import Judgement
+
+LabOf = Callable[..., ClientLab]
+TEMPLATE = files("queueproof").joinpath("templates/worker.py").read_text()
+
+ONE_STEP = """            return {"jobs": db.execute(CLAIM, message).fetchall()}"""
+SELECT_THEN_UPDATE = """
+            free = "SELECT id::text FROM jobs WHERE status = 'queued' ORDER BY id LIMIT %(limit)s"
+            found = db.execute(free, message).fetchall()
+            for row in found:
+                row["attempt"] = 1
+                db.execute("UPDATE jobs SET status = 'running', locked_by = %s, locked_at = now(),"
+                           " attempts = 1 WHERE id = %s", [message["worker"], row["id"]])
+            return {"jobs": found}"""
+IN_A_TRANSACTION = """
+            with db.transaction():
+                return {"jobs": db.execute(CLAIM, message).fetchall()}"""
+OWN_TIME = ("now() - make_interval(secs => %(lease)s)", "%(since)s")
+TOLD_SINCE = ("db.execute(RECOVER, message)", "db.execute(RECOVER, {'since': since(), **message})")
+SINCE = """
+def since():
+    import datetime
+    return datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=30)
+
+def main("""
+
+
+def program(*changes: tuple[str, str]) -> str:
+    """The template with some of its text replaced."""
+    text = TEMPLATE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.fixture
+def lab_of(server: Server, tmp_path: Path) -> Iterator[LabOf]:
+    """Installs the template's queue, changed, in a database of its own."""
+    with ExitStack() as stack:
+
+        def opened(*changes: tuple[str, str]) -> ClientLab:
+            path = tmp_path / "worker.py"
+            path.write_text(program(*changes))
+            lab = open_lab(from_command(f"exec: {sys.executable} {path}"), server)
+            entered = stack.enter_context(lab)
+            assert isinstance(entered, ClientLab)
+            return entered
+
+        yield opened
+
+
+ONE = (Job(),)
+TWO_CLAIMS = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
+
+
+def run(lab: ClientLab, given: Program, *schedule: int) -> Run:
+    """One run, as calibrated."""
+    return Runner(lab).run(given, schedule)
+
+
+def answers(made: Run, kind: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Who was answered what."""
+    return [(call.actor, call.answer, call.ids) for call in made.history.of_kind(kind)]
+
+
+def events(made: Run, actor: str) -> list[str]:
+    """What happened to an actor."""
+    return [beat.event for beat in made.trace if beat.actor == actor]
+
+
+def judged(lab: ClientLab, name: str) -> Judgement:
+    """One guarantee, at a quick look."""
+    (judgement,) = check_queue(lab, select([name]), profile="quick").guarantees
+    return judgement
+
+
+# --- a program is a session ---------------------------------------------------------------------
+
+
+def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> None:
+    """Between the statement and the Sync behind it another worker acts, and passes the job over."""
+    made = run(lab_of(), TWO_CLAIMS, 0, 1)
+    assert events(made, "w1")[:3] == ["start", "sql", "done"]
+    assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ())]
+
+
+def test_a_story_knows_the_statement_and_its_parameters(lab_of: LabOf) -> None:
+    """What the worker's library sends is read from the wire."""
+    made = run(lab_of(), TWO_CLAIMS)
+    step = next(beat.step for beat in made.trace if beat.event == "sql" and beat.actor == "w1")
+    assert step is not None
+    assert "FOR UPDATE SKIP LOCKED" in step.sql
+    assert step.params["2"] == "1"
+
+
+def test_a_claim_that_waits_is_seen_to_wait(lab_of: LabOf) -> None:
+    """Who waits for whom is the server's word, by the process ids of the programs' backends."""
+    made = run(lab_of(("SKIP LOCKED", "")), TWO_CLAIMS, 0, 1)
+    (waits,) = [call.waits for call in made.history.of_kind("claim")[1:2]]
+    assert [wait.blocker for wait in waits] == ["w1"]
+
+
+def test_an_explicit_transaction_is_stepped_statement_by_statement(lab_of: LabOf) -> None:
+    """BEGIN and COMMIT of the library's own are its statements."""
+    made = run(lab_of((ONE_STEP, IN_A_TRANSACTION)), TWO_CLAIMS, 0, 1)
+    sent = [b.text.split()[0] for b in made.trace if b.event == "sql" and b.actor == "w1"]
+    assert sent[:3] == ["BEGIN", "UPDATE", "COMMIT"]
+
+
+def test_the_clock_moves_for_programs_too(lab_of: LabOf) -> None:
+    """A delayed job is claimed once the database's clock has passed its time."""
+    later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
+    made = run(lab_of(), Program((Job(delay=60.0),), later))
+    assert answers(made, "claim")[:2] == [("w1", "accepted", ()), ("w2", "accepted", ("1",))]
+
+
+def test_a_crashed_program_is_another_one_afterwards(lab_of: LabOf) -> None:
+    """A kill ends its backend with its transaction, and a later run gets a new process."""
+    lab = lab_of()
+    crashes = in_turn(script("w1", claim(), crash()), script("w2", claim()))
+    first = run(lab, Program((*ONE, *ONE), crashes))
+    assert answers(first, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
+    again = run(lab, Program((*ONE, *ONE), crashes))
+    assert answers(again, "claim") == answers(first, "claim")
+
+
+def test_a_lost_answer_leaves_what_the_server_did(lab_of: LabOf) -> None:
+    """The job is claimed, and nobody knows."""
+    stages = (*in_turn(script("nemesis", lose(1))), *in_turn(script("w1", claim())))
+    made = run(lab_of(), Program(ONE, (*stages, *in_turn(script("w2", claim())))))
+    assert [answer for _, answer, _ in answers(made, "claim")[:2]] == ["unknown", "accepted"]
+    assert answers(made, "claim")[1][2] == ()
+
+
+def test_a_terminated_backend_is_told_by_the_program(lab_of: LabOf) -> None:
+    """Its library sees the error; it answers with it, and the next run has a working program."""
+    lab = lab_of()
+    ends = in_turn(script("w1", claim()), script("nemesis", terminate(1)), script("w1", complete()))
+    made = run(lab, Program(ONE, ends))
+    assert [answer for _, answer, _ in answers(made, "complete")[:1]] == ["error"]
+    assert answers(run(lab, TWO_CLAIMS), "claim")[0] == ("w1", "accepted", ("1",))
+
+
+def test_the_server_may_be_killed_under_programs(lab_of: LabOf) -> None:
+    """What was acknowledged is there when it is back, and other programs find it."""
+    lab = lab_of()
+    calibrate(lab)
+    stages = in_turn(script("w1", claim()), script("nemesis", RESTART), script("w2", claim()))
+    runner = Runner(lab.twin(), conditions=Conditions(killed=True))
+    made = runner.run(Program((*ONE, *ONE), stages))
+    assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
+
+
+# --- what is found ------------------------------------------------------------------------------
+
+
+def test_a_race_of_a_program_is_found_and_happens_again(lab_of: LabOf) -> None:
+    """Select-then-update hands one job to two workers, in a story that its token repeats."""
+    lab = lab_of((ONE_STEP, SELECT_THEN_UPDATE))
+    found = judged(lab, "single-claim")
+    assert found.verdict == "broken"
+    assert found.story
+    assert "UPDATE jobs SET status = 'running'" in found.story
+    assert found.replay
+    again = replay(lab, found.replay)
+    assert again is not None
+    assert again.guarantee == "single-claim"
+
+
+def test_a_race_inside_one_statement_of_a_program_is_found(lab_of: LabOf) -> None:
+    """Without a lock the snapshot is old when the statement gets to its row."""
+    made = judged(
+        lab_of(
+            ("  FOR UPDATE SKIP LOCKED\n))\nRETURNING id::text, a", "))\nRETURNING id::text, a")
+        ),
+        "single-claim",
+    )
+    assert made.verdict == "broken"
+
+
+def test_time_that_a_program_brings_along_is_not_judged(lab_of: LabOf) -> None:
+    """It stays behind when the database's clock is moved: no verdict could be trusted."""
+    lab = lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE))
+    found = judged(lab, "stale-recovery")
+    assert found.verdict == "inconclusive"
+    assert "now()" in found.reason
+
+
+# --- what is said -------------------------------------------------------------------------------
+
+
+def test_a_program_that_cannot_claim_is_unusable(lab_of: LabOf) -> None:
+    """The message has the server's error and the statement."""
+    with pytest.raises(QueueError, match=r"(?s)claim failed .* 42703: .*UPDATE jobs"):
+        calibrate(lab_of(("SET status = 'running', locked_by", "SET state = 'running', locked_by")))
+
+
+def test_a_program_that_dies_is_named_with_its_last_words(lab_of: LabOf) -> None:
+    """Nobody disturbed it: the run ends with what it wrote to stderr."""
+    dies = (ONE_STEP, '            sys.exit("no such luck")')
+    with pytest.raises(ProgramError, match="no such luck"):
+        calibrate(lab_of(dies))
+
+
+def test_a_program_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) -> None:
+    """Only a claim that got a job may."""
+    completes = "db.execute(COMPLETE, {**job, **message}).rowcount == 1"
+    opens = (completes, f"bool(db.execute('BEGIN')) and {completes}")
+    with pytest.raises(QueueError, match="complete leaves its transaction open"):
+        calibrate(lab_of(opens))
+
+
+def test_a_program_without_a_word_is_told_with_its_exit_status(server: Server) -> None:
+    """Neither order of init and install works; the message says what each came to."""
+    with (
+        pytest.raises(ProgramError, match="exit"),
+        open_lab(from_command("exec: true"), server),
+    ):
+        pass
+
+
+def test_every_form_of_the_time_moves_for_programs(lab_of: LabOf) -> None:
+    """CURRENT_TIMESTAMP is rewritten on its way to the server, and shown as it was."""
+    lab = lab_of(("run_at <= now()", "run_at <= CURRENT_TIMESTAMP"))
+    later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
+    made = run(lab, Program((Job(delay=60.0),), later))
+    assert answers(made, "claim")[1] == ("w2", "accepted", ("1",))
+    assert any("CURRENT_TIMESTAMP" in beat.text for beat in made.trace if beat.event == "sql")
+
+
+def test_an_answer_before_its_commit_is_refused(lab_of: LabOf) -> None:
+    """Whether the COMMIT has arrived by then or not: the job may be lost with the connection."""
+    begins = ('return {"jobs": db', 'db.execute("BEGIN"); return {"jobs": db')
+    flush = "        sys.stdout.flush()\n"
+    commits = (flush, f"{flush}        if message['op'] == 'claim': db.execute('COMMIT')\n")
+    with pytest.raises(ProgramError, match="answer when the database has"):
+        calibrate(lab_of(begins, commits))
+
+
+def test_an_id_that_no_enqueue_answered_is_told(lab_of: LabOf) -> None:
+    """The claim is blamed, and not what is done with its job."""
+    other = ("RETURNING id::text, attempts", "RETURNING '1000' || id AS id, attempts")
+    with pytest.raises(QueueError, match="claim answered the id 10001, which no enqueue"):
+        calibrate(lab_of(other))
+
+
+@pytest.mark.parametrize("factor", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_a_time_of_a_process_is_seen_in_any_unit(factor: int) -> None:
+    """Seconds since 1970, and what languages make of them."""
+    assert _carries_now(Step("SELECT $1", {"1": str(int(time.time() * factor))}))
+    assert not _carries_now(Step("SELECT $1", {"1": str(123_456 * factor)}))
+
+
+REGISTERS = """
+        case "begin":
+            db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
+            db.execute("UPDATE workers SET name = name")
+            return {}
+        case "claim":"""
+
+
+def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
+    """Each registers in each run anew, and none of them waits for a gate that nobody opens."""
+    lab = lab_of(
+        ('        case "claim":', REGISTERS),
+        ('"operations": [', '"operations": ["begin", '),
+        ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
+    )
+    for gate in ("statement", "row"):
+        made = Runner(lab, conditions=Conditions(gate=gate)).run(TWO_CLAIMS)
+        assert answers(made, "claim")[0] == ("w1", "accepted", ("1",))
+        assert lab.execute("SELECT count(*) FROM queue.workers") == [(3,)]

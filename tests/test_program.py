@@ -1,0 +1,677 @@
+"""A program as a queue: its messages, its life, and what is said when it misbehaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queueproof.cli import run
+from queueproof.errors import QueueproofError, ServerError
+from queueproof.postgres import Server, watchdog
+from queueproof.program import _FACTS, Program, ProgramClaim, ProgramError, ProgramQueue, as_uri
+from queueproof.queue import OPERATIONS as QUEUE_OPERATIONS
+from queueproof.queue import Claim, JobRow, Value
+from queueproof.target import resolve
+
+DSN = "host=/tmp/socket dbname=q user=me"
+OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbeat", "recover"]
+DESCRIPTION = {"operations": [*OPERATIONS, "jobs", "cleanup"], "lease": 30}
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+"""Answers each message with the message."""
+
+
+def queue_of(code: str, *arguments: str) -> ProgramQueue:
+    """A queue whose program is a few lines of Python."""
+    return ProgramQueue("exec: it", [sys.executable, "-c", code, *arguments])
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Program]]:
+    """Starts programs, and ends them after the test."""
+    with ExitStack() as stack:
+        yield lambda code, *arguments: stack.enter_context(queue_of(code, *arguments).spawn("w1"))
+
+
+@pytest.fixture
+def described() -> ProgramQueue:
+    """A queue that offers everything."""
+    queue = queue_of("")
+    queue.described_by(DESCRIPTION)
+    return queue
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits to be reaped has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Look again and again, for as long as the test may take."""
+    while not condition():
+        select.select([], [], [], 0.005)
+
+
+# --- what the user types ------------------------------------------------------------------------
+
+
+def test_exec_names_a_program_and_its_arguments() -> None:
+    """The command line is split as a shell would, and nothing is started."""
+    queue = resolve("exec: python3 'a worker.py' --fast")
+    assert isinstance(queue, ProgramQueue)
+    assert queue.argv == ("python3", "a worker.py", "--fast")
+    assert queue.name == "exec: python3 'a worker.py' --fast"
+    assert {"install", "enqueue", "claim"} == queue.offers
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exec:", "names no program; write"),
+        ("exec: python3 'a", "no closing quotation"),
+        ("exec: no-such-program x", "there is no program no-such-program; write"),
+        ("exec: KEY=1 python3", "env NAME=value program"),
+        ("exec: worker.sh", r"worker.sh is not on PATH; write ./worker.sh"),
+        ("exec: ./worker.sh", r"./worker.sh is not executable; chmod \+x ./worker.sh"),
+    ],
+)
+def test_a_command_line_that_cannot_work_says_what_to_write(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every mistake has one message before anything runs."""
+    monkeypatch.chdir(tmp_path)
+    Path("worker.sh").write_text("")
+    with pytest.raises(QueueproofError, match=message):
+        resolve(name)
+
+
+def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
+    tmp_path: Path,
+) -> None:
+    """A replay token is refused once the program has changed."""
+    worker = tmp_path / "worker.py"
+    worker.write_text("1")
+    before = ProgramQueue("q", ["python3", str(worker)]).digest
+    assert before == ProgramQueue("other", ["python3", str(worker)]).digest
+    assert before != ProgramQueue("q", ["python3", str(worker), "-v"]).digest
+    worker.write_text("2")
+    assert before != ProgramQueue("q", ["python3", str(worker)]).digest
+
+
+def test_a_program_cannot_be_run_as_steps() -> None:
+    """What needs the statements of a queue says that a program's are its own."""
+    with pytest.raises(QueueproofError, match="needed as steps"):
+        queue_of("").start("claim")
+
+
+# --- what the program says of itself ------------------------------------------------------------
+
+
+def test_init_tells_facts_and_operations() -> None:
+    """Header keys as in a queue file, durations as seconds; null is not promised."""
+    queue = queue_of("")
+    queue.described_by(
+        {
+            "operations": ["enqueue", "claim", "complete", "clock"],
+            "takes": {"claim": ["limit", "worker"], "enqueue": ["payload"]},
+            "lease": 1.5,
+            "max_attempts": None,
+            "backoff": 0,
+            "jitter": 0.5,
+            "order": "Priority,FIFO",
+            "isolation": "serializable",
+            "promises": ["old-snapshot"],
+            "retry_on": ["40001"],
+            "breaks": {"order": "no index"},
+        }
+    )
+    assert {"install", "enqueue", "claim", "complete"} == queue.offers
+    assert queue.moves_clock
+    assert {"limit", "worker"} == queue.takes("claim")
+    assert {"worker", "job"} == queue.takes("complete")
+    assert (timedelta(seconds=1.5), None, timedelta(0), 0.5) == (
+        *(queue.lease, queue.max_attempts, queue.backoff, queue.jitter),
+    )
+    assert (queue.order, queue.isolation) == ("priority, fifo", "serializable")
+    assert queue.promises == {"old-snapshot"}
+    assert queue.retry_on == {"40001"}
+    assert queue.breaks == {"order": "no index"}
+
+
+def test_a_later_init_takes_back_what_an_earlier_one_promised(described: ProgramQueue) -> None:
+    """The last description counts as a whole."""
+    described.described_by({"operations": ["enqueue", "claim"]})
+    assert described.lease is None
+    assert "complete" not in described.offers
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({}, 'must have "operations"'),
+        ({"operations": "claim"}, 'must have "operations"'),
+        ({"operations": ["enqueue"]}, "\"operations\" lacks 'claim'"),
+        (
+            {"operations": ["enqueue", "claim", "complte"]},
+            "unknown operation 'complte'; did you mean 'complete'",
+        ),
+        ({"leese": 30}, "unknown key 'leese'; did you mean 'lease'"),
+        ({"zzz": 30}, "unknown key 'zzz'; known are backoff, breaks"),
+        ({"lease": "30 seconds"}, 'lease: "30 seconds" is not a number of seconds; write 30'),
+        ({"lease": True}, "lease: true is not a number of seconds"),
+        ({"lease": 0}, "lease: it must be longer than zero"),
+        ({"lease": 1e300}, "more than a clock can tell"),
+        ({"backoff": -1}, "backoff: it cannot be less than zero"),
+        ({"max_attempts": 0}, "max_attempts: 0 is not a whole number from 1 on"),
+        ({"order": "lifo"}, "order: 'lifo' is none of"),
+        ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),
+        ({"retry_on": ["40"]}, "'40' is no SQLSTATE"),
+        ({"breaks": ["order"]}, r"breaks: it is an object such as \{\"order\""),
+        ({"takes": ["claim"]}, '"takes" is an object such as'),
+        ({"takes": {"clame": []}}, "'clame'; did you mean 'claim'"),
+        ({"takes": {"claim": "limit"}}, r'needs a list such as \["lease", "limit"'),
+        ({"takes": {"claim": ["limits"]}}, "'limits'; did you mean 'limit'"),
+        ({"takes": {"complete": ["worker"]}}, "'complete' is about a job: add 'job'"),
+        ({"error": {"sqlstate": "42P01", "message": "no table"}}, "init failed: 42P01: no table"),
+    ],
+)
+def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], message: str) -> None:
+    """The answer to init is checked as strictly as a queue file's header."""
+    right = {} if not answer or "operations" in answer else {"operations": ["enqueue", "claim"]}
+    with pytest.raises(ProgramError, match=message):
+        queue_of("").described_by({**right, **answer})
+
+
+# --- messages and answers -----------------------------------------------------------------------
+
+
+def test_a_message_holds_what_the_operation_takes(described: ProgramQueue) -> None:
+    """Durations become seconds, the payload an object; what is left open is the header's."""
+    spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
+    expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
+    assert {"op": "enqueue", "jobs": [expected]} == described.request("enqueue", **spec)
+    assert (described.request("claim", worker="u", limit=2, queue="a", age=None)) == {
+        "op": "claim",
+        "worker": "u",
+        "limit": 2,
+        "lease": 30,
+        "queue": "a",
+    }
+    assert described.request("cleanup", age=timedelta(minutes=1)) == {"op": "cleanup", "age": 60}
+    assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
+
+
+def test_init_and_install_are_told_a_uri(described: ProgramQueue) -> None:
+    """Client libraries outside libpq read nothing else."""
+    uri = "postgresql:///q?user=me&host=/tmp/socket"
+    assert {"op": "init", "dsn": uri, "queue": "default"} == (
+        described.request("init", dsn=DSN, queue="default")
+    )
+    assert {"op": "install", "dsn": uri} == described.request("install", dsn=DSN)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "uri"),
+    [
+        ("host=db port=6543 dbname=q", "postgresql://db:6543/q"),
+        (
+            "host=::1 user='a@b' password='p /?' dbname='q r' sslmode=require",
+            "postgresql://a%40b:p%20%2F%3F@[::1]/q%20r?sslmode=require",
+        ),
+        ("host=a,b port=1,2 dbname=q", "postgresql:///q?host=a%2Cb&port=1%2C2"),
+        ("postgres://me@db/q", "postgres://me@db/q"),
+    ],
+)
+def test_a_connection_string_becomes_a_uri(dsn: str, uri: str) -> None:
+    """Each part is quoted where it stands, and a URI is left alone."""
+    assert uri == as_uri(dsn)
+
+
+def test_a_connection_string_that_is_none_is_not_repeated() -> None:
+    """It may hold a password."""
+    with pytest.raises(QueueproofError, match="no connection string") as caught:
+        as_uri("secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_claimed_job_goes_back_as_it_came(described: ProgramQueue) -> None:
+    """Columns that nobody here knows are kept, types included; the story gets them as text."""
+    job = {"id": "7", "attempt": 1, "receipt": None, "at": 1.5, "tags": ["a"], "name": "x"}
+    (claim,) = described.read("claim", {}, {"jobs": [job]})
+    assert ProgramClaim("7", claim.token, job) == claim
+    assert job == described.request("complete", worker="u", job=claim)["job"]
+    assert [job] == described.request("complete_many", worker="u", jobs=[claim])["jobs"]
+    assert {
+        "id": Value(b"7", 0),
+        "attempt": Value(b"1", 0),
+        "receipt": Value(None, 0),
+        "at": Value(b"1.5", 0),
+        "tags": Value(b'["a"]', 0),
+        "name": Value(b"x", 0),
+    } == claim.token
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "expected"),
+    [
+        ("install", {}, None),
+        ("enqueue", {"ids": ["7"]}, ["7"]),
+        ("claim", {"jobs": []}, []),
+        ("complete", {"accepted": True}, True),
+        ("fail", {"accepted": False}, False),
+        ("heartbeat", {"accepted": True}, True),
+        ("complete_many", {"ids": ["1"]}, frozenset({"1"})),
+        ("complete_many", {"ids": None}, None),
+        ("recover", {"ids": []}, []),
+        ("cleanup", {"deleted": 3}, None),
+        (
+            "jobs",
+            {
+                "jobs": [
+                    {"id": "1", "state": "queued"},
+                    {"id": "2", "state": "failed", "attempts": 2},
+                ]
+            },
+            [JobRow("1", "queued"), JobRow("2", "failed", 2)],
+        ),
+    ],
+)
+def test_an_answer_is_read_as_the_operation_returns_it(
+    described: ProgramQueue, operation: str, answer: object, expected: object
+) -> None:
+    """A program's answers mean what a Python queue's mean."""
+    request = {"op": operation, "jobs": [{"id": "1"}]}
+    assert expected == described.read(operation, request, answer)
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer", "message"),
+    [
+        ("claim", [], "one JSON object"),
+        ("claim", {"job": []}, 'must have "jobs", a list of objects'),
+        ("claim", {"jobs": [7]}, 'must have "jobs", a list of objects'),
+        ("claim", {"jobs": [{"id": 7}]}, 'needs an "id", a string'),
+        ("enqueue", {"ids": [7]}, 'must have "ids", a list of strings'),
+        ("enqueue", {"ids": []}, "it was given 1 job: as many ids"),
+        ("complete", {"accepted": 1}, '"accepted": true} or'),
+        ("complete_many", {"ids": ["9"]}, "'9' is none of the jobs that it was given"),
+        ("complete_many", {}, 'must have "ids"'),
+        ("recover", {"ids": None}, 'must have "ids"'),
+        ("jobs", {"jobs": [{"id": "1"}]}, 'needs a "state", one of queued, running'),
+        ("jobs", {"jobs": [{"id": "1", "state": "done"}]}, 'needs a "state"'),
+        (
+            "jobs",
+            {"jobs": [{"id": "1", "state": "queued", "attempts": True}]},
+            '"attempts" is a whole number, not true',
+        ),
+        ("jobs", {"jobs": [{"id": "1", "state": "queued"}] * 2}, "job '1' stands there twice"),
+        ("claim", {"error": "x"}, '"error" is {"sqlstate"'),
+        ("claim", {"error": {"sqlstate": None, "message": "x"}}, 'does not tell.*"XX000"'),
+        ("claim", {"error": {"sqlstate": "40001", "message": None}}, '"error" is {"sqlstate"'),
+    ],
+)
+def test_nonsense_is_shown_with_what_belongs_there(
+    described: ProgramQueue, operation: str, answer: object, message: str
+) -> None:
+    """The message names the program, the operation, the line that it wrote, and the right form."""
+    with pytest.raises(ProgramError, match=message) as caught:
+        described.read(operation, {"op": operation, "jobs": [{"id": "1"}]}, answer)
+    assert f"exec: it answered {operation} with {json.dumps(answer)}: " in str(caught.value)
+
+
+def test_an_error_is_the_servers(described: ProgramQueue) -> None:
+    """SQLSTATE and message arrive as if the server had answered the harness itself."""
+    with pytest.raises(ServerError) as caught:
+        described.read("claim", {}, {"error": {"sqlstate": "40001", "message": "try again"}})
+    assert (caught.value.sqlstate, caught.value.message) == ("40001", "try again")
+
+
+# --- a process ----------------------------------------------------------------------------------
+
+
+def test_messages_are_answered_one_by_one(spawn: Callable[..., Program]) -> None:
+    """Each message is a line, each answer the line after it."""
+    program = spawn(ECHO)
+    for number in range(3):
+        assert {"op": "x", "n": number} == program.ask({"op": "x", "n": number})
+
+
+def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Callable[..., Program]) -> None:
+    """Nothing waits: an answer is there once its whole line has been received."""
+    program = spawn(ECHO)
+    program.receive()
+    assert program.answer is None
+    program.send({"op": "x"})
+    while program.answer is None:
+        select.select([program.stdout], [], [])
+        program.receive()
+    program.check()
+    assert program.take() == {"op": "x"}
+    assert program.answer is None
+
+
+def test_a_long_message_and_a_long_answer_pass(spawn: Callable[..., Program]) -> None:
+    """A line may be longer than a pipe holds."""
+    message = {"op": "x", "text": "ä" * 150_000}
+    assert message == spawn(ECHO).ask(message)
+
+
+def test_an_answer_counts_although_the_program_ends_after_it(
+    spawn: Callable[..., Program],
+) -> None:
+    """What it has said stands; that it is gone is told at the next message."""
+    program = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
+    assert program.ask({"op": "claim"}) == {}
+    wait_for(lambda: not program.alive)
+    with pytest.raises(ProgramError, match=r'exit status 3, asked \{"op": "fail"\}'):
+        program.ask({"op": "fail"})
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("input(); raise SystemExit('no table')", "ended with exit status 1.*no table"),
+        ("import os; input(); os.kill(os.getpid(), 11)", r"signal 11 \(Segmentation fault\)"),
+        ("input(); print('hello', flush=True); input()", "wrote hello, which is no JSON object"),
+        ("input(); print('[1]', flush=True); input()", r"wrote \[1\], which is no JSON object"),
+        ("input(); print('NaN', flush=True); input()", "wrote NaN, which is no JSON object"),
+        ("input(); print('[' * 9999, flush=True); input()", r"wrote \[{200}\.\.\., which is no"),
+        (
+            r"""input(); print('{"id": "\\ud800"}', flush=True); input()""",
+            "which is no JSON object",
+        ),
+        (
+            r"import sys; input(); sys.stdout.buffer.write(b'\xff\n'); sys.stdout.flush(); input()",
+            "which is no JSON object",
+        ),
+        ("input(); print('{}\\n{}', flush=True); input()", "a line that nobody asked for: {}"),
+        ("input(); print('x' * 2_000_000, flush=True)", "more than 1 MB: xxx"),
+        ("import os; input(); os.close(1); input()", "closed its stdout, and runs on"),
+    ],
+)
+def test_what_a_program_must_not_do_is_told(
+    spawn: Callable[..., Program], code: str, message: str
+) -> None:
+    """The message says which program and worker, what it was asked, and how it went wrong."""
+    program = spawn(code)
+    with pytest.raises(ProgramError, match=f"(?s){message}") as caught:
+        program.ask({"op": "claim", "dsn": "secret", "worker": "u"})
+    assert str(caught.value).startswith("exec: it (w1) ")
+    assert ', asked {"op": "claim", "worker": "u"}' in str(caught.value)
+
+
+def test_a_program_that_hangs_is_given_up(spawn: Callable[..., Program]) -> None:
+    """The time it was given is stated."""
+    program = spawn("input(); input()")
+    with pytest.raises(ProgramError, match=r"has not answered claim within 0\.2 s"):
+        program.ask({"op": "claim"}, 0.2)
+
+
+def test_a_program_that_reads_nothing_is_given_up(
+    spawn: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full pipe does not stop the harness."""
+    monkeypatch.setattr("queueproof.program.ANSWER_SECONDS", 0.2)
+    program = spawn("import signal; signal.pause()")
+    with pytest.raises(ProgramError, match="does not read what it is asked"):
+        program.send({"op": "x", "text": "x" * 200_000})
+
+
+def test_a_line_between_two_messages_is_no_answer(spawn: Callable[..., Program]) -> None:
+    """What was there before the question does not answer it."""
+    program = spawn(
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {10}); input(); "
+        "print('{}', flush=True); signal.sigwait({10}); print('{}', flush=True); input()"
+    )
+    program.ask({"op": "first"})
+    os.kill(program.pid, 10)
+    select.select([program.stdout], [], [])
+    with pytest.raises(ProgramError, match="a line that nobody asked for"):
+        program.ask({"op": "second"})
+
+
+def test_the_end_of_a_talkative_programs_log_is_shown(spawn: Callable[..., Program]) -> None:
+    """A log longer than a pipe holds does not stop it, and 4 kB of it are kept."""
+    code = "import sys; input(); sys.stderr.write('begin' + 'x' * 300_000 + 'end')"
+    with pytest.raises(ProgramError) as caught:
+        spawn(code).ask({"op": "claim"})
+    assert str(caught.value).endswith("xxxend")
+    assert "begin" not in str(caught.value)
+
+
+def test_a_paused_program_answers_after_it_goes_on(spawn: Callable[..., Program]) -> None:
+    """SIGSTOP holds it, SIGCONT lets it go on where it was."""
+    program = spawn(ECHO)
+    program.ask({"op": "x"})
+    program.pause()
+    os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
+    program.send({"op": "y"})
+    assert program.alive
+    assert select.select([program.stdout], [], [], 0.05) == ([], [], [])
+    program.resume()
+    while program.answer is None:
+        select.select([program.stdout], [], [])
+        program.receive()
+    assert program.take() == {"op": "y"}
+
+
+FAMILY = (
+    "import json, subprocess, sys; input()\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+    "print(json.dumps({'pid': child.pid}), flush=True); input()"
+)
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_kill_ends_the_program_and_all_that_it_started(
+    spawn: Callable[..., Program],
+    paused: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """A crash leaves nothing of a worker behind, and the worker is reaped."""
+    program = spawn(FAMILY)
+    child = program.ask({"op": "x"})["pid"]
+    if paused:
+        program.pause()
+    program.kill()
+    program.kill()
+    assert not program.alive
+    assert not Path(f"/proc/{program.pid}").exists()
+    wait_for(lambda: gone(child))
+    with pytest.raises(ProgramError, match=r"signal 9 \(Killed\)"):
+        program.check()
+
+
+def test_a_killed_harness_leaves_no_program_behind(tmp_path: Path) -> None:
+    """Not even those that are paused, or do not look at their stdin."""
+    code = (
+        "import sys; from queueproof.program import ProgramQueue\n"
+        f"family = ProgramQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
+        "programs = [family.spawn(name) for name in ('w1', 'w2')]\n"
+        "pids = [p.ask({'op': 'x'})['pid'] for p in programs] + [p.pid for p in programs]\n"
+        "programs[0].pause()\n"
+        "print(*pids, flush=True); input()"
+    )
+    harness = subprocess.Popen(  # noqa: S603 - our own
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+    )
+    with harness:
+        assert harness.stdout is not None
+        pids = [int(pid) for pid in harness.stdout.readline().split()]
+        assert len(pids) == 4
+        assert not any(gone(pid) for pid in pids)
+        harness.send_signal(signal.SIGKILL)
+    wait_for(lambda: all(gone(pid) for pid in pids))
+
+
+def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
+    spawn: Callable[..., Program],
+) -> None:
+    """What is killed at the end began when it was made known."""
+    program = spawn(ECHO)
+    began = watchdog.started(program.pid)
+    watchdog.end([{"do": "group", "pid": program.pid, "started": began - 1}])
+    assert program.ask({"op": "x"}) == {"op": "x"}
+    watchdog.end([{"do": "group", "pid": program.pid, "started": began}])
+    wait_for(lambda: not program.alive)
+
+
+def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+    """A file that is no program says so."""
+    broken = tmp_path / "broken"
+    broken.write_text("no program")
+    broken.chmod(0o700)
+    with pytest.raises(ProgramError, match=r"exec: .*broken cannot be started: Exec format error"):
+        resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
+
+
+# --- the templates ------------------------------------------------------------------------------
+
+
+def answered(queue: ProgramQueue, program: Program, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+    """One operation from its arguments to its result."""
+    request = queue.request(operation, **arguments)
+    return queue.read(operation, request, program.ask(request))
+
+
+def live_through(queue: ProgramQueue, dsn: str) -> None:
+    """Put a template through the life of a few jobs."""
+    with queue.spawn("the installer") as installer:
+        queue.described_by(installer.ask(queue.request("init", dsn=dsn, queue="default")))
+        assert answered(queue, installer, "install", dsn=dsn) is None
+    offered = {"install", "enqueue", "claim", "complete", "fail", "heartbeat", "recover", "jobs"}
+    assert offered == queue.offers
+    nothing = timedelta(0)
+    with queue.spawn("w1") as one, queue.spawn("w2") as two:
+        for worker in (one, two):
+            worker.ask(queue.request("init", dsn=dsn, queue="default"))
+        ids = [
+            answered(queue, one, "enqueue", payload='{"a": [1]}', priority=priority, delay=delay)[0]
+            for priority, delay in [(0, nothing), (5, nothing), (9, timedelta(hours=1))]
+        ]
+        (first,) = answered(queue, one, "claim", worker="u1", limit=1)
+        assert (ids[1], {"a": [1]}) == (first.id, first.job["payload"])
+        (second,) = answered(queue, two, "claim", worker="u2", limit=5)
+        assert ids[0] == second.id
+        assert not answered(queue, two, "complete", worker="u2", job=first)
+        assert answered(queue, one, "heartbeat", worker="u1", job=first)
+        assert answered(queue, one, "complete", worker="u1", job=first)
+        assert not answered(queue, one, "complete", worker="u1", job=first)
+        assert answered(queue, two, "fail", worker="u2", job=second, error='it\'s "bad"')
+        assert answered(queue, one, "recover", lease=queue.lease) == []
+        rows = {row.id: (row.state, row.attempts) for row in answered(queue, two, "jobs")}
+        assert dict(zip(ids, [("queued", 1), ("completed", 1), ("queued", 0)], strict=True)) == rows
+        with pytest.raises(ServerError) as caught:
+            answered(
+                queue, one, "enqueue", payload="{}", priority=10**9, delay=timedelta(2 * 10**8)
+            )
+        assert caught.value.sqlstate == "22008"  # datetime_field_overflow
+
+
+def written(suffix: str, directory: Path) -> Path:
+    """The template that `queueproof init` writes."""
+    path = directory / f"worker{suffix}"
+    assert run(["init", str(path)]) == 0
+    return path
+
+
+def test_the_python_template_works(server: Server, tmp_path: Path) -> None:
+    """It claims, refuses what a worker has lost, recovers and reports, and passes errors on."""
+    with server.database() as dsn:
+        live_through(ProgramQueue("q", [sys.executable, str(written(".py", tmp_path))]), dsn)
+
+
+@pytest.mark.node
+def test_the_node_template_works(server: Server, tmp_path: Path, node_modules: Path) -> None:
+    """The same, on node-postgres."""
+    worker = written(".mjs", tmp_path)
+    (tmp_path / "node_modules").symlink_to(node_modules)
+    with server.database() as dsn:
+        live_through(ProgramQueue("q", ["node", str(worker)]), dsn)
+
+
+@pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
+def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
+    """Nothing is left when whoever asked is gone."""
+    worker = written(suffix, tmp_path)
+    if suffix == ".mjs":
+        (tmp_path / "node_modules" / "pg").mkdir(parents=True)
+        (tmp_path / "node_modules" / "pg" / "index.js").write_text("")
+    argv = [sys.executable if suffix == ".py" else "node", str(worker)]
+    ended = subprocess.run(  # noqa: S603 - our own
+        argv, input=b"", capture_output=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+
+
+def test_the_templates_run_the_same_statements() -> None:
+    """Two languages, one queue: their SQL differs in the parameters' form alone."""
+    python, node = (
+        files("queueproof").joinpath(f"templates/worker.{suffix}").read_text()
+        for suffix in ("py", "mjs")
+    )
+    shared = [
+        line for line in python.splitlines() if line.startswith(("UPDATE", "  SELECT", "SET"))
+    ]
+    assert len(shared) > 5
+    assert not [line for line in shared if "%" not in line and line not in node]
+
+
+def test_init_writes_no_template_that_there_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An ending without a template is refused with those that have one."""
+    assert run(["init", str(tmp_path / "worker.js")]) == 4
+    assert "end it in one of .sql, .py, .mjs" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def documented() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each message of the protocol's documentation with its answer."""
+    lines = files("queueproof").joinpath("templates/README.md").read_text().splitlines()
+    spoken = [
+        (mark, json.loads(line[6:])) for line in lines if (mark := line[:6]) in {"    > ", "    < "}
+    ]
+    assert ["    > ", "    < "] * (len(spoken) // 2) == [mark for mark, _ in spoken]
+    return [(spoken[n][1], spoken[n + 1][1]) for n in range(0, len(spoken), 2)]
+
+
+def test_the_documentation_has_every_message(described: ProgramQueue) -> None:
+    """With all that each may be told, and answers that are understood."""
+    told: dict[str, set[str]] = {}
+    for message, answer in documented():
+        operation = message["op"]
+        known = message["jobs"][0] if operation == "enqueue" else message
+        told[operation] = known.keys() - {"op"}
+        with suppress(ServerError):
+            described.read(operation, message, answer)
+        if operation == "init":
+            queue_of("").described_by(answer)
+    others = {"init": {"dsn", "queue"}, "install": {"dsn"}, "clock": {"ahead"}, "begin": {"worker"}}
+    assert {**QUEUE_OPERATIONS, **others} == told
+
+
+def test_the_documentation_has_every_key_of_init() -> None:
+    """What may be declared is looked up there, and not in the code."""
+    text = files("queueproof").joinpath("templates/README.md").read_text()
+    table = text.partition("## What `init` answers")[2].partition("\n## ")[0]
+    keys = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
+    assert {"operations", "takes", *_FACTS} == keys
+
+
+def test_a_claim_of_another_kind_is_refused(described: ProgramQueue) -> None:
+    """Only a program's own claim can go back to it."""
+    with pytest.raises(AssertionError):
+        described.request("complete", worker="u", job=Claim("7"))
