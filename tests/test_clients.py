@@ -307,3 +307,20 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
         made = Runner(lab, conditions=Conditions(gate=gate)).run(TWO_CLAIMS)
         assert answers(made, "claim")[0] == ("w1", "accepted", ("1",))
         assert lab.execute("SELECT count(*) FROM queue.workers") == [(3,)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_program_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> None:
+    """Whoever starts workers starts another one: it is a crash, in an operation or between two."""
+    handles = "        except psycopg.Error as error:\n"
+    ends = f"{handles}            if db is not None and db.closed: sys.exit('gone')\n"
+    lab = lab_of((handles, ends))
+    cut = script("nemesis", terminate(1))
+    if late:
+        stages = in_turn(script("w1", claim()), cut, script("w1", complete()))
+    else:
+        stages = ((script("w1", claim()), cut),)
+    made = run(lab, Program(ONE, stages), 0, 1)
+    assert "crash" in events(made, "w1")
+    drained = [ids for actor, _, ids in answers(made, "claim") if actor == "drainer" and ids]
+    assert drained == [("1",)]

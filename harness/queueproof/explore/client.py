@@ -240,9 +240,12 @@ class ClientSession(Session):
         return True
 
     def _settled(self) -> bool:
-        self._program.check()
         if self._program.answer is not None:
             return True
+        try:
+            self._program.check()
+        except ProgramError:
+            return True  # as `result` says
         connections = self.connections
         if any(connection.running for connection in connections):
             return False
@@ -262,7 +265,9 @@ class ClientSession(Session):
         """
         connection, self._standing, self._offered = self._standing, None, None
         command, error = ("", None) if connection is None else (connection.tag, connection.error)
-        if self._program.answer is not None:
+        if self._program.answer is None:
+            self._program.check()
+        else:
             # What it sends now of a transaction that it left open, nobody has asked for.
             self._wire.hold(self.owner, self.in_transaction)
             self._asked = False

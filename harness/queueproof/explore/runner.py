@@ -402,7 +402,11 @@ class Runner:
         if own and self._splitting and self.conditions.gate == "query" and only_selects(step.sql):
             flight.cursor = "declared"
             step = step._replace(sql=_DECLARE + step.sql)
-        flight.session.send(step, begin=begin)
+        try:
+            flight.session.send(step, begin=begin)
+        except ProgramError as error:
+            self._die(actor, flight, error)
+            return
         flight.sent += 1
         flight.stale = False
         self._await(actor, flight)
@@ -493,10 +497,8 @@ class Runner:
         except ServerError as error:
             self._fail(actor, flight, error)
             return
-        except ProgramError:
-            if not self._disturbed:
-                raise
-            self._lose(actor, flight)  # of a fault, which is its own business
+        except ProgramError as error:
+            self._die(actor, flight, error)
             return
         if flight.cursor == "declared":
             if self._lab.reads_tables(flight.session):
@@ -836,6 +838,19 @@ class Runner:
     def _lose(self, actor: _Actor, flight: _Flight) -> None:
         """The server has acted, and its answer does not arrive: nobody knows, and nobody asks."""
         self._hit("lose", actor)
+        self._end_unheard(actor, flight)
+
+    def _die(self, actor: _Actor, flight: _Flight, error: ProgramError) -> None:
+        """A program has ended, of a fault if there was one: that is its own business.
+
+        Raises:
+            ProgramError: There was none.
+        """
+        if not self._disturbed:
+            raise error
+        self._end_unheard(actor, flight)
+
+    def _end_unheard(self, actor: _Actor, flight: _Flight) -> None:
         flight.call.answer = "unknown"
         self._note(actor, "lost")
         actor.flight = None
