@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import calibrate, check_queue, replay
+from queueproof.check import PROFILES, Examination, calibrate, check_queue, replay
+from queueproof.checker import check, declare
 from queueproof.errors import QueueError
 from queueproof.explore.client import ClientLab, _carries_now
-from queueproof.explore.conditions import Conditions
+from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import open_lab
 from queueproof.explore.programs import (
     RESTART,
@@ -30,6 +31,7 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.programs import JobSpec as Job
 from queueproof.explore.runner import Run, Runner
+from queueproof.explore.shrink import Failure
 from queueproof.guarantees import select
 from queueproof.postgres import Server
 from queueproof.program import ProgramError, from_command
@@ -324,3 +326,25 @@ def test_a_program_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> 
     assert "crash" in events(made, "w1")
     drained = [ids for actor, _, ids in answers(made, "claim") if actor == "drainer" and ids]
     assert drained == [("1",)]
+
+
+def test_a_breach_that_new_programs_do_not_repeat_is_no_pass(lab_of: LabOf) -> None:
+    """What a program keeps from run to run accuses nobody, and excuses nobody either."""
+    keeps = """
+            global claims
+            claims += 1
+            if claims > 10:  # by then it has lived through several runs
+                message["limit"] += 1
+            return {"jobs": db.execute(CLAIM, message).fetchall()}"""
+    lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
+    offer = calibrate(lab)
+    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+    program = Program((Job(), Job()), in_turn(script("w1", claim())))
+    runner = Runner(lab)
+    made = [runner.run(program) for _ in range(12)][-1]
+    (breach,) = check(made.history, examination.declared).violations
+    examination._record(breach.guarantee, Failure(program, (), made, breach, PLAIN))
+    assert examination.failures == {}
+    (judgement,) = (examination.judgement(g) for g in select([breach.guarantee]))
+    assert judgement.verdict == "inconclusive"
+    assert "not again with programs started anew" in judgement.reason

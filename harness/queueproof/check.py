@@ -147,11 +147,13 @@ class Examination:
     failures: dict[str, Failure] = field(default_factory=dict)
     probed: dict[str, Seen] = field(default_factory=dict)
     freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
+    unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
     _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
     _errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
     _hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
+    _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
     _losing: dict[Program, bool] = field(default_factory=dict)  # without any fault
 
     def examine(
@@ -268,8 +270,16 @@ class Examination:
         known = self.failures.get(name)
         if known is not None and failure.firmness <= known.firmness:
             return
-        if not self.lab.by_clients or self._happens_again(failure):
+        if not self.lab.by_clients:
             self.failures[name] = failure
+        elif self.lab.unmoved and _clock_moved(failure):
+            self.unsure[name] = self.lab.unmoved
+        elif self._doubts[name] < DOUBTS:
+            if self._happens_again(failure):
+                self.failures[name] = failure
+            else:
+                self._doubts[name] += 1
+                self.unsure[name] = f"{failure.violation.because}, but {_ONCE}"
 
     def _happens_again(self, failure: Failure) -> bool:
         """Whether a breach is not of what programs keep from one run to the next.
@@ -278,8 +288,6 @@ class Examination:
         with new lives too.
         """
         broken = failure.violation.guarantee
-        if self.lab.unmoved and _clock_moved(failure):
-            return False  # the program's own time stood still
         self.lab.forget_sessions()
         run = self._runner(failure.conditions).run(failure.program, failure.schedule)
         return any(one.guarantee == broken for one in breaches(run, self.declared))
@@ -350,7 +358,7 @@ class Examination:
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Let processes race as they like, when all that is controlled has found nothing."""
-        if any(map(self.suspects, asked)):
+        if any(map(self.suspects, asked)) or self.lab.unmoved:
             return
         self.lab.set_gate(None)
         self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
@@ -397,7 +405,7 @@ class Examination:
             if broken != name:
                 plain = find(self._runner(), self.declared, failure.program.undisturbed, broken)
                 if plain is not None:
-                    self.failures[broken] = plain
+                    self._record(broken, plain)
 
     def _shortened(self, failure: Failure) -> Failure:
         shorter = shrink(self._runner(failure.conditions), self.declared, failure)
@@ -428,6 +436,8 @@ class Examination:
             return Judgement(name, "inconclusive", unable, evidence=evidence)
         if name in TIMED and self.lab.unmoved:
             return Judgement(name, "inconclusive", self.lab.unmoved, evidence=evidence)
+        if name in self.unsure:
+            return Judgement(name, "inconclusive", self.unsure[name], evidence=evidence)
         seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
         if not seen:
             return Judgement(name, "inconclusive", _NO_EVIDENCE, evidence=evidence)
@@ -588,6 +598,11 @@ def _without_a_directory() -> Iterator[None]:
 
 _TOLD_ANYWAY = {"old-snapshot"}  # measured where it is not promised too, but for a quick look
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
+DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
+_ONCE = (
+    "not again with programs started anew: the program keeps something from one run to the next,"
+    " or acts on its own account"
+)
 TIMED = frozenset(
     {"not-early", "stale-recovery", "live-lease", "backoff", "server-clock", "no-lost-job"}
 )
