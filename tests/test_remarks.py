@@ -9,7 +9,15 @@ import pytest
 from queueproof.errors import QueueproofError
 from queueproof.guarantees import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
-from queueproof.report.conformance import REMARKS, Row, peers, read_remarks, render
+from queueproof.report.conformance import (
+    REMARKS,
+    Failure,
+    Row,
+    examine,
+    peers,
+    read_remarks,
+    render,
+)
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 GOOD = """
@@ -97,3 +105,16 @@ def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
     assert "| other | `order` | ? | not examined yet |  |" in page
     assert "`backoff` | ✓ |" in page
     assert "| other | `backoff`" not in page
+
+
+def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) -> None:
+    """What is wrong with one is told beside what is found on the others."""
+    (tmp_path / "peers").mkdir()
+    (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.sql").write_text(f"-- name: schema\nnonsense {name};\n")
+    told = {found.name: found for found in examine(["one", "two"], tmp_path)}
+    for name in ("one", "two"):
+        found = told[name]
+        assert isinstance(found, Failure)
+        assert f"{name}.sql:" in found.message

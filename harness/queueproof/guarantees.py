@@ -197,7 +197,7 @@ _ALL = (
     Guarantee(
         "server-clock",
         "Time is the database's; a worker's wrong clock changes nothing.",
-        "a worker whose clock is ahead steals running jobs",
+        "a worker whose clock is wrong steals running jobs, or runs jobs before their time",
         "https://github.com/earendil-works/absurd",
     ),
     Guarantee(

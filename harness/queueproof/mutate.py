@@ -10,21 +10,15 @@ the formatting included, stays what the author wrote and the server has proved.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
 import re
-import signal
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from itertools import pairwise
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -38,7 +32,7 @@ from queueproof.check import first_flaw
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import CATALOGUE, nearest, select
-from queueproof.postgres import Server, open_server
+from queueproof.processes import own_server, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.sqlfile import Block, SqlFileQueue, Statement
@@ -670,7 +664,7 @@ def judge(
     unseen = _unseen(card)
     enough = "mutants" if profile == "quick" else profile
     look = partial(_look, wanted=wanted, postgres=postgres, seed=card.seed, profile=enough)
-    with _processes() as pool:
+    with processes() as pool:
         for mutant, killer in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
             found.append(_verdict(mutant, killer, known, unseen))
@@ -733,7 +727,7 @@ def _look(
     if mutant.unused:
         return None
     try:
-        with open_lab(mutant.queue, _server(postgres)) as lab:
+        with open_lab(mutant.queue, own_server(postgres)) as lab:
             flaw = first_flaw(
                 lab, select(wanted), seed=seed, profile=profile, through=mutant.through
             )
@@ -743,35 +737,3 @@ def _look(
         return None
     doubt = "inconclusive: " if flaw.verdict == "inconclusive" else ""
     return Killer(flaw.id, doubt + flaw.reason)
-
-
-@cache
-def _server(postgres: str | None) -> Server:
-    """This process's server."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(open_server(postgres))
-
-
-@contextmanager
-def _processes() -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(
-        min(os.cpu_count() or 1, MOST_PROCESSES),
-        mp_context=get_context("spawn"),
-        initializer=_leave_interrupts,
-    )
-    try:
-        yield pool
-    except BaseException:
-        for child in active_children():  # what they started goes with them
-            child.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _leave_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-
-
-MOST_PROCESSES = 8  # with a server each

@@ -106,7 +106,7 @@ class Procrastinate(Client):
     async def begin(self, worker: str) -> None:
         """Register, as its Worker.run does before it fetches."""
         await self._manager.prune_stalled_workers(self.lease.total_seconds())
-        self._workers[worker] = await self._manager.register_worker()
+        self._workers = {worker: await self._manager.register_worker()}
 
     async def _registered(self, worker: str) -> int:
         """The id of a worker, which may have been pruned since it began."""

@@ -361,6 +361,7 @@ class ClientLab(Lab):
         self._written: dict[str, str] = {}  # what the server gets to what a program wrote
         self._spares: deque[_Conversation] = deque()
         self.lives = itertools.count(1)
+        self._under_way = False  # a run in which workers act beside each other
         try:
             super().__init__(queue, server, conninfo)
         except BaseException:
@@ -473,17 +474,22 @@ class ClientLab(Lab):
         if isinstance(session, ClientSession):
             session.stepped = True
             session.configure(wanted)
+            if self.programs.begins and not self._under_way:
+                session.begin_work()
         else:
             super()._configure(session, wanted)
 
     def prepare(self, actors: Iterable[str]) -> None:
         """Have workers begin that want to be told; in the midst of a run one might wait."""
-        if not self.programs.begins:
-            return
         for actor in actors:
-            session = None if actor in _NO_WORKERS else self.session(actor)
-            if isinstance(session, ClientSession):
-                session.begin_work()
+            if self.programs.begins and actor not in _NO_WORKERS:
+                self.session(actor)
+        self._under_way = True
+
+    def reset(self, *, renew: bool = False) -> None:
+        """Bring the database back to the beginning; workers begin anew."""
+        self._under_way = False
+        super().reset(renew=renew)
 
     def _settings_of(self, owner: str) -> Sequence[str]:
         """What a new connection is told before its program may use it."""

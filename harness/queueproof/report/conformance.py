@@ -12,13 +12,13 @@ import shlex
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
@@ -27,7 +27,7 @@ from queueproof.check import check_queue
 from queueproof.errors import Exit, QueueproofError
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import CATALOGUE, nearest, select
-from queueproof.postgres import Server, open_server
+from queueproof.processes import own_server, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, Verdict
 from queueproof.report.terminal import summary
@@ -36,7 +36,6 @@ from queueproof.target import resolve
 
 SEED = 0
 PROFILE = "quick"
-AT_ONCE = 2  # checks; each waits for its server half the time
 MARKS: Mapping[Verdict, str] = {
     "holds": "✓",
     "broken": "✗",
@@ -73,6 +72,9 @@ PROGRAMS: Mapping[str, Program] = {
     "peers/pgqueuer": Program("pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PgQueuer"),
     "peers/pgqueuer_patient": Program(
         "pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PatientPgQueuer", ("backoff",)
+    ),
+    "peers/procrastinate": Program(
+        "procrastinate_worker.py", f"{_PEERS}.procrastinate_worker:Procrastinate"
     ),
     "peers/pg_boss": Program("pg_boss_worker.mjs", "exec: node {}"),
     "peers/graphile_worker": Program("graphile_worker.mjs", "exec: node {}"),
@@ -216,13 +218,22 @@ def _page(row: Row, story: str, replay: str | None) -> str:
     )
 
 
-def examine(names: Sequence[str], directory: Path, server: Server) -> list[Row]:
-    """Check queues by every guarantee.
+class Failure(NamedTuple):
+    """A queue that could not be judged: its name, and the error's message."""
+
+    name: str
+    message: str
+
+
+def examine(
+    names: Sequence[str], directory: Path, postgres: str | None = None
+) -> Iterator[Row | Failure]:
+    """Check queues by every guarantee, each in the order of its end.
 
     Args:
-        names: Their paths in `directory`, without `.sql`.
+        names: Their paths in `directory`, without `.sql`, or keys of `PROGRAMS`.
         directory: Where strategies/ is.
-        server: Where they are checked.
+        postgres: Where they are checked, as `open_server` takes it.
 
     Raises:
         QueueproofError: The remarks on somebody else's queue are missing or cannot be read.
@@ -231,20 +242,25 @@ def examine(names: Sequence[str], directory: Path, server: Server) -> list[Row]:
     missing = [name for name in names if name.startswith("peers/") and name[6:] not in remarks]
     if missing:
         raise QueueproofError(f"{directory / REMARKS}: add [{missing[0][6:]}]: what it promises")
-    check = partial(_examine, directory=directory, server=server, remarks=remarks)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(check, names))
+    with processes() as pool:
+        check = partial(_examine, directory=directory, postgres=postgres)
+        for future in as_completed([pool.submit(check, name) for name in names]):
+            row = future.result()
+            if isinstance(row, Row) and row.name.startswith("peers/"):
+                row = replace(row, peer=remarks[row.name.removeprefix("peers/")])
+            yield row
 
 
-def _examine(name: str, directory: Path, server: Server, remarks: Mapping[str, Peer]) -> Row:
-    queue = strategy(name, directory)
+def _examine(name: str, *, directory: Path, postgres: str | None) -> Row | Failure:
     text = "" if name in PROGRAMS else (directory / f"{name}.sql").read_text(encoding="utf-8")
     match = _DEFECT.match(text)
-    with open_lab(queue, server) as lab:
-        asked = select((name in PROGRAMS and PROGRAMS[name].only) or None)
-        card = check_queue(lab, asked, seed=SEED, profile=PROFILE)
-    peer = remarks[name.removeprefix("peers/")] if name.startswith("peers/") else None
-    return Row(name, card, match[1] if match else "", peer)
+    try:
+        with open_lab(strategy(name, directory), own_server(postgres)) as lab:
+            asked = select((name in PROGRAMS and PROGRAMS[name].only) or None)
+            card = check_queue(lab, asked, seed=SEED, profile=PROFILE)
+    except QueueproofError as error:
+        return Failure(name, str(error))
+    return Row(name, card, match[1] if match else "")
 
 
 def strategy(name: str, directory: Path) -> Queue:
@@ -395,21 +411,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False)
+    rows, failures = [], []
     try:
-        with (
-            as_file(files("queueproof.strategies")) as directory,
-            open_server(options.postgres) as server,
-        ):
+        with as_file(files("queueproof.strategies")) as directory:
             everything = [*names(directory), *peers(directory), *PROGRAMS]
-            rows = examine(everything, directory, server)
-        write(rows, options.results)
+            for found in examine(everything, directory, options.postgres):
+                if isinstance(found, Failure):
+                    failures.append(found)
+                    told = f"not judged: {found.message}"
+                else:
+                    rows.append(found)
+                    told = f"{summary(found.card.guarantees)}; {found.card.seconds:.0f} s"
+                console.print(f"{found.name}: {told}", markup=False)
     except QueueproofError as error:
         console.print(str(error), markup=False)
         return Exit.UNUSABLE
-    found = Counter(verdict for row in rows for verdict in row.verdicts.values())
-    told = ", ".join(f"{n} {verdict}" for verdict, n in found.most_common())
+    rows.sort(key=lambda row: everything.index(row.name))
+    if rows:
+        write(rows, options.results)
+    counts = Counter(verdict for row in rows for verdict in row.verdicts.values())
+    told = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     console.print(f"{len(rows)} queues: {told}; see {options.results / 'conformance.md'}")
-    return Exit.HOLDS
+    for failure in failures:
+        console.print(f"missing there: {failure.name}", markup=False)
+    return Exit.UNUSABLE if failures else Exit.HOLDS
 
 
 if __name__ == "__main__":
