@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 
 from queueproof.postgres import Server, open_server
 
@@ -18,11 +19,14 @@ MOST = 8  # with a server each
 
 @contextmanager
 def processes() -> Iterator[ProcessPoolExecutor]:
-    """As many as there are processors; what is under way ends with the block, and with an error."""
+    """Two for each processor, as each waits for its server half the time.
+
+    An error in the block ends what is under way.
+    """
     pool = ProcessPoolExecutor(
-        min(os.cpu_count() or 1, MOST),
+        min(2 * (os.cpu_count() or 1), MOST),
         mp_context=get_context("spawn"),
-        initializer=_leave_interrupts,
+        initializer=_begin,
     )
     try:
         yield pool
@@ -46,5 +50,14 @@ def own_server(postgres: str | None) -> Server:
     return stack.enter_context(open_server(postgres))
 
 
-def _leave_interrupts() -> None:
+def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed asks for nothing more, and tells nobody so."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # a server's watchdog sees to the rest
