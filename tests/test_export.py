@@ -40,6 +40,8 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.session import LibpqSession
 from queueproof.explore.shrink import Failure, find
+from queueproof.explore.suites import Suite
+from queueproof.guarantees import Offer
 from queueproof.postgres import Server
 from queueproof.postgres.local import find_embedded
 from queueproof.queue import Parameter, Result, Step, Value, Values
@@ -297,6 +299,19 @@ def test_a_deadlock(told: Told) -> None:
     _, spec = told("broken/no_deadlock_unordered_batch", "no-deadlock", BATCHES, rows)
     assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
     assert "pass_w1" in spec
+
+
+def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
+    """A session stops at both gates, and passes those of the operations before."""
+    queue = load(STRATEGIES / "broken" / "no_deadlock_one_statement.sql")
+    (program,) = Suite(Offer(queue, held=False)).overtaken()
+    failure, spec = told(
+        "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
+    )
+    stops = [(beat.actor, beat.text) for beat in failure.run.trace if beat.event == "stops"]
+    assert stops[0] == ("w1", "statement")
+    assert stops[-1] == ("w2", "row")
+    assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
 
 
 def test_a_convoy(told: Told) -> None:

@@ -244,7 +244,7 @@ def told(run: Run) -> list[object]:
     return [(c.kind, c.actor, c.answer, c.ids, c.states) for c in run.history.calls]
 
 
-@pytest.mark.parametrize("gate", ["statement", "row", "query"])
+@pytest.mark.parametrize("gate", ["statement", "row", "every", "query"])
 @pytest.mark.parametrize("form", SOUND)
 def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     """Workers that act in turn are told the same with a gate as without one."""

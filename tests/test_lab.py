@@ -408,7 +408,7 @@ def test_opening_a_gate_passes_exactly_one(server: Server, gate: str, gates: int
 def test_no_gate_is_left_behind(server: Server) -> None:
     """Without a gate the queue's tables have no trigger of the harness."""
     with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        count = "SELECT count(*) FROM pg_trigger WHERE tgname = '~queueproof'"
+        count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
         lab.set_gate("row")
         assert lab.execute(count) == [(2,)]
         lab.set_gate(None)

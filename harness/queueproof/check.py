@@ -179,6 +179,7 @@ class Examination:
         if "no-deadlock" in asked:
             rows = Conditions(gate="row")
             parts.append(("no-deadlock", partial(self._explore_all, suite, "no-deadlock", rows)))
+            parts.append(("no-deadlock", partial(self._overtake, suite)))
         parts += [
             (name, partial(self._vary, suite, name, conditions))
             for name in asked
@@ -210,23 +211,34 @@ class Examination:
         self.probed[name] = PROBES[name].watch(self.lab, self.offer, self.profile.level)
 
     def _explore_all(self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN) -> None:
-        runner = self._runner(conditions)
         inside = conditions.gate is not None
         budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
             if guarantee in self.failures or (self.lab.unmoved and guarantee in TIMED):
                 return
-            if inside and not program.races:
-                continue
-            for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
-                self.evidence[guarantee, "schedules"] += 1
-                self._judge(program, schedule, run, runner)
-                if guarantee in self.failures:
-                    return
-                if inside and not any(beat.event == "stops" for beat in run.trace):
-                    break  # these are the runs without a gate
+            if program.races or not inside:
+                self._explore(program, guarantee, conditions, budget)
         if conditions == PLAIN:
             self._plain.add(guarantee)
+
+    def _explore(
+        self, program: Program, guarantee: str, conditions: Conditions, budget: int
+    ) -> None:
+        runner = self._runner(conditions)
+        for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
+            self.evidence[guarantee, "schedules"] += 1
+            self._judge(program, schedule, run, runner)
+            if guarantee in self.failures:
+                return
+            if conditions.gate and not any(beat.event == "stops" for beat in run.trace):
+                return  # these are the runs without a gate
+
+    def _overtake(self, suite: Suite) -> None:
+        """Look for what needs two turns of one program at moments inside of statements."""
+        for program in suite.overtaken():
+            if "no-deadlock" not in self.failures and not self.lab.unmoved:
+                budget = max(self.profile.schedules, TWO_TURNS)
+                self._explore(program, "no-deadlock", Conditions(gate="every"), budget)
 
     def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
         """Look for what breaks under some conditions and holds without them."""
@@ -608,6 +620,7 @@ TIMED = frozenset(
 )
 """What cannot be told of a queue whose time stands still while the database's is moved."""
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
+TWO_TURNS = 80  # schedules, of a program with some ten choices of which two must be right
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})

@@ -25,7 +25,7 @@ from queueproof.sqlfile import SqlFileQueue
 
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
-GATE_KEYS = {"first": 815_101, "second": 815_102}
+GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
 _TABLES = """
@@ -69,13 +69,21 @@ FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest(p.proconfig
 WHERE setting LIKE 'search_path=%' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
 """
 # A session that has asked for it stops here: it takes its first key, which the scheduler holds,
-# and then its second. Two keys make a turnstile; with one it could slip through two gates.
+# and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
+# says that it has stopped at a row.
 _GATE = """
 CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  IF pg_catalog.current_setting('queueproof.gate', true) = pg_catalog.lower(TG_LEVEL) THEN
+  IF pg_catalog.current_setting('queueproof.gate', true) IN ('every', pg_catalog.lower(TG_LEVEL))
+  THEN
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_lock(%(row)s, pg_catalog.pg_backend_pid());
+    END IF;
     PERFORM pg_catalog.pg_advisory_lock(%(first)s, pg_catalog.pg_backend_pid());
     PERFORM pg_catalog.pg_advisory_unlock(%(first)s, pg_catalog.pg_backend_pid());
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_unlock(%(row)s, pg_catalog.pg_backend_pid());
+    END IF;
     PERFORM pg_catalog.pg_advisory_lock(%(second)s, pg_catalog.pg_backend_pid());
     PERFORM pg_catalog.pg_advisory_unlock(%(second)s, pg_catalog.pg_backend_pid());
   END IF;
@@ -90,6 +98,12 @@ SELECT t.oid, t.typarray FROM pg_type t JOIN pg_namespace n ON n.oid = t.typname
 WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 
+_AT_ROW = """
+SELECT EXISTS (
+  SELECT FROM pg_locks
+  WHERE locktype = 'advisory' AND classid = %s AND objid = %s AND granted
+)
+"""
 _TOUCHED = """
 SELECT EXISTS (
   SELECT FROM pg_locks
@@ -109,7 +123,10 @@ SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + id
 FROM pg_catalog.pg_statio_user_tables
 """
 
-Gate: TypeAlias = Literal["statement", "row", "query"]
+# A gate's triggers, by their level.
+_EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
+
+Gate: TypeAlias = Literal["statement", "row", "every", "query"]
 """Where inside a statement a session stops: one that changes a table with its snapshot taken and
 nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
 
@@ -369,19 +386,20 @@ class Lab:
         self.reset()
         views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
         for relation in (*self.tables, *views):
-            self.execute(f'DROP TRIGGER IF EXISTS "~queueproof" ON {relation}')
+            for level in _EVENTS:
+                self.execute(f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}')
         self._gate = gate
         if gate is None or gate == "query":
             return
-        events = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}[gate]
         # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
         # A row trigger of a partitioned table is its partitions' too; a statement may name either.
-        gated = (*self.tables, *views) if gate == "statement" else self._gated_tables
-        for relation in gated:
-            self.execute(
-                f'CREATE TRIGGER "~queueproof" BEFORE {events} ON {relation} '
-                f"FOR EACH {gate.upper()} EXECUTE FUNCTION clock.gate()"
-            )
+        gated = {"statement": (*self.tables, *views), "row": self._gated_tables}
+        for level in _EVENTS if gate == "every" else [gate]:
+            for relation in gated[level]:
+                self.execute(
+                    f'CREATE TRIGGER "~queueproof {level}" BEFORE {_EVENTS[level]} ON {relation} '
+                    f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
+                )
 
     def set_sessions(
         self, settings: Callable[[str], Mapping[str, str]], skew: Callable[[str], float]
@@ -434,11 +452,16 @@ class Lab:
 
     def open_gate(self, session: Session) -> None:
         """Let a session that has stopped at a gate go on, and no further than to the next one."""
-        first, second = (f"{key}, {session.pid}" for key in GATE_KEYS.values())
+        first, second = (f"{GATE_KEYS[key]}, {session.pid}" for key in ("first", "second"))
         self._control.run(
             f"SELECT pg_advisory_lock({second}); SELECT pg_advisory_unlock({first}); "
             f"SELECT pg_advisory_lock({first}); SELECT pg_advisory_unlock({second})"
         )
+
+    def is_at_row(self, session: Session) -> bool:
+        """Whether a session that has stopped at a gate has locked a row, and not the next."""
+        found = self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone()
+        return found == (True,)
 
     def discard(self, session: Session) -> None:
         """Close a session and wait until its backend has rolled back and gone."""

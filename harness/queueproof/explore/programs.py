@@ -19,12 +19,14 @@ class Do(NamedTuple):
             actor itself; for an enqueue which of the program's job specifications.
         seconds: For an advance.
         queue: For a claim.
+        whole: Whether its statements are not split, and stop nowhere inside.
     """
 
     kind: str
     n: int = 0
     seconds: float = 0.0
     queue: str = "default"
+    whole: bool = False
 
 
 class JobSpec(NamedTuple):

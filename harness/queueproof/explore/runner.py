@@ -65,7 +65,7 @@ class Beat:
         event: `start`, `connection` (of a pool), `sql`, `done` (not committed yet), `stops`,
             `waits`, `goes on`, `commit`, `rewrite`, `answer`, `lost` (the answer), `error`,
             `rollback`, `clock`, `crash`, `cut` (the connection), `terminate` or `restart`.
-        text: SQL, or what was answered.
+        text: SQL, what was answered, or which gate it stops at.
         session: Whose connection it happened on; nothing where it was on none.
         step: What was sent, for `sql`.
     """
@@ -133,6 +133,7 @@ class _Flight:
     generator: Operation[Any]
     step: Step
     named: Sequence[Claim] = ()
+    split: bool = True  # its statements are split from their commits, and stop inside
     gated: bool = False  # it has stopped inside its statement
     cursor: Literal["declared", "fetched"] | None = None  # what was last done to its query's
     stale: bool = False  # somebody acted since the running statement began
@@ -386,7 +387,7 @@ class Runner:
             if flight.between and self.conditions.pooled:
                 self._change_connection(actor, flight)
             inside = flight.session.in_transaction or self._lab.by_clients
-            flight.wrapped = self._splitting and not inside and keyword in _HOLDABLE
+            flight.wrapped = flight.split and not inside and keyword in _HOLDABLE
             if step.commits:
                 self._note(actor, "commit")
             elif step.request is None:
@@ -399,7 +400,7 @@ class Runner:
     def _launch(self, actor: _Actor, flight: _Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
         own = not self._lab.by_clients
-        if own and self._splitting and self.conditions.gate == "query" and only_selects(step.sql):
+        if own and flight.split and self.conditions.gate == "query" and only_selects(step.sql):
             flight.cursor = "declared"
             step = step._replace(sql=_DECLARE + step.sql)
         try:
@@ -427,7 +428,7 @@ class Runner:
             self._receive(actor, flight)
             return
         if flight.gated:
-            self._note(actor, "stops")
+            self._note_stop(actor, flight)
             return
         actor.blocked = True
         blockers = self._blockers(flight)
@@ -444,7 +445,7 @@ class Runner:
         while not session.ready(look):
             pids = self._lab.blockers(flight.session)
             if self._lab.control_pid in pids:
-                if self._splitting:
+                if flight.split:
                     flight.gated = True
                     return False
                 self._lab.open_gate(flight.session)
@@ -486,7 +487,10 @@ class Runner:
                     changed = True
                     if waiting > 1 and self._run.certain is None:
                         self._run.certain = len(self._run.choices)
-                    self._note(actor, "goes on" if answered else "stops")
+                    if answered:
+                        self._note(actor, "goes on")
+                    else:
+                        self._note_stop(actor, flight)
                 if answered:
                     self._receive(actor, flight)
 
@@ -503,7 +507,7 @@ class Runner:
         if flight.cursor == "declared":
             if self._lab.reads_tables(flight.session):
                 flight.gated = True
-                self._note(actor, "stops")
+                self._note_stop(actor, flight)
             else:  # at most a function, whose statements have snapshots of their own
                 self._pass_gate(actor, flight)
             return
@@ -567,7 +571,8 @@ class Runner:
             actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
-        actor.flight = _Flight(call, session, generator, step, named)
+        split = self._splitting and not do.whole
+        actor.flight = _Flight(call, session, generator, step, named, split)
         return actor.flight
 
     def _connection(self, actor: _Actor, call: Call) -> Session:
@@ -1028,6 +1033,12 @@ class Runner:
         step = flight.step if flight and event == "sql" else None
         index = call.index if call else -1
         self._run.trace.append(Beat(actor.name, index, event, text, session, step))
+
+    def _note_stop(self, actor: _Actor, flight: _Flight) -> None:
+        where = self.conditions.gate
+        if where == "every":
+            where = "row" if self._lab.is_at_row(flight.session) else "statement"
+        self._note(actor, "stops", where or "statement")
 
     @staticmethod
     def _told(call: Call, value: Any) -> str:  # noqa: ANN401

@@ -108,6 +108,20 @@ class Suite:
             for who in ("w1", "w2")
         ]
 
+    def overtaken(self) -> list[Program]:
+        """Programs in which a batch that has begun is taken over, and meets the next holder's.
+
+        What it does not see any more, a statement with an old snapshot still locks.
+        """
+        if self.lease is None or not self.takes_limit or "complete_many" not in self.offers:
+            return []
+        between = [advance(past(self.lease)), claim(2)._replace(whole=True)]
+        if "recover" in self.offers:
+            between.insert(1, RECOVER._replace(whole=True))
+        late, next_one = script("w1", COMPLETE_ALL), script("w2", *between, COMPLETE_ALL)
+        program = Program(TWO, (*in_turn(script("w1", claim(2))), (late, next_one)))
+        return [program] if self.through is None or program.does(self.through) else []
+
     def broken_off(self) -> list[Program]:
         """Programs in which a connection is cut or a backend ends, at any step of any operation."""
         return [

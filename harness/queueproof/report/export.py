@@ -57,7 +57,7 @@ _BEGINNINGS = frozenset(
 _TYPES = "SELECT oid::bigint, oid::regtype::text FROM pg_type"
 _TRIGGERS = """
 SELECT pg_get_triggerdef(oid) FROM pg_trigger
-WHERE tgname = '~queueproof' AND tgparentid = 0 ORDER BY oid
+WHERE tgname ^@ '~queueproof' AND tgparentid = 0 ORDER BY oid
 """
 # What the lab has altered, so that a function with a search_path of its own sees the clock.
 _PINNED = """

@@ -21,7 +21,11 @@ from queueproof.queue import Parameter, Step
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
 SHOWN_SQL = 60
-_STOPPED = "(has its snapshot, has read nothing)"
+_STOPPED = {
+    "statement": "(has its snapshot, has read nothing)",
+    "query": "(has its snapshot, has read nothing)",
+    "row": "(has locked a row, and not the next)",
+}
 _WORKER = re.compile(r"w\d+")
 
 
@@ -291,8 +295,8 @@ def _add(
         case "waits":
             entry.lines.append(f"waits for {beat.text}")
         case "stops":
-            entry.lines.append(_STOPPED)
-        case "goes on" if entry.lines[-1:] == [_STOPPED]:
+            entry.lines.append(_STOPPED[beat.text])
+        case "goes on" if entry.lines and entry.lines[-1] in _STOPPED.values():
             entry.lines.pop()  # nobody acted meanwhile
         case "goes on":
             entry.lines.append("goes on")
