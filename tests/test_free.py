@@ -180,6 +180,35 @@ def test_a_program_runs_freely_too(server: Server) -> None:
     assert {kind for kind, _, _ in found.hits} == {"kill", "pause", "terminate"}
 
 
+REGISTERS = """
+        case "begin":
+            db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
+            return {}
+        case "claim":"""
+
+
+def test_each_life_of_a_program_begins(server: Server, tmp_path: Path) -> None:
+    """Whoever is started in a dead worker's place registers too, or its claims would fail."""
+    text = (TEMPLATES / "worker.py").read_text(encoding="utf-8")
+    for old, new in (
+        ('        case "claim":', REGISTERS),
+        ('"operations": [', '"operations": ["begin", '),
+        ("CREATE TABLE jobs", "CREATE TABLE workers (name text PRIMARY KEY); CREATE TABLE jobs"),
+        ("locked_by    text", "locked_by    text REFERENCES workers"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    worker = tmp_path / "worker.py"
+    worker.write_text(text, encoding="utf-8")
+    with installed(server, f"exec: {sys.executable} {worker}") as lab:
+        found = run_free(lab, faults={"kill": 2})
+        ((registered,),) = lab.execute("SELECT count(*) FROM queue.workers")
+    assert found.broken == {}
+    assert [call.error for call in found.history.calls if call.error] == []
+    assert {call.actor for call in found.history.calls if call.kind == "claim"} > {"w1", "w3"}
+    assert int(str(registered)) >= 4
+
+
 def test_a_program_may_hide_its_connections(server: Server, tmp_path: Path) -> None:
     """Whose backend is whose is then unknown: none is ended, and what is lost may still happen."""
     text = (TEMPLATES / "worker.py").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ from queueproof.explore.runner import (
 from queueproof.guarantees import CATALOGUE, Offer
 from queueproof.history import Answer, Call, History, Ref
 from queueproof.host import describe
-from queueproof.program import Program, ProgramError, ProgramQueue
+from queueproof.program import Json, Program, ProgramError, ProgramQueue
 from queueproof.queue import OPERATIONS, Claim, Queue, State
 from queueproof.sqlfile import SqlFileQueue, load
 
@@ -292,6 +292,7 @@ class _Life:
     name: str
     place: _Place
     program: Program
+    begins: bool = False  # it has been told to
     ready: bool = False
     flight: _Flight | None = None
     held: list[Claimed] = field(default_factory=list)  # claims that it has not ended
@@ -763,8 +764,7 @@ class _Run:
         self._heard = time.monotonic()
         flight, answer = life.flight, life.program.take()
         if flight is None:
-            self._queue.described_by(answer)
-            life.ready = True
+            self._greet(life, answer)
             return
         life.flight = None
         call = flight.call
@@ -784,6 +784,18 @@ class _Run:
         for one in flight.calls:
             self._return(one)
         self._remember(life, flight)
+
+    def _greet(self, life: _Life, answer: Json) -> None:
+        """What a program answers before it is asked for operations."""
+        if life.begins:
+            self._queue.read_error("begin", answer)
+        else:
+            self._queue.described_by(answer)
+            if self._queue.begins:
+                life.begins = True
+                life.program.send(self._queue.request("begin", worker=_identity(life.name)))
+                return
+        life.ready = True
 
     def _remember(self, life: _Life, flight: _Flight) -> None:
         """What is to be known after an answer."""
