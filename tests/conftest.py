@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ from queueproof.postgres import Server, open_server
 from queueproof.sqlfile import load_text
 
 PATIENCE = 30.0  # seconds
+
+
+def pytest_configure() -> None:
+    """Begin with Ctrl-C as a terminal has it: a shell's background jobs would ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
