@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof.check import (
+    LACKING,
     PROFILES,
     Examination,
     calibrate,
@@ -96,6 +97,31 @@ def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
     assert judgement.verdict == "holds"
     assert judgement.story is None
     assert judgement.evidence["overlapping claims"] > 0
+
+
+def test_what_is_lacking_is_named_as_where_it_is_there(server: Server) -> None:
+    """The reference has all of it, but for a cap that it does not declare."""
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        card = check_queue(lab, select(tuple(LACKING)), profile="glance")
+    there = {one.id for one in card.guarantees if LACKING[one.id] in one.evidence}
+    assert there == LACKING.keys() - {"concurrency-limit"}
+
+
+def test_without_a_test_there_is_no_pass(lab_of: LabOf) -> None:
+    """Where recovery ends every job as failed, none is ever claimed again, and that is told."""
+    text = QUEUE.format(header='-- lease = "30 seconds"', lock="FOR UPDATE SKIP LOCKED")
+    text = text.replace("'queued');", "'queued', since timestamptz);")
+    text = text.replace("SET status = 'running'", "SET status = 'running', since = now()")
+    text += """
+-- name: recover
+UPDATE jobs SET status = 'failed'
+WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;
+"""
+    asked = select(("stale-recovery",))
+    (judgement,) = check_queue(lab_of(text), asked, profile="glance").guarantees
+    lacking = "no jobs of crashed workers claimed again"
+    assert judgement.verdict == "inconclusive"
+    assert judgement.reason == f"no run put it to the test: {lacking}"
 
 
 def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:

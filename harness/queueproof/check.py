@@ -452,7 +452,9 @@ class Examination:
             return Judgement(name, "inconclusive", self.unsure[name], evidence=evidence)
         seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
         if not seen:
-            return Judgement(name, "inconclusive", _NO_EVIDENCE, evidence=evidence)
+            lacking = f": no {LACKING[name]}" if name in LACKING else ""
+            reason = f"no run put it to the test{lacking}"
+            return Judgement(name, "inconclusive", reason, evidence=evidence)
         if name == "crash-safe" and (lacking := self._without(evidence)):
             return Judgement(name, "inconclusive", f"no {lacking}", evidence=evidence)
         reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
@@ -626,7 +628,23 @@ REPLAYS = 10  # of a run in which the server chose who of several waiting sessio
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
 FREE_JOBS, FREE_WORKERS = 2_000, 4
 FREE_FAULTS: Mapping[str, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
-_NO_EVIDENCE = "no run put it to the test"
+LACKING: Mapping[str, str] = {
+    "single-claim": "overlapping claims",
+    "claim-limit": "claims with more jobs free than allowed",
+    "no-lost-job": "jobs followed to their end",
+    "order": "pairs of jobs compared",
+    "stale-recovery": "jobs of crashed workers claimed again",
+    "live-lease": "claims and recoveries during a fresh lease",
+    "fencing": "operations with a lost claim refused",
+    "retry-bound": "jobs attempted as often as allowed",
+    "final-state": "sweeps over a finished job",
+    "no-deadlock": "operations in the midst of another's",
+    "non-blocking": "operations in the midst of another's",
+    "no-starvation": "jobs claimed beside others that could not run",
+    "routing": "claims beside another queue's jobs",
+    "concurrency-limit": "claims that reached the cap",
+}
+"""What makes a pass worth something, where it is one thing."""
 
 
 def check_queue(
