@@ -13,7 +13,6 @@ import random
 import select
 import sys
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from queueproof.explore.runner import (
     HOUR,
     PATIENCE,
     RETRIES,
+    identity,
     past,
 )
 from queueproof.guarantees import CATALOGUE, Offer
@@ -367,11 +367,6 @@ class _Ghost(NamedTuple):
     calls: Sequence[Call]
 
 
-def _identity(name: str) -> str:
-    """A worker's name as the queue sees it: a UUID."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-
-
 def _plan(
     jobs: int,
     workers: int,
@@ -636,7 +631,7 @@ class _Run:
             life.ahead = self._ahead
             told = life.program.ask(self._queue.request("clock", ahead=self._ahead))
             self._queue.read_error("clock", told)
-        request = self._queue.request(kind, worker=_identity(life.name), **arguments)
+        request = self._queue.request(kind, worker=identity(life.name), **arguments)
         call = self._invoke(kind, life.name)
         if named:
             self._named.append((call, named))
@@ -793,7 +788,7 @@ class _Run:
             self._queue.described_by(answer)
             if self._queue.begins:
                 life.begins = True
-                life.program.send(self._queue.request("begin", worker=_identity(life.name)))
+                life.program.send(self._queue.request("begin", worker=identity(life.name)))
                 return
         life.ready = True
 

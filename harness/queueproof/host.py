@@ -20,7 +20,7 @@ import psycopg
 from queueproof import sqlfile
 from queueproof.errors import Exit, QueueproofError, ServerError
 from queueproof.explore import wallclock
-from queueproof.explore.session import ConnectionLostError, LibpqSession, execute
+from queueproof.explore.session import ARRAYS, ConnectionLostError, LibpqSession, execute
 from queueproof.queue import (
     OPERATIONS,
     Claim,
@@ -35,11 +35,6 @@ from queueproof.queue import (
 
 _DURATIONS = ("delay", "lease", "age")
 _LOST = "08006"  # connection_failure
-_ARRAYS = """
-SELECT t.oid, t.typarray
-FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
-WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
-"""
 
 
 def describe(queue: Queue) -> dict[str, object]:
@@ -134,7 +129,7 @@ class Host:
         """
         if self._arrays is None:
             session = LibpqSession(self._dsn, "the host")
-            rows = execute(session, Step(_ARRAYS)).rows
+            rows = execute(session, Step(ARRAYS)).rows
             self._arrays = {int(row["oid"]): int(row["typarray"]) for row in rows}
             session.close()
         if beside:

@@ -15,7 +15,7 @@ from psycopg import pq, sql
 
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
-from queueproof.explore.session import ConnectionLostError, LibpqSession, Session
+from queueproof.explore.session import ARRAYS, ConnectionLostError, LibpqSession, Session
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import Pooler
 from queueproof.program import ProgramQueue
@@ -93,11 +93,6 @@ BEGIN
   RETURN NEW;
 END $$
 """
-_ARRAYS = """
-SELECT t.oid, t.typarray FROM pg_type t JOIN pg_namespace n ON n.oid = t.typnamespace
-WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
-"""
-
 _AT_ROW = """
 SELECT EXISTS (
   SELECT FROM pg_locks
@@ -209,7 +204,7 @@ class Lab:
             kind = "PROCEDURE" if procedure else "FUNCTION"
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
             run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
-        self.arrays = {int(oid): int(array) for oid, array in run(_ARRAYS).fetchall()}
+        self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
         found = run(_TABLES).fetchall()
         self.tables = [table for table, _, _ in found]
         # A trigger of a partitioned table is its partitions' too.

@@ -17,6 +17,12 @@ from queueproof.errors import QueueproofError, ServerError
 from queueproof.queue import Operation, Parameter, Result, Step, T, Value, Values
 from queueproof.sql import compile_statement
 
+ARRAYS = """
+SELECT t.oid, t.typarray
+FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
+"""
+"""The array type of each type that is not the server's own."""
 TEXT_OID = 25
 INTERVAL_OID = 1186
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
