@@ -222,10 +222,16 @@ class Examination:
             self._plain.add(guarantee)
 
     def _explore(
-        self, program: Program, guarantee: str, conditions: Conditions, budget: int
+        self,
+        program: Program,
+        guarantee: str,
+        conditions: Conditions,
+        budget: int,
+        begin: Schedule = (),
     ) -> None:
         runner = self._runner(conditions)
-        for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
+        tried = explore(runner, program, budget=budget, seed=self.seed, begin=begin)
+        for schedule, run in tried:
             self.evidence[guarantee, "schedules"] += 1
             self._judge(program, schedule, run, runner)
             if guarantee in self.failures:
@@ -234,11 +240,11 @@ class Examination:
                 return  # these are the runs without a gate
 
     def _overtake(self, suite: Suite) -> None:
-        """Look for what needs two turns of one program at moments inside of statements."""
+        """Look for what a late batch does once another has gone past it."""
+        conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
         for program in suite.overtaken():
             if "no-deadlock" not in self.failures and not self.lab.unmoved:
-                budget = max(self.profile.schedules, TWO_TURNS)
-                self._explore(program, "no-deadlock", Conditions(gate="every"), budget)
+                self._explore(program, "no-deadlock", conditions, budget, OVERTAKEN)
 
     def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
         """Look for what breaks under some conditions and holds without them."""
@@ -622,7 +628,7 @@ TIMED = frozenset(
 )
 """What cannot be told of a queue whose time stands still while the database's is moved."""
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
-TWO_TURNS = 80  # schedules, of a program with some ten choices of which two must be right
+OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})

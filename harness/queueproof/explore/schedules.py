@@ -24,7 +24,9 @@ class Tried(NamedTuple):
     run: Run
 
 
-def explore(runner: Runner, program: Program, *, budget: int, seed: int = 0) -> Iterator[Tried]:
+def explore(
+    runner: Runner, program: Program, *, budget: int, seed: int = 0, begin: Schedule = ()
+) -> Iterator[Tried]:
     """Run a program under every schedule, or as many as the budget allows.
 
     Schedules with fewer preemptions come first: most races need one or two (M. Musuvathi and
@@ -37,10 +39,11 @@ def explore(runner: Runner, program: Program, *, budget: int, seed: int = 0) -> 
         program: Who does what.
         budget: Most schedules.
         seed: Which schedules come first among those with equally many preemptions.
+        begin: The choices with which all of them begin.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     serial = itertools.count()
-    frontier: list[tuple[int, float, int, Schedule]] = [(0, 0.0, next(serial), ())]
+    frontier: list[tuple[int, float, int, Schedule]] = [(0, 0.0, next(serial), begin)]
     done = 0
     while frontier and done < budget:
         cost, _, _, prefix = heapq.heappop(frontier)
