@@ -124,6 +124,22 @@ WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;
     assert judgement.reason == f"no run put it to the test: {lacking}"
 
 
+@pytest.mark.parametrize(("fail", "retries"), [("queued", True), ("failed", False)])
+def test_whether_a_failed_job_comes_back_is_seen(
+    lab_of: LabOf, fail: str, *, retries: bool
+) -> None:
+    """What a fail leaves below the bound is the queue's own affair, as long as it is the same."""
+    text = QUEUE.format(header="-- max_attempts = 3", lock="FOR UPDATE SKIP LOCKED")
+    text += f"""
+-- name: fail(id)!
+UPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';
+"""
+    lab = lab_of(text)
+    assert calibrate(lab).retries is retries
+    card = check_queue(lab, select(("no-lost-job", "crash-safe")), profile="glance")
+    assert {one.verdict for one in card.guarantees} == {"holds"}
+
+
 def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
     """What [breaks] declares and is seen to break is accepted, with the declared reason."""
     header = '-- [breaks]\n-- single-claim = "a lesson"'

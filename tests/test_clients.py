@@ -34,6 +34,7 @@ from queueproof.explore.runner import Run, Runner
 from queueproof.explore.shrink import Failure
 from queueproof.guarantees import select
 from queueproof.postgres import Server
+from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.program import ProgramError, from_command
 from queueproof.queue import Step
 from queueproof.report.card import Judgement
@@ -351,3 +352,30 @@ def test_a_breach_that_new_programs_do_not_repeat_is_no_pass(lab_of: LabOf) -> N
     (judgement,) = (examination.judgement(g) for g in select([breach.guarantee]))
     assert judgement.verdict == "inconclusive"
     assert "not again with programs started anew" in judgement.reason
+
+
+BY_SESSION_LOCK = """
+            job = "SELECT id FROM jobs WHERE status = 'queued' AND run_at <= now() ORDER BY id"
+            found = []
+            for row in db.execute(job).fetchall():
+                lock = "SELECT pg_try_advisory_lock(%s) AS got"
+                if not found and db.execute(lock, [row["id"]]).fetchone()["got"]:
+                    found = db.execute(CLAIM, {**message, "limit": 1}).fetchall()
+            return {"jobs": found}"""
+ENDS = """            return {{"accepted": db.execute({0}, {{**job, **message}}).rowcount == 1}}"""
+UNLOCKS = """
+            done = db.execute({0}, {{**job, **message}}).rowcount == 1
+            db.execute("SELECT 1")
+            db.execute("SELECT pg_advisory_unlock(%s)", [int(job["id"])])
+            return {{"accepted": done}}"""
+
+
+@pytest.mark.skipif(find_pgbouncer() is None, reason=MISSING)
+def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
+    """The lock stays on one connection and is looked for on another: claims come back empty."""
+    unnamed = ("psycopg.connect(", "psycopg.connect(prepare_threshold=None, conninfo=")
+    ends = [(ENDS.format(how), UNLOCKS.format(how)) for how in ("COMPLETE", "FAIL")]
+    lab = lab_of((ONE_STEP, BY_SESSION_LOCK), *ends, unnamed)
+    found = judged(lab, "pooler-safe")
+    assert found.verdict == "broken"
+    assert "and more without the pooler (pgbouncer 1." in found.reason

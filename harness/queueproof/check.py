@@ -746,7 +746,7 @@ def calibrate(lab: Lab) -> Offer:
         if job not in known:
             raise QueueError(f"claim answered the id {job}, which no enqueue had answered")
     offer = Offer(lab.queue, first.held)
-    offer = replace(offer, tied=_is_tied(runner, offer))
+    offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
     trials = {
         "complete": (ONE, (claim(), complete())),
@@ -779,6 +779,15 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     stages = in_turn(SETTLE, script("w1", claim()), breaks, *reaper, script("w2", claim()))
     _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
     return bool(later and later[0].ids)
+
+
+def _retries(runner: Runner, offer: Offer) -> bool:
+    """Whether a job that failed comes back, as the queue does it when nothing else happens."""
+    bound = offer.queue.max_attempts
+    if "fail" not in offer.queue.offers or bound is None or bound == 1:
+        return False
+    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim(), fail()))))
+    return sum(bool(call.ids) for call in run.history.of_kind("claim")) > 1
 
 
 def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:

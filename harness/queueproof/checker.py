@@ -87,6 +87,7 @@ class Declared:
         observable: It offers `jobs`.
         order: As declared.
         cap: Most jobs running at once, or None.
+        retries: A job that fails comes back while it has attempts left.
     """
 
     lease: float | None
@@ -96,6 +97,7 @@ class Declared:
     observable: bool
     order: str
     cap: int | None = None
+    retries: bool = False
 
 
 def declare(offer: Offer) -> Declared:
@@ -109,6 +111,7 @@ def declare(offer: Offer) -> Declared:
         observable="jobs" in queue.offers,
         order=queue.order,
         cap=queue.concurrency_limit,
+        retries=offer.retries,
     )
 
 
@@ -484,6 +487,10 @@ class _JobCheck:
             return
         if not self.declared.observable:
             where = "no claim returns it"
+        if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
+            because = f"its fail was not answered, attempts were left, and {where}"
+            self._violate(Breach("no-lost-job", because), last)
+            return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
             if self.rules.lease is None and not self.rules.held:
                 return
@@ -512,6 +519,8 @@ class _JobCheck:
         if seen == "failed":
             # A crash at an attempt that was not the last must bring the job back, not end it.
             return job.phase == Phase.FAILED or job.exhausted or job.failed_once
+        if self.declared.retries and job.failed_unheard:
+            return False  # done or not, a fail of this attempt leaves a job to be run again
         return seen is None and job.phase == Phase.FAILED
 
     def _note(self, act: Act, configs: list[_Config]) -> None:

@@ -22,11 +22,13 @@ class Offer:
         held: Whether its claim ends inside a transaction, so that the row lock is the claim.
         tied: Whether a claim ends with the connection that it was made on: because it is held, or
             there is no lease, or as the queue itself was seen to do.
+        retries: Whether a job that failed at its first attempt of several was seen to come back.
     """
 
     queue: Queue
     held: bool
     tied: bool = False
+    retries: bool = False
 
     def any_of(self, *operations: str) -> bool:
         """Whether at least one of the operations is offered."""

@@ -18,6 +18,7 @@ from queueproof.explore.runner import Run, Runner
 from queueproof.explore.shrink import Failure, breaches, shrink
 from queueproof.explore.suites import Suite
 from queueproof.guarantees import Offer
+from queueproof.history import Call
 from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
 from queueproof.program import ProgramError
 
@@ -94,12 +95,19 @@ def _break(
         run = _run_through(lab, runner, program, pooler)
         passage.spread += pooler.busy_backends() > 1
         passage.transactions += pooler.transactions()
-        violations = breaches(run, declared)
-        if not violations or _waited(run, offer):
-            return None
-        again = runner.run(program)
-        repeated = {violation.guarantee for violation in breaches(again, declared)}
+    pooler.renew()  # what is locked by its connections would be in the way of others
+    run.short = _short(lab, runner, program, run)
+    violations = breaches(run, declared)
+    if not violations:
+        return None
     plain = Runner(lab, held=offer.held).run(program)
+    if _waited(run, offer) and any(call.waits for call in plain.history.calls):
+        return None  # given up because it waited, as it does without the pooler
+    with lab.through(pooler):
+        again = runner.run(program)
+    pooler.renew()
+    again.short = _short(lab, runner, program, again)
+    repeated = {violation.guarantee for violation in breaches(again, declared)}
     anyway = {violation.guarantee for violation in breaches(plain, declared)}
     return next(
         (
@@ -128,6 +136,11 @@ def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> 
     return run
 
 
+def _short(lab: Lab, runner: Runner, program: Program, run: Run) -> Call | None:
+    """A claim that got less than without the pooler; of statements `Conditions.pooled` shows it."""
+    return runner.short(program, run) if lab.by_clients and not program.races else None
+
+
 def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failure:
     """The shortest program that breaks the same, if that is the pooler's doing too."""
     runner = Runner(lab, held=offer.held, conditions=failure.conditions)
@@ -138,7 +151,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
 
 
 def _waited(run: Run, offer: Offer) -> bool:
-    """Whether a statement was given up because it waited, which proves nothing."""
+    """Whether a statement was given up because it waited."""
     return WAITED not in offer.queue.retry_on and any(
         error.sqlstate == WAITED for error, _ in run.errors.values()
     )

@@ -67,6 +67,7 @@ class Job(NamedTuple):
         released: The job was recovered after that holder.
         recovered: A recovery has answered the job since it was claimed.
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
+        failed_unheard: That answer was lost, and an attempt was left.
         unsure: What an operation broke if it was accepted, which nobody was told.
         suspect: An operation was accepted although its claim had ended; it counts as fencing
             unless the job runs again, which is the graver fact.
@@ -84,6 +85,7 @@ class Job(NamedTuple):
     released: bool = False
     recovered: bool = False
     failed_once: bool = False
+    failed_unheard: bool = False
     unsure: Breach | None = None
     suspect: Breach | None = None
 
@@ -154,7 +156,10 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return _claim(rules, job, act)
         case "complete" | "fail":
             if unknown:
-                return _perhaps(job, _finish(rules, job, act))
+                outcome = _finish(rules, job, act)
+                if act.kind == "fail" and not isinstance(outcome, Breach) and not job.exhausted:
+                    outcome = [one._replace(failed_unheard=True) for one in outcome]
+                return _perhaps(job, outcome)
             if act.answer == "rejected":
                 return _reject(rules, job, act)
             return _finish(rules, job, act)

@@ -218,10 +218,10 @@ class Runner:
         """
         run = self._run_once(program, schedule)
         if self.conditions.pooled and not program.races:
-            run.short = self._short(program, run)
+            run.short = self.short(program, run)
         return run
 
-    def _short(self, program: Program, run: Run) -> Call | None:
+    def short(self, program: Program, run: Run) -> Call | None:
         """The first claim that got less than it gets without a pooler, every time.
 
         By itself a claim that came back empty proves nothing: only the queue knows when a failed

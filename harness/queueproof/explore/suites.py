@@ -290,6 +290,7 @@ class Suite:
         if "delay" in self.offer.queue.takes("enqueue"):
             late = (JobSpec(delay=DELAY),)
             half = script("clock", advance(DELAY / 2))
+            yield Program((), ((script("producer", Do("enqueue")), take),), reserve=late)
             yield Program(late, in_turn(take))
             yield Program(late, in_turn(take, half, take, half, take))
             yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
