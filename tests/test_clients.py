@@ -273,7 +273,7 @@ def test_an_answer_before_its_commit_is_refused(lab_of: LabOf) -> None:
     begins = ('return {"jobs": db', 'db.execute("BEGIN"); return {"jobs": db')
     flush = "        sys.stdout.flush()\n"
     commits = (flush, f"{flush}        if message['op'] == 'claim': db.execute('COMMIT')\n")
-    with pytest.raises(ProgramError, match="answer when the database has"):
+    with pytest.raises(QueueError, match="answer when the database has"):
         calibrate(lab_of(begins, commits))
 
 
