@@ -41,6 +41,7 @@ def declared(
     observable: bool = True,
     order: str = "none",
     cap: int | None = None,
+    retries: bool = False,
 ) -> Declared:
     """A queue's declaration: by default a lease, `recover` and `jobs`."""
     return Declared(
@@ -51,6 +52,7 @@ def declared(
         observable=observable,
         order=order,
         cap=cap,
+        retries=retries,
     )
 
 
@@ -226,6 +228,43 @@ def test_a_crash_in_the_middle_of_a_complete_leaves_both_possible(final: State) 
         told.do("recover", "reaper", "1")
         told.on("complete", told.claim("w2", "1"))
     assert broken(told.finally_(j1="completed")) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "left", "found"),
+    [
+        ([], None, ["no-lost-job"]),  # its only attempt of two was not heard of
+        (["fail"], None, []),  # a later fail was heard, and had no attempt left
+        (["complete"], None, []),
+        ([], "failed", []),  # rule 15: a fail may end a job
+    ],
+)
+def test_a_job_is_lost_in_a_fail_whose_answer_was_lost(
+    again: list[str], left: State | None, found: list[str]
+) -> None:
+    """Where failed jobs come back it must not be gone, until a later attempt has ended it."""
+    told = Told()
+    told.enqueue("1", bound=2)
+    told.begin("fail", "w1", refs=(Ref(told.claim("w1", "1").index, "1"),)).answer = "unknown"
+    for ender in again:
+        told.on(ender, told.claim("w2", "1"))
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.sweep()
+    history = told.finally_(j1=left) if left else told.finally_()
+    assert broken(history, declared(retries=True)) == found
+
+
+def test_a_later_fail_whose_answer_was_lost_may_have_been_the_last() -> None:
+    """A queue may allow fewer attempts than its header: only of the first it was seen to retry."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    told.on("fail", told.claim("w1", "1"))
+    told.begin("fail", "w1", refs=(Ref(told.claim("w1", "1").index, "1"),)).answer = "unknown"
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_(), declared(retries=True)) == []
 
 
 @pytest.mark.parametrize("took", [True, False])

@@ -67,7 +67,8 @@ class Job(NamedTuple):
         released: The job was recovered after that holder.
         recovered: A recovery has answered the job since it was claimed.
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
-        failed_unheard: That answer was lost, and an attempt was left.
+        failed_unheard: That answer was lost, of the first of several attempts, since when nobody
+            has claimed the job.
         unsure: What an operation broke if it was accepted, which nobody was told.
         suspect: An operation was accepted although its claim had ended; it counts as fencing
             unless the job runs again, which is the graver fact.
@@ -157,7 +158,8 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         case "complete" | "fail":
             if unknown:
                 outcome = _finish(rules, job, act)
-                if act.kind == "fail" and not isinstance(outcome, Breach) and not job.exhausted:
+                first = act.kind == "fail" and job.claims == 1 and not job.exhausted
+                if first and not isinstance(outcome, Breach):
                     outcome = [one._replace(failed_unheard=True) for one in outcome]
                 return _perhaps(job, outcome)
             if act.answer == "rejected":
@@ -206,6 +208,7 @@ def _running(rules: Rules, job: Job, call: Call) -> Job:
         crashed=False,
         released=False,
         recovered=False,
+        failed_unheard=False,
         unsure=None,
     )
 

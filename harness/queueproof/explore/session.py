@@ -23,7 +23,6 @@ FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespa
 WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 """The array type of each type that is not the server's own."""
-TEXT_OID = 25
 INTERVAL_OID = 1186
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
