@@ -25,12 +25,11 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof.checker import Declared, Findings, Violation, check
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.explore.lab import DEFAULT_BOUND, Lab
+from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab
 from queueproof.explore.runner import (
     DAY,
     DECADE,
     DRAIN_BATCH,
-    DRAINER,
     HOUR,
     PATIENCE,
     RETRIES,

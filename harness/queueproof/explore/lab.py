@@ -15,7 +15,14 @@ from psycopg import pq, sql
 
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
-from queueproof.explore.session import ARRAYS, ConnectionLostError, LibpqSession, Session
+from queueproof.explore.session import (
+    ARRAYS,
+    ConnectionLostError,
+    LibpqSession,
+    Session,
+    execute,
+    settle,
+)
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import Pooler
 from queueproof.program import ProgramQueue
@@ -23,9 +30,11 @@ from queueproof.queue import Operation, Queue, Step
 from queueproof.sql import compile_statement, position_in
 from queueproof.sqlfile import SqlFileQueue
 
+DRAINER = "drainer"  # who empties the queue at the end of a run
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
+_EMPTY = Step("DISCARD ALL")
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
 _TABLES = """
@@ -93,6 +102,17 @@ BEGIN
   RETURN NEW;
 END $$
 """
+# What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
+_ASKED = {
+    "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
+    "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
+    "open": """
+SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_lock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
+""",
+}
 _AT_ROW = """
 SELECT EXISTS (
   SELECT FROM pg_locks
@@ -182,7 +202,8 @@ class Lab:
     def _scheduler(self) -> LibpqSession:
         control = LibpqSession(self.conninfo, "the scheduler")
         control.run("SET search_path = pg_catalog")
-        control.pgconn.prepare(b"blockers", b"SELECT pg_catalog.pg_blocking_pids($1::int4)")
+        for name, asked in _ASKED.items():
+            control.pgconn.prepare(name.encode(), (asked % GATE_KEYS).encode())
         return control
 
     # --- installation ---------------------------------------------------------------------------
@@ -224,11 +245,8 @@ class Lab:
             step = next(steps)
             while True:
                 self.schema.append(step)
-                installer.send(step)
-                while not installer.ready(1.0):
-                    pass
                 try:
-                    result = installer.result()
+                    result = execute(installer, step)
                 except ServerError as error:
                     raise rejected(step, error) from error
                 step = steps.send(result)
@@ -296,10 +314,14 @@ class Lab:
 
     def reset(self, *, renew: bool = False) -> None:
         """Bring the database back to the beginning and the clock back to real time."""
+        emptied = []
         for key in list(self._used):
             session = self._sessions.get(key)
             if session is not None and (session.closed or not self._quiet(session)):
                 self.discard(session)
+            elif isinstance(session, LibpqSession) and not self._pooler:
+                session.send(_EMPTY)  # all at once, and the tables with them
+                emptied.append(session)
         self._used.clear()
         if self._pooler:
             self.forget_sessions()
@@ -307,25 +329,27 @@ class Lab:
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
         self._control.run(self._renew_sql if full else self._reset_sql)
+        for session in emptied:
+            try:
+                settle(session)
+            except (ConnectionLostError, ServerError):
+                self.discard(session)
         self._shift = 0.0
         if self._moves:
             self._moves.clear()
             self._set_clock()
 
     def _quiet(self, session: Session) -> bool:
-        """Cancel, drain and roll back a session; whether it may be used again."""
+        """Cancel, drain and roll back a session; whether it may be used again, once emptied."""
         assert isinstance(session, LibpqSession)
         try:
             if session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 session.cancel()
             if session.in_transaction:
                 session.run("ROLLBACK")
-            if session.names_settings:  # DISCARD ALL empties them, and they had not existed
-                return False
-            session.run("DISCARD ALL")
         except (ConnectionLostError, ServerError):
             return False
-        return True
+        return not session.names_settings  # DISCARD ALL empties them, and they had not existed
 
     def session(self, key: str) -> Session:
         """The open session under a key; a new connection where there is none."""
@@ -358,7 +382,7 @@ class Lab:
         wanted: dict[str, str] = {}
         if self._gate == "query":
             wanted["cursor_tuple_fraction"] = "1"  # a cursor's plan is the query's own
-        elif self._gate:
+        elif self._gate and key != DRAINER:  # who acts alone, and stops nowhere
             wanted[GATE] = f"'{self._gate}'"
         return {**wanted, **self._settings(key.partition(",")[0])}
 
@@ -447,11 +471,7 @@ class Lab:
 
     def open_gate(self, session: Session) -> None:
         """Let a session that has stopped at a gate go on, and no further than to the next one."""
-        first, second = (f"{GATE_KEYS[key]}, {session.pid}" for key in ("first", "second"))
-        self._control.run(
-            f"SELECT pg_advisory_lock({second}); SELECT pg_advisory_unlock({first}); "
-            f"SELECT pg_advisory_lock({first}); SELECT pg_advisory_unlock({second})"
-        )
+        self._ask("open", session.pid)
 
     def is_at_row(self, session: Session) -> bool:
         """Whether a session that has stopped at a gate has locked a row, and not the next."""
@@ -559,11 +579,17 @@ class Lab:
         return self._blocking(session.pid)
 
     def _blocking(self, pid: int) -> list[int]:
-        answer = self._control.pgconn.exec_prepared(b"blockers", [str(pid).encode()])
+        value = self._ask("blockers", pid)
+        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+
+    def _ask(self, name: str, *values: int) -> bytes:
+        """The scheduler's answer to one of its prepared queries."""
+        bound = [str(value).encode() for value in values]
+        answer = self._control.pgconn.exec_prepared(name.encode(), bound)
         value = answer.get_value(0, 0) if answer.ntuples else None
         if value is None:
             raise ConnectionLostError("the server closed the scheduler's connection")
-        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+        return value
 
     def reads_tables(self, session: Session) -> bool:
         """Whether the open transaction of a session has come upon one of the queue's tables."""
@@ -576,12 +602,11 @@ class Lab:
 
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
-        row = self._admin.execute("SELECT clock_timestamp()::timestamptz(6)::text").fetchone()
-        assert row is not None
+        moment = self._ask("moment").decode()
         self._shift += seconds
         if not any(self._is_open(session) for session in self._sessions.values()):
             self._moves.clear()  # nobody is left whose now() is that of an earlier moment
-        self._moves.insert(0, (row[0], self._shift))
+        self._moves.insert(0, (moment, self._shift))
         self._set_clock()
 
     def _is_open(self, session: Session) -> bool:

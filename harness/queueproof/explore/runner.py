@@ -14,20 +14,19 @@ from typing import Any, Literal
 
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
-from queueproof.explore.lab import DEFAULT_BOUND, Lab
+from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab
 from queueproof.explore.programs import FAULTS, Do, JobSpec, Program
-from queueproof.explore.session import Session
+from queueproof.explore.session import Session, execute
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
 from queueproof.queue import Claim, JobRow, Operation, Result, Step
 from queueproof.sql import first_keyword, only_selects
 
-FIRST_LOOK = 0.0003  # seconds; most statements answer sooner, so that nobody asks who blocks them
-NEXT_LOOK = 0.001
+FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
+LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
 PATIENCE = 60.0  # seconds; a statement that neither answers nor waits for a lock is given up
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10
-DRAINER = "drainer"
 RETRIES = 10
 SURE = 3  # runs without a pooler that all differ from the one with it
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
@@ -424,7 +423,7 @@ class Runner:
 
     def _await(self, actor: _Actor, flight: _Flight) -> None:
         """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
-        if self._settle(flight):
+        if self._settle(flight, FIRST_LOOK):
             self._receive(actor, flight)
             return
         if flight.gated:
@@ -437,10 +436,14 @@ class Runner:
             flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
 
-    def _settle(self, flight: _Flight) -> bool:
-        """Wait until a session has answered (True), or has stopped or waits for another (False)."""
+    def _settle(self, flight: _Flight, look: float = 0.0) -> bool:
+        """Wait until a session has answered (True), or has stopped or waits for another (False).
+
+        Args:
+            flight: Its operation.
+            look: Seconds until somebody asks whom it waits for; none for one that has waited.
+        """
         session = flight.session
-        look = FIRST_LOOK
         given_up = time.monotonic() + PATIENCE
         while not session.ready(look):
             pids = self._lab.blockers(flight.session)
@@ -451,7 +454,7 @@ class Runner:
                 self._lab.open_gate(flight.session)
             if any(self._owner(pid) for pid in pids):
                 return False
-            look = NEXT_LOOK
+            look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
             if time.monotonic() > given_up:
                 last = flight.step.sql.strip()[:200]
                 shown = f"; its last statement was {last}" if self._lab.by_clients else f": {last}"
@@ -546,10 +549,8 @@ class Runner:
         """Whether a statement neither wrote nor locked a row, so that its commit shows nothing."""
         if result.affected and result.command != "SELECT":
             return False
-        flight.session.send(Step("SELECT pg_catalog.pg_current_xact_id_if_assigned()::text"))
-        while not flight.session.ready(NEXT_LOOK):
-            pass
-        row = flight.session.result().rows[0]
+        asked = Step("SELECT pg_catalog.pg_current_xact_id_if_assigned()::text")
+        row = execute(flight.session, asked).rows[0]
         return next(iter(row.values())).text is None
 
     # --- operations -----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """The array type of each type that is not the server's own."""
 INTERVAL_OID = 1186
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
+_SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
 
@@ -133,8 +134,6 @@ class LibpqSession(Session):
         self._answer: PGresult | None = None
         self._pipelined = False
         self.names_settings = False
-        self._poll = select.poll()
-        self._poll.register(self.pgconn.socket, select.POLLIN)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -167,7 +166,7 @@ class LibpqSession(Session):
             self.pgconn.pipeline_sync()
 
     def _send(self, step: Step) -> None:
-        self.names_settings = self.names_settings or bool(_OWN_SETTING.search(step.sql))
+        self.names_settings = self.names_settings or _names_setting(step.sql)
         compiled = compile_statement(step.sql)
         if not compiled.names:
             bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
@@ -210,7 +209,7 @@ class LibpqSession(Session):
     def ready(self, seconds: float) -> bool:
         """Wait up to some seconds for the running statement; whether its answer is complete."""
         while not self._complete():
-            if not self._poll.poll(seconds * 1000):
+            if not readable(self.pgconn.socket, seconds):
                 return False
             self.pgconn.consume_input()
             seconds = 0.0
@@ -302,6 +301,15 @@ class LibpqSession(Session):
         self.pgconn.finish()
 
 
+def readable(fd: int, seconds: float) -> bool:
+    """Wait up to some seconds, to the microsecond, until a file descriptor can be read."""
+    if fd < _SELECTS:
+        return bool(select.select([fd], [], [], seconds)[0])
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 def execute(session: Session, step: Step) -> Result:
     """Run a statement to its end; for sessions that nobody can make wait.
 
@@ -310,6 +318,16 @@ def execute(session: Session, step: Step) -> Result:
         ConnectionLostError: The connection broke.
     """
     session.send(step)
+    return settle(session)
+
+
+def settle(session: Session) -> Result:
+    """The answer to what was sent last, once it is there.
+
+    Raises:
+        ServerError: The server answered with an error.
+        ConnectionLostError: The connection broke.
+    """
     while not session.ready(1.0):
         pass
     return session.result()
@@ -329,6 +347,12 @@ def drive(session: Session, operation: Operation[T]) -> T:
     except StopIteration as stop:
         answer: T = stop.value
         return answer
+
+
+@lru_cache(maxsize=4096)
+def _names_setting(statement: str) -> bool:
+    """Whether it may make a setting of the queue's own."""
+    return bool(_OWN_SETTING.search(statement))
 
 
 def _text(value: Parameter) -> bytes | None:
