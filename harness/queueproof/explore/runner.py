@@ -135,6 +135,7 @@ class _Flight:
     split: bool = True  # its statements are split from their commits, and stop inside
     gated: bool = False  # it has stopped inside its statement
     cursor: Literal["declared", "fetched"] | None = None  # what was last done to its query's
+    blockers: Sequence[int] = ()  # the backends that it was last seen to wait for
     stale: bool = False  # somebody acted since the running statement began
     wrapped: bool = False  # the running statement stands in a transaction of the harness
     holding: Result | None = None  # the answer of a statement whose COMMIT is still to come
@@ -430,7 +431,7 @@ class Runner:
             self._note_stop(actor, flight)
             return
         actor.blocked = True
-        blockers = self._blockers(flight)
+        blockers = self._known(flight.blockers)
         for other in blockers:
             call = other.flight.call.index if other.flight else None
             flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
@@ -453,6 +454,7 @@ class Runner:
                     return False
                 self._lab.open_gate(flight.session)
             if any(self._owner(pid) for pid in pids):
+                flight.blockers = pids
                 return False
             look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
             if time.monotonic() > given_up:
@@ -469,8 +471,9 @@ class Runner:
         """Whose backend it is; nobody's that the run knows of otherwise."""
         return self._owners.get(pid) or self._actors.get(self._lab.owner_of(pid) or "")
 
-    def _blockers(self, flight: _Flight) -> list[_Actor]:
-        found = [self._owner(pid) for pid in self._lab.blockers(flight.session)]
+    def _known(self, pids: Sequence[int]) -> list[_Actor]:
+        """Whose some backends are."""
+        found = [self._owner(pid) for pid in pids]
         # A heartbeat on a second connection may wait for its own worker's open transaction.
         return [other for other in self._actors.values() if other in found]
 
@@ -911,7 +914,9 @@ class Runner:
 
     def _circle(self) -> list[_Actor]:
         waiting = {
-            actor.name: {other.name for other in self._blockers(actor.flight)}
+            actor.name: {
+                other.name for other in self._known(self._lab.blockers(actor.flight.session))
+            }
             for actor in self._actors.values()
             if actor.blocked and actor.flight
         }
