@@ -419,6 +419,19 @@ def test_free_jobs_are_claimed_in_the_declared_order(
     assert ordered(first, second, order) == free
 
 
+@pytest.mark.parametrize(("wait", "expected"), [(0.0, []), (2.0, ["order"])])
+def test_what_came_last_need_not_be_due_at_once(wait: float, expected: list[str]) -> None:
+    """A queue may round times up: a better job may be due a moment after its enqueue."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2", priority=1)
+    told.wait(wait)
+    for job in ("1", "2"):
+        told.on("complete", told.claim("w1", job), job)
+    final = told.finally_(j1="completed", j2="completed")
+    assert broken(final, declared(order="priority, fifo")) == expected
+
+
 def test_a_job_that_was_claimed_before_may_come_back_anywhere() -> None:
     """Rule 9: retried jobs are outside the order."""
     told = Told()
@@ -659,6 +672,50 @@ def test_a_job_whose_enqueue_took_long_is_not_starved_before_it_is_surely_due() 
     told.wait(30.0)
     told.on("complete", told.claim("w1", "2"), "2")
     assert broken(told.finally_(j1="failed", j2="completed")) == []
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(1, []), (2, ["no-starvation"])])
+def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -> None:
+    """Until its lease is over nobody can know that a crashed worker's job does not run."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    told.claim("w1", "1")
+    told.wait(2.0)
+    told.do("crash", "w1")
+    told.sweep()
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    for job in ("1", "2"):
+        told.on("complete", told.claim("w2", job), job)
+    assert broken(told.finally_(j1="completed", j2="completed"), declared(cap=cap)) == expected
+
+
+def test_a_job_that_the_queue_put_there_is_due_when_the_queue_says() -> None:
+    """Rule 1: nobody else knows from when on a job that nobody enqueued may run."""
+    told = Told()
+    told.enqueue("2", delay=7200.0)
+    told.sweep()
+    told.wait(8000.0)
+    for job in ("1", "2"):
+        told.on("complete", told.claim("w1", job), job)
+    assert broken(told.finally_(j1="completed", j2="completed")) == []
+
+
+@pytest.mark.parametrize("answer", ["rejected", "error"])
+def test_a_lost_claim_may_be_refused_by_an_error(answer: Answer) -> None:
+    """Rule 7: an error means that nothing happened, which is what fencing asks for."""
+    told = Told()
+    told.enqueue("1")
+    late = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    taken = told.claim("w2", "1")
+    told.on("complete", late, answer=answer)
+    told.on("complete", taken)
+    found = check(told.finally_(j1="completed"), declared())
+    assert not found.violations
+    assert found.evidence["fencing", "operations with a lost claim refused"] == 1
 
 
 # --- cost of the check --------------------------------------------------------------------------
@@ -1202,7 +1259,7 @@ def first_out_of_order(
                 for earlier in (call for call in free if not set(call.ids) & set(claim.ids)):
                     if checker._comparable(earlier, later):
                         compared = True
-                        if checker._precedes(earlier, later, order):
+                        if checker._precedes(earlier, later, order, claim):
                             violation = checker._out_of_order(claim, earlier, later)
                             return [(violation.call, violation.because)], compared
         claimed.update(claim.ids)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
 from queueproof.explore.lab import Lab
 from queueproof.explore.programs import (
+    HEARTBEATS,
     RECOVER,
     JobSpec,
     Program,
@@ -18,11 +20,12 @@ from queueproof.explore.programs import (
     in_turn,
     script,
 )
-from queueproof.explore.runner import Run, Runner
+from queueproof.explore.runner import RETRIES, Run, Runner
 from queueproof.explore.schedules import explore
 from queueproof.history import Call
 
 LabOf = Callable[[str], Lab]
+REFERENCE = Path(__file__).parent.parent / "strategies" / "skip_locked.sql"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 
@@ -236,6 +239,42 @@ def test_a_crash_frees_a_held_claim(lab_of: LabOf) -> None:
     program = Program(ONE, in_turn(script("w1", claim(), crash()), script("w2", claim())))
     run = Runner(lab_of(HELD), held=True).run(program)
     assert calls(run, "claim", "w2")[0].ids == ("1",)
+
+
+def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
+    """A drain goes on for as long as recover has something to answer."""
+    text = REFERENCE.read_text()
+    before, recover, after = text.partition("-- name: recover(lease)\n")
+    lab = lab_of(before + recover + after.replace("FOR UPDATE", "LIMIT 1 FOR UPDATE", 1))
+    jobs = RETRIES + 2
+    program = Program((JobSpec(),) * jobs, in_turn(script("w1", claim(jobs), crash())))
+    run = Runner(lab).run(program)
+    assert set((run.history.final or {}).values()) == {"completed"}
+    sweeps = run.history.of_kind("sweep")
+    assert len(sweeps) == 2  # at once, and when the leases were over
+
+
+def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> None:
+    """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait."""
+    lab = lab_of(REFERENCE.read_text())
+    both = (script("w1", complete()), script(f"w1{HEARTBEATS}", heartbeat()))
+    program = Program(ONE, (*in_turn(script("w1", claim())), both))
+    runs = [run for _, run in every(lab, program)]
+    beats = [call for run in runs for call in calls(run, "heartbeat", f"w1{HEARTBEATS}")]
+    assert {call.answer for call in beats} == {"accepted", "rejected"}
+    assert any(call.waits for call in beats)
+    assert all(run.history.final == {"1": "completed"} for run in runs)
+
+
+def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:
+    """Whoever crashes sends nothing more, on none of its connections."""
+    lab = lab_of(REFERENCE.read_text())
+    both = (script("w1", crash()), script(f"w1{HEARTBEATS}", heartbeat()))
+    program = Program(ONE, (*in_turn(script("w1", claim())), both))
+    for _, run in every(lab, program):
+        crashed = run.history.of_kind("crash")[0].index
+        assert all(beat.index < crashed for beat in run.history.of_kind("heartbeat"))
+        assert run.history.final == {"1": "completed"}
 
 
 def test_a_heartbeat_beside_an_open_claim_has_its_own_connection(lab_of: LabOf) -> None:

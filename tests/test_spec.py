@@ -202,6 +202,13 @@ def test_a_heartbeat_moves_the_end_of_the_lease() -> None:
     assert not blamed(TAKES_OVER, beaten, act(call("claim", 51.0, actor="w2")))
 
 
+def test_a_heartbeat_may_add_to_what_is_left_of_the_lease() -> None:
+    """Rule 4: a lease lasts at least the declared time, from the heartbeat or from its end on."""
+    (beaten,) = life(LEASED, enqueued(), act(CLAIM), act(call("heartbeat", 20.0), CLAIM))
+    assert beaten.fresh_until < 20.0 + LEASE + 1
+    assert beaten.stale_after >= CLAIM.ended + 2 * LEASE
+
+
 def test_a_heartbeat_of_another_job_may_or_may_not_extend_this_one() -> None:
     """Rule 3: a heartbeat may extend all jobs of its worker; neither reading is accused."""
     other = Act(call("heartbeat", 20.0), "heartbeat", named=False)

@@ -193,6 +193,49 @@ def test_nothing_else_is_rewritten(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        (
+            "SET LOCAL search_path = app, public",
+            "SET LOCAL search_path = app, public, clock, pg_catalog",
+        ),
+        ("SET search_path TO pg_catalog, app", "SET search_path TO clock, pg_catalog, app"),
+        ("SET search_path TO DEFAULT", "SET search_path TO DEFAULT"),
+        (
+            "SELECT set_config('search_path', 'app', true)",
+            "SELECT set_config('search_path', 'app, clock, pg_catalog', true)",
+        ),
+        (
+            "SELECT pg_catalog.set_config('search_path', '', false)",
+            "SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)",
+        ),
+        (
+            "SELECT set_config('search_path', left(a, 3), true)",
+            "SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)",
+        ),
+        (
+            "DO $$ BEGIN SET search_path = a; EXECUTE 'SELECT CURRENT_TIMESTAMP'; END $$",
+            (
+                "DO $$ BEGIN SET search_path = a, clock, pg_catalog; "
+                "EXECUTE 'SELECT clock.now()'; END $$"
+            ),
+        ),
+        (
+            "CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(CURRENT_TIMESTAMP)'",
+            "CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(clock.now())'",
+        ),
+        (
+            "DO $$ BEGIN EXECUTE format($q$ SELECT CURRENT_TIMESTAMP, %L $q$, 'now'); END $$",
+            "DO $$ BEGIN EXECUTE format($q$ SELECT clock.now(), %L $q$, 'now'); END $$",
+        ),
+    ],
+)
+def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None:
+    """A search_path keeps the clock, and SQL in quotes is SQL, however often it is quoted."""
+    assert sql.compile_statement(written).sql == sent
+
+
+@pytest.mark.parametrize(
     "head",
     [
         "CREATE FUNCTION f() RETURNS timestamptz LANGUAGE plpgsql AS",
@@ -201,7 +244,7 @@ def test_nothing_else_is_rewritten(text: str) -> None:
     ],
 )
 def test_bodies_follow_the_clock(head: str) -> None:
-    """The body of a function, a procedure or a DO block is rewritten, its strings are not."""
+    """The body of a function, a procedure or a DO block is rewritten, a value in it is not."""
     body = "BEGIN a := {}; b := 'CURRENT_TIMESTAMP'; PERFORM $1; END"
     sent = sql.compile_statement(f"{head} $f$ {body.format('CURRENT_TIMESTAMP')} $f$").sql
     assert f"{head} $f$ {body.format('clock.now()')} $f$" == sent

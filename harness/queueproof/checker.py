@@ -165,6 +165,8 @@ def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
         read(history.calls, [order])
     findings.violations += order.violations + cap.violations
     findings.evidence.update(order.evidence)
+    if lives.refused:
+        findings.evidence["fencing", "operations with a lost claim refused"] += lives.refused
     findings.violations.sort(key=lambda violation: violation.call)
     return findings
 
@@ -421,12 +423,16 @@ class _JobCheck:
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep, jobs that cannot run were not, and it is there."""
+        if not any(entry.kind == "enqueue" for entry in self.life.entries):
+            return None  # only the queue knows when it is due
         ready = all(
             job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
             for job, _ in configs
         )
         hindrance = self.lives.hindrances[act.call.index]
-        if not ready or not any(hindrance):
+        cap = self.declared.cap
+        full = cap is not None and self.lives.running[act.call.index] >= cap
+        if not ready or full or not any(hindrance):
             return None
         because = f"a job that was due could not be claimed beside {hindrance}"
         return Violation("no-starvation", because, self.job, act.call.index)
@@ -918,9 +924,9 @@ class _Order(Watcher):
         for later in self._taken:
             compared = self._free.passed(later)
             self.evidence["order", "pairs of jobs compared"] += len(compared)
-            if any(_precedes(earlier, later, self._order) for earlier in compared):
+            if any(_precedes(earlier, later, self._order, call) for earlier in compared):
                 wholly = self._free.passed(later, wholly=True)
-                passed_over = [c for c in wholly if _precedes(c, later, self._order)]
+                passed_over = [c for c in wholly if _precedes(c, later, self._order, call)]
                 earlier = min(passed_over, key=lambda call: call.index)
                 self.violations.append(_out_of_order(call, earlier, later))
                 self._stop()
@@ -988,9 +994,12 @@ def _before(one: Call, other: Call) -> bool:
     return over(one, other) and one.ended + one.delay <= other.began + other.delay
 
 
-def _precedes(one: Call, other: Call, order: str) -> bool:
+def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
+    """Whether a claim that could take both must take the one first."""
     if order == "priority, fifo" and one.priority != other.priority:
-        return one.priority > other.priority
+        # A queue may round times up: what came later may not have been due yet.
+        due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
+        return one.priority > other.priority and due
     return _before(one, other)
 
 

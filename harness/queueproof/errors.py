@@ -61,7 +61,10 @@ class ServerError(Exception):
     """
 
     def __init__(self, sqlstate: str, message: str, position: int | None = None) -> None:
-        super().__init__(f"{sqlstate}: {message}")
+        super().__init__(sqlstate, message, position)  # so that it survives pickling
         self.sqlstate = sqlstate
         self.message = message
         self.position = position  # character of the step's SQL as sent, from 1
+
+    def __str__(self) -> str:
+        return f"{self.sqlstate}: {self.message}"

@@ -106,6 +106,7 @@ class Life:
         bound: Most attempts; None while no enqueue has named it.
         claims: How often it was claimed.
         done: Whether it was completed.
+        running: Whether it was claimed and has neither ended nor been recovered since.
     """
 
     number: int = 0
@@ -115,6 +116,7 @@ class Life:
     bound: float | None = None
     claims: int = 0
     done: bool = False
+    running: bool = False
 
     @property
     def hindered(self) -> str:
@@ -163,10 +165,14 @@ class Hindrances:
 
     Args:
         life: Of a job.
+
+    Attributes:
+        running: Jobs that are running, as far as anybody was told.
     """
 
     def __init__(self, life: Callable[[str], Life]) -> None:
         self._life = life
+        self.running = 0
         self._due: list[float] = []  # of delayed jobs, in order
         self._elsewhere = 0
         self._counts = {"held": 0, "spent": 0, "": 0}
@@ -198,9 +204,22 @@ class Hindrances:
             case "claim":
                 for job in call.ids:
                     self._change(job, claims=1)
+                    self._run(job, running=True)
             case "complete" | "complete_many" if call.answer == "accepted":
                 for ref in call.refs:
                     self._change(ref.job, done=True)
+                    self._run(ref.job, running=False)
+            case "fail" if call.answer == "accepted":
+                for ref in call.refs:
+                    self._run(ref.job, running=False)
+            case "recover":
+                for job in call.ids:
+                    self._run(job, running=False)
+
+    def _run(self, job: str, *, running: bool) -> None:
+        life = self._life(job)
+        self.running += running - life.running
+        life.running = running
 
     def _change(
         self, job: str, *, bound: float | None = None, claims: int = 0, done: bool = False
@@ -221,22 +240,26 @@ class Lives(Watcher):
 
     Attributes:
         hindrances: By the index of a sweep what could not run.
+        running: By the index of a sweep how many jobs were running.
         last: The last call.
         lost: Whether the answer of a claim or of a recovery was lost.
         waited: Whether it was seen that somebody waited who must not.
         claims: How many claims there were.
         queues: Those that jobs went to.
         observed: Whether somebody looked at the end.
+        refused: Operations with a lost claim that were answered by an error.
     """
 
     def __init__(self, room: int | None) -> None:
         self.hindrances: dict[int, Hindrance] = {}
+        self.running: dict[int, int] = {}
         self.last: Call | None = None
         self.lost = False
         self.waited = False
         self.claims = 0
         self.queues: set[str] = set()
         self.observed = False
+        self.refused = 0
         self._lives: Shelf[str, Life] = Shelf(room, _pack, _unpack)
         self._outcome: Shelf[str, State] = Shelf(room, pickle.dumps, pickle.loads)
         self._unanswered: Shelf[int, Call] = Shelf(room, pickle.dumps, pickle.loads)
@@ -282,6 +305,9 @@ class Lives(Watcher):
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
                 self.hindrances[call.index] = self._counted.now()
+                self.running[call.index] = self._counted.running
+        if call.answer == "error":
+            self.refused += any(self._has_been_lost(ref) for ref in call.refs)
         if call.answer not in {"retry", "error", "pending"}:
             for job, entry in self._entries(call):
                 life = self._life(job)
@@ -289,6 +315,11 @@ class Lives(Watcher):
                 if not life.number and entry.kind in {"enqueue", "claim"}:
                     self._named += 1
                     life.number = self._named
+
+    def _has_been_lost(self, ref: Ref) -> bool:
+        """Whether a job has been claimed since."""
+        entries = self._life(ref.job).entries
+        return any(one.kind == "claim" and one.call.index > ref.call for one in entries)
 
     def _see_nameless(self, call: Call) -> None:
         """Those calls may have met any job: unanswered ones, and the crashes of their actors."""

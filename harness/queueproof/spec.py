@@ -217,7 +217,7 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     call = act.call
     who = call.actor
     if job.phase == Phase.ABSENT:
-        return Breach("not-early", f"{who} claimed a job whose enqueue had not been committed")
+        return Breach("not-early", f"{who} claimed a job that was still being enqueued")
     if job.phase in FINISHED and job.last is not None and job.last.overlaps(call):
         return Breach(
             "single-claim",
@@ -333,7 +333,8 @@ def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 
 def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
     lease = FOREVER if rules.lease is None else rules.lease
-    stale_after = max(job.stale_after, act.call.ended + lease)
+    # A lease lasts at least the declared time (rule 4): what was left of it may be added.
+    stale_after = max(job.stale_after, act.call.ended) + lease
     if not act.named:
         # A heartbeat may extend its job only or all jobs of its worker (rule 3): this one is of
         # another job, so that it moves the certain end of the lease and not its certain run.

@@ -17,7 +17,7 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import TokenError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
 
 class UnterminatedError(ValueError):
@@ -262,7 +262,7 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
 
     The clock is a schema `clock` ahead of `pg_catalog` in the search_path: it catches `now()`,
     but neither `CURRENT_TIMESTAMP` nor `pg_catalog.now()` nor `'now'::timestamptz`. These are
-    rewritten, in the bodies of functions too.
+    rewritten, in the bodies of functions too, and so is a search_path without the clock.
 
     Args:
         sql: One statement.
@@ -284,12 +284,15 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
         frozen = bool(found) and found[0].word in {"CREATE", "ALTER"}
         replacements += _times(found, literals=not frozen)
         replacements += _times_in_body(found)
+        if not frozen:
+            replacements += _paths(found)
     sent, edits = _replace(sql, sorted(replacements))
     return Compiled(sent, tuple(first_use), tuple(first_use.values()), edits)
 
 
 _SOME_TIME = re.compile(
-    r"current_(?:timestamp|date|time)|localtime|pg_catalog\.|'\s*now\s*'", re.IGNORECASE
+    r"current_(?:timestamp|date|time)|localtime|pg_catalog\.|'\s*now\s*'|search_path",
+    re.IGNORECASE,
 )
 
 
@@ -309,6 +312,8 @@ def move_times(sql: str) -> str:
         return sql
     frozen = any(token.word in {"CREATE", "ALTER"} for token in found)
     replacements = [*_times(found, literals=not frozen), *_times_in_body(found)]
+    if not frozen:
+        replacements += _paths(found)
     return _replace(sql, sorted(replacements))[0]
 
 
@@ -411,6 +416,7 @@ _KEYWORDS_OF_TIME = {
 _FUNCTIONS_OF_TIME = frozenset(
     {"now", "clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday"}
 )
+_SETS = frozenset({"LOCAL", "SESSION"})
 _TYPES_OF_TIME = frozenset({"timestamptz", "timestamp", "timetz", "time", "date"})
 
 
@@ -497,23 +503,93 @@ def _after_type(found: Sequence[Token], index: int) -> int:
     return end + 3 if zone in (["WITH", "TIME", "ZONE"], ["WITHOUT", "TIME", "ZONE"]) else end
 
 
+def _paths(found: Sequence[Token]) -> Iterator[Replacement]:
+    """Search paths that a statement sets, with the clock ahead of `pg_catalog`.
+
+    Behind what it names: the first schema is where tables are created.
+    """
+    for index, token in enumerate(found):
+        if token.word == "SET":
+            start = (
+                index + 1 + (_raws(found, index + 1, 1) != [] and found[index + 1].word in _SETS)
+            )
+            match found[start : start + 2]:
+                case [Token(word="SEARCH_PATH"), Token() as to] if to.raw == "=" or to.word == "TO":
+                    yield from _with_clock(_until(found, start + 2, {";"}))
+        if token.name != "set_config":
+            continue
+        match found[index + 1 : index + 4]:
+            case [Token(raw="("), Token(value="search_path"), Token(raw=",")]:
+                path = _until(found, index + 4, {","})
+                if [one.kind for one in path] == [TokenType.STRING]:
+                    named = ", ".join(n for n in (path[0].raw[1:-1], "clock, pg_catalog") if n)
+                    yield path[0].start, path[0].end, f"'{named}'"
+                elif path:
+                    yield path[-1].end, path[-1].end, " || ', clock, pg_catalog'"
+
+
+def _with_clock(path: Sequence[Token]) -> Iterator[Replacement]:
+    names = [one.name or one.value for one in path]
+    if "pg_catalog" in names:
+        first = path[names.index("pg_catalog")].start
+        yield first, first, "clock, "
+    elif path and path[0].word != "DEFAULT":
+        yield path[-1].end, path[-1].end, ", clock, pg_catalog"
+
+
+def _until(found: Sequence[Token], start: int, ends: Container[str]) -> Sequence[Token]:
+    """The tokens up to one of some, outside of all brackets."""
+    depth = 0
+    for index in range(start, len(found)):
+        depth += found[index].raw == "("
+        depth -= found[index].raw == ")"
+        if depth < 0 or (not depth and found[index].raw in ends):
+            return found[start:index]
+    return found[start:]
+
+
 def _times_in_body(found: Sequence[Token]) -> Iterator[Replacement]:
-    """The same inside the dollar-quoted body of a function, a procedure or a DO block."""
+    """The same inside the quoted body of a function, a procedure or a DO block."""
     words = [token.word for token in found[:4]]
     anonymous = words[:1] == ["DO"]
     routine = words[:1] == ["CREATE"] and not {"FUNCTION", "PROCEDURE"}.isdisjoint(words)
-    if not (anonymous or routine) or _language(found) not in {"sql", "plpgsql"}:
+    language = _language(found)
+    if not (anonymous or routine) or language not in {"sql", "plpgsql"}:
         return
     for before, token in pairwise(found):
-        if token.kind is TokenType.HEREDOC_STRING and (anonymous or before.word == "AS"):
-            tag = token.raw.index("$", 1) + 1
-            base = token.start + tag
-            try:
-                body = tokens(token.raw[tag:-tag])
-            except UnterminatedError:
-                continue  # PostgreSQL will say what is wrong with it
-            for start, end, new in _times(body, literals=True):
-                yield base + start, base + end, new
+        if anonymous or before.word == "AS":
+            yield from _times_quoted(token, strings=language == "plpgsql")
+
+
+def _times_quoted(token: Token, *, strings: bool) -> Iterator[Replacement]:
+    """The forms of the time in SQL between quotes.
+
+    Args:
+        token: The quoted SQL.
+        strings: Whether its strings may be SQL in their turn, for EXECUTE.
+    """
+    if token.kind is TokenType.HEREDOC_STRING:
+        quote = token.raw.index("$", 1) + 1
+    elif token.kind is TokenType.STRING and token.raw.startswith("'"):
+        quote = 1
+    else:
+        return
+    base = token.start + quote
+    try:
+        body = tokens(token.raw[quote:-quote])
+    except UnterminatedError:
+        return  # PostgreSQL will say what is wrong with it
+    if len(body) == 1:
+        return  # a word alone is a value
+    # Between single quotes others are doubled, and no literal reads as one.
+    inner = [*_times(body, literals=quote > 1), *_paths(body)]
+    if strings:
+        inner += [one for quoted in body for one in _times_quoted(quoted, strings=True)]
+    taken = -1
+    for start, end, new in sorted(inner):
+        if start >= taken:  # 'now' is a form of the time, and a string
+            yield base + start, base + end, new
+            taken = end
 
 
 def _language(found: Sequence[Token]) -> str:

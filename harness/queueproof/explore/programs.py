@@ -171,6 +171,7 @@ def terminate(worker: int) -> Do:
 RESTART = Do("restart")
 RECOVER = Do("recover")
 REWRITE = Do("rewrite")
+HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connection of its own
 COMPLETE_ALL = Do("complete_many")
 OBSERVE = Do("jobs")
 

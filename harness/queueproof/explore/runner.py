@@ -15,7 +15,7 @@ from typing import Any, Literal
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab
-from queueproof.explore.programs import FAULTS, Do, JobSpec, Program
+from queueproof.explore.programs import FAULTS, HEARTBEATS, Do, JobSpec, Program
 from queueproof.explore.session import Session, execute
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
@@ -151,6 +151,7 @@ class _Actor:
 
     name: str
     identity: str
+    beside: bool = False  # it sends heartbeats for a worker that acts as well, whose claims it has
     todo: deque[Do] = field(default_factory=deque)
     flight: _Flight | None = None
     blocked: bool = False
@@ -273,7 +274,11 @@ class Runner:
 
     def _actor(self, name: str) -> _Actor:
         if name not in self._actors:
-            self._actors[name] = _Actor(name, identity(name))
+            worker = name.removesuffix(HEARTBEATS)
+            actor = _Actor(name, identity(worker), beside=worker != name)
+            if actor.beside:
+                actor.claims, actor.ended = self._actor(worker).claims, self._actor(worker).ended
+            self._actors[name] = actor
         return self._actors[name]
 
     def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
@@ -314,6 +319,8 @@ class Runner:
     def _possible(self, actor: _Actor, do: Do) -> bool:
         """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
         match do.kind:
+            case "heartbeat" if actor.beside and self._lab.by_clients:
+                return False  # a program does one thing after another
             case "complete" | "fail" | "heartbeat":
                 known = do.n < len(actor.claims) and do.kind in self._queue.offers
                 # In the transaction of a claim its worker acts on that claim and no other.
@@ -787,6 +794,9 @@ class Runner:
 
     def _crash(self, actor: _Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""
+        heartbeats = self._actors.get(f"{actor.name}{HEARTBEATS}")
+        if heartbeats is not None and heartbeats.alive:
+            self._crash(heartbeats)
         flight = actor.flight
         unfinished = self._unfinished(actor)
         if flight is not None:
@@ -807,8 +817,9 @@ class Runner:
                 del self._owners[pid]
             for key in (actor.name, f"{actor.name}, second connection"):
                 self._lab.drop(key)
-        call = self._instant("crash", actor.name)
-        self._note(actor, "crash", call=call)
+        if not actor.beside:
+            call = self._instant("crash", actor.name)
+            self._note(actor, "crash", call=call)
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -961,14 +972,14 @@ class Runner:
         for _ in workers:  # ending one may let another go on
             for actor in workers:
                 self._run_out(actor)
-                for nth in actor.open_claims():
+                for nth in actor.open_claims() if not actor.beside else ():
                     for _ in range(RETRIES):
                         call = self._complete(actor, nth)
                         if call is None or call.answer not in {"retry", "error"}:
                             break
         for actor in workers:
             able = not self._queue.offers.isdisjoint({"complete", "complete_many"})
-            unfinished = actor.open_claims() and not able
+            unfinished = actor.open_claims() and not able and not actor.beside
             if actor.alive and (actor.blocked or actor.holding or unfinished):
                 self._crash(actor)
                 self._settle_blocked()
@@ -986,9 +997,14 @@ class Runner:
     def _sweep(self, drainer: _Actor) -> None:
         """Recover and claim until nothing more comes."""
         began = self._lab.now()
-        for _ in range(RETRIES):
+        refused = 0
+        for _ in range(DRAIN_CLAIMS):
             recovered = self._perform(drainer, Do("recover"))
-            if recovered is None or (recovered.answer == "accepted" and not recovered.ids):
+            if recovered is None:
+                break
+            if recovered.answer != "accepted" and refused < RETRIES:
+                refused += 1
+            elif not recovered.ids:
                 break
         for queue in self._queues:
             self._empty(drainer, queue)

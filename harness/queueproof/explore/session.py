@@ -204,6 +204,11 @@ class LibpqSession(Session):
         if oid in self._arrays:
             return self._arrays[oid]
         known = postgres.types.get(oid)
+        if oid in self._arrays.values() or (known is not None and known.oid != oid):
+            raise QueueproofError(
+                "a column of an array type cannot be passed to a later step, whose parameter would "
+                "be an array of arrays; answer one row for each element (unnest)"
+            )
         return known.array_oid if known else 0
 
     def ready(self, seconds: float) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from queueproof.explore.programs import (
     COMPLETE_ALL,
+    HEARTBEATS,
     OBSERVE,
     RECOVER,
     RESTART,
@@ -30,6 +31,7 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.runner import DAY, past
 from queueproof.guarantees import CATALOGUE, Offer
+from queueproof.program import ProgramQueue
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
@@ -206,6 +208,22 @@ class Suite:
         known = {"complete": complete(nth), "fail": fail(nth), "heartbeat": heartbeat(nth)}
         return [do for kind, do in known.items() if kind in self.offers]
 
+    def acts(self) -> Iterator[tuple[tuple[Stage, ...], Script]]:
+        """Each operation on a first job, with the stages that go before it."""
+        taken = in_turn(script("w1", claim()))
+        yield (), script("w1", claim())
+        for ender in self.enders():
+            yield taken, script("w1", ender)
+        if self.lease is not None:
+            for reaper in self.reaper():
+                yield (*taken, *in_turn(script("clock", advance(past(self.lease))))), reaper
+        if "cleanup" in self.offers:
+            yield in_turn(script("w1", claim(), *self.ending())), _CLEAN
+
+    def ending(self) -> list[Do]:
+        """By which a worker ends its first job; nothing where it cannot."""
+        return [do for do in self.enders() if do.kind != "heartbeat"][:1]
+
     def bounds(self) -> list[int]:
         """Values of max_attempts to enqueue with: 1, the header's and one between."""
         if self.bound is None:
@@ -250,9 +268,10 @@ class Suite:
             yield Program(THREE, in_turn(script("w1", claim(2), claim(), COMPLETE_ALL)))
             batch = script("w1", claim(2), COMPLETE_ALL)
             yield Program(TWO, ((batch, script("w2", claim(2), COMPLETE_ALL)),))
+        yield Program(ONE, in_turn(script("clock", advance(40 * DAY))))
+        yield from self.arrivals()
         if "cleanup" in self.offers:
-            clean = script("janitor", Do("cleanup", seconds=0.0))
-            yield Program(TWO, ((script("w1", claim(), complete()), clean),))
+            yield Program(TWO, ((script("w1", claim(), complete()), _CLEAN),))
             yield from self._kept()
         if "fail" in self.offers and self.bound is not None:
             for bound in self.bounds():
@@ -263,6 +282,15 @@ class Suite:
                 )
                 yield Program((JobSpec(bound=bound),), tries)
 
+    def arrivals(self) -> Iterator[Program]:
+        """Jobs that are enqueued while somebody acts: what keeps count of jobs may miss one."""
+        for before, other in self.acts():
+            yield Program(ONE, (*before, (_NEW, other)), reserve=ONE)
+        # Ids are given out before the commit: a later one may come, and go, before an earlier.
+        clean = _CLEAN[1] if "cleanup" in self.offers else ()
+        late = script("w1", Do("enqueue"), claim(), *self.ending(), *clean)
+        yield Program((), ((_NEW, late),), reserve=TWO)
+
     def _kept(self) -> Iterator[Program]:
         """Cleanups that come too early for a job, however long ago the rest of its life was."""
         if "jobs" not in self.offers or "age" not in self.offer.queue.takes("cleanup"):
@@ -270,6 +298,7 @@ class Suite:
         early = in_turn(script("janitor", OBSERVE, Do("cleanup", seconds=DAY), OBSERVE))
         late, most = in_turn(script("clock", advance(DAY))), script("clock", advance(0.6 * DAY))
         take = in_turn(script("w1", claim()))
+        yield Program(ONE, (*in_turn(script("w1", claim(), crash())), *late, *early))
         for ender in (do for do in self.enders() if do.kind != "heartbeat"):
             end = in_turn(script("w1", ender))
             yield Program(ONE, (*take, *end, *early))
@@ -299,26 +328,30 @@ class Suite:
 
     def _order(self) -> Iterator[Program]:
         takes = self.offer.queue.takes("enqueue")
-        ranks = (0, 2, 1) if self.offer.queue.order == "priority, fifo" else (0, 0, 0)
+        ranks = (0, 10, 9) if self.offer.queue.order == "priority, fifo" else (0, 0, 0)
         jobs = tuple(JobSpec(priority=rank) for rank in ranks)
-        yield Program(jobs, in_turn(script("w1", claim())))
+        yield Program(jobs, in_turn(SETTLE, script("w1", claim())))
         yield Program(TWO, in_turn(script("w1", claim())))
         # Without ORDER BY rows come as they lie: often, but not always, as they were put in.
         turned = script("janitor", REWRITE)
         yield Program(TWO, in_turn(turned, script("w1", claim())))
-        yield Program(jobs, in_turn(turned, script("w1", claim())))
-        yield Program(jobs, in_turn(script("w1", claim(), claim())))
+        yield Program(jobs, in_turn(SETTLE, turned, script("w1", claim())))
+        yield Program(jobs, in_turn(SETTLE, script("w1", claim(), claim())))
+        three = in_turn(*(script(who, Do("enqueue")) for who in ("w1", "w2", "w1")))
+        yield Program((), (*three, *in_turn(script("w3", claim(), claim()))), reserve=THREE)
         if self.takes_limit:
-            yield Program((*jobs, *TWO), in_turn(script("w1", claim(2)), script("w2", claim(2))))
+            pair = (script("w1", claim(2)), script("w2", claim(2)))
+            yield Program((*jobs, *TWO), in_turn(SETTLE, *pair))
         if "delay" in takes:
             delayed = (JobSpec(delay=3.1), JobSpec(delay=5.3), JobSpec(delay=7.9))
             yield Program(delayed, in_turn(script("clock", advance(DELAY)), script("w1", claim())))
         for ender in self.enders():
-            yield Program((*ONE, *jobs), in_turn(script("w1", claim(), ender, claim())))
+            yield Program((*ONE, *jobs), in_turn(SETTLE, script("w1", claim(), ender, claim())))
 
     def _stale_recovery(self) -> Iterator[Program]:
         gone = script("w1", claim(), crash())
         yield Program(ONE, in_turn(gone))
+        yield Program(ONE, in_turn(gone, script("clock", advance(DAY))))
         if 1 in self.bounds():
             yield Program((JobSpec(bound=1),), in_turn(gone))
         yield Program(TWO, in_turn(gone, script("w2", claim())))
@@ -330,6 +363,7 @@ class Suite:
             if self.lease is not None:
                 beat = script("w1", heartbeat(), crash())
                 yield Program(ONE, in_turn(script("w1", claim()), self.within(), beat))
+        yield from self._behind_live()
         if self.lease is not None and (self.bound is None or self.bound > 1):
             again = in_turn(script("w2", claim(), crash()))
             yield Program(ONE, (*in_turn(gone), *self.lapse(), *again))
@@ -344,6 +378,24 @@ class Suite:
             if ender.kind != "heartbeat":
                 yield Program(TWO, in_turn(script("w1", claim(), ender, claim(), crash())))
 
+    def _behind_live(self) -> Iterator[Program]:
+        """A stale job behind more jobs with fresh leases than a reaper may look at."""
+        priority = "priority" in self.offer.queue.takes("enqueue")
+        if self.lease is None or self.offer.queue.order != "priority, fifo" or not priority:
+            return
+        last = JobSpec(priority=5)
+        page = [claim(PAGE)] if self.takes_limit else [claim()] * PAGE
+        yield Program(
+            (*[JobSpec()] * PAGE, last),
+            in_turn(
+                script("w2", claim(), crash()),
+                self.within(),
+                script("w1", *page),
+                self.within(),
+                script("w1", crash()),
+            ),
+        )
+
     def _live_lease(self) -> Iterator[Program]:
         first = in_turn(script("w1", claim()))
         steal = in_turn(*self.reaper(), script("w2", claim()))
@@ -356,6 +408,7 @@ class Suite:
             beat = in_turn(self.within(), script("w1", heartbeat()), self.within())
             yield Program(ONE, (*first, *beat, *steal))
             yield Program(ONE, (*first, *beat, *beat[1:], *steal))
+            yield Program(ONE, (*first, *beat, *beat[1:] * BEATS, *steal))
             over = in_turn(script("clock", advance(past(self.lease))))
             pair: Stage = (script("w1", heartbeat()), *self.reaper())
             yield Program(ONE, (*first, *over, pair, *in_turn(script("w2", claim()))))
@@ -403,6 +456,7 @@ class Suite:
                     last = in_turn(script("reaper", OBSERVE), script("w1", late))
                     yield Program((JobSpec(bound=1),), (*first, *self.lapse(), *last))
             if "fail" in self.offers:
+                yield Program(ONE, in_turn(script("w1", claim(), fail(), claim(), late)))
                 failed = in_turn(script("w1", claim(), fail()))
                 for owner in ("w2", "w1"):
                     again = in_turn(script(owner, claim()), script("w1", late))
@@ -412,6 +466,11 @@ class Suite:
             for owner in ("w2", "w1"):
                 again = in_turn(script(owner, claim()), script("w1", COMPLETE_ALL))
                 yield Program(TWO, (*batch, *self.lapse(), *again))
+            if self.bound is None or self.bound > 2:  # noqa: PLR2004 - as it is claimed
+                # The first job is an attempt ahead of the second: whose token is whose matters.
+                ahead = (*in_turn(script("w2", claim())), *self.lapse(), *batch, *self.lapse())
+                again = in_turn(script("w1", claim(2)), script("w1", COMPLETE_ALL))
+                yield Program(TWO, (*ahead, *again))
             over = in_turn(script("clock", advance(past(self.lease))))
             takes_over = [do for _, dos in self.reaper() for do in dos] + [claim()]
             race = (script("w2", *takes_over), script("w1", COMPLETE_ALL))
@@ -451,6 +510,11 @@ class Suite:
             for late in self.enders():
                 after = in_turn(script("w1", late), script("w2", claim()))
                 yield Program(jobs, (*done, *after))
+            if "heartbeat" in self.offers and not self.offer.held:
+                # A worker's heartbeats may come from a thread of their own (rule 3).
+                both: Stage = (script("w1", ended), script(f"w1{HEARTBEATS}", heartbeat()))
+                later = (*self.lapse(), *in_turn(script("w2", claim())))
+                yield Program(jobs, (*first, both, *later))
             if self.lease is not None:
                 over = in_turn(script("clock", advance(past(self.lease))))
                 pair: Stage = (script("w1", ended), *self.reaper())
@@ -490,7 +554,7 @@ class Suite:
             if "complete_many" in self.offers:
                 others = [*self.reaper(), script("w2", claim(2))]
                 if "heartbeat" in self.offers:
-                    others.append(script("beat", Do("heartbeat", 1)))
+                    others.append(script(f"w1{HEARTBEATS}", heartbeat(1)))
                 over = in_turn(script("clock", advance(past(self.lease)))) if self.lease else ()
                 for other in others:
                     yield Program(TWO, (*first, *over, (script("w1", COMPLETE_ALL), other)))
@@ -520,10 +584,15 @@ class Suite:
         for n, mine in enumerate(self.enders()):
             for theirs in self.enders()[n:]:
                 yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
+        for before, other in self.acts():
+            yield Program(ONE, (*before, (_NEW, other)), reserve=ONE)
+        yield Program((), ((_NEW, script("producer2", Do("enqueue"))),), reserve=TWO)
         if "cleanup" in self.offers:
-            clean = Do("cleanup", seconds=0.0)
             done = in_turn(script("w1", claim(), complete(), claim(), complete(1)))
-            yield Program(TWO, (*done, (script("janitor", clean), script("janitor2", clean))))
+            yield Program(TWO, (*done, (_CLEAN, script("janitor2", *_CLEAN[1]))))
+            one_each = in_turn(script("w1", claim(), *self.ending()), script("w2", claim()))
+            for ender in self.enders():
+                yield Program(TWO, (*one_each, (_CLEAN, script("w2", ender))))
 
     def _no_starvation(self) -> Iterator[Program]:
         takes = self.offer.queue.takes("enqueue")
@@ -566,6 +635,9 @@ class Suite:
             yield Program(jobs, ((script("w1", claim()), script("w2", claim(1, "other"))),))
         for ender in self.enders():
             yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
+        if not isinstance(self.offer.queue, ProgramQueue):  # which may know two queues and no third
+            for mine, theirs in (("default", _PREFIXED), (_PREFIXED, "default")):
+                yield Program((JobSpec(queue=theirs),), in_turn(script("w1", claim(1, mine))))
         other = in_turn(script("w1", claim(1, "other")))
         if self.lease is not None:
             yield Program(both[:1], (*other, *self.lapse(), *in_turn(script("w2", claim()))))
@@ -585,14 +657,21 @@ class Suite:
         race = (script("w2", claim()), script("w3", claim()))
         yield Program(jobs, (*in_turn(script("w1", *full)), race))
         singles = [script(f"w{n + 1}", claim()) for n in range(cap + 1)]
+        others = [script(f"w{n}", claim()) for n in (2, 3, 4, 5)]
         yield Program(jobs, in_turn(*singles))
         for ender in self.enders():
             if ender.kind != "heartbeat":
                 ended = in_turn(script("w1", *full, claim(), ender))
                 yield Program(jobs, (*ended, race, *in_turn(script("w4", claim()))))
+                # What is refused frees nothing.
+                twice = in_turn(script("w1", *full, claim(), ender, ender))
+                yield Program(jobs, (*twice, *in_turn(*others[:2])))
         if self.lease is not None:
             taken = in_turn(script("w1", *full, claim()))
             yield Program(jobs, (*taken, *self.lapse(), race, *in_turn(script("w4", claim()))))
+            over = (*taken, *self.lapse(), *in_turn(script("w2", *full, claim())))
+            for ender in self.enders():
+                yield Program(jobs, (*over, *in_turn(script("w1", ender), *others[2:])))
 
 
 # Guarantees on the life of a job, whose programs make every operation meet every other.
@@ -605,7 +684,11 @@ ACKNOWLEDGED = frozenset(_LIFE) | {"no-starvation"}
 LONG = 16  # jobs and operations
 MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
 SETTLE = script("clock", advance(MOMENT))
-PAGE = 30  # more than a batch
+PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
+BEATS = 25  # heartbeats, one after the other: a job that takes long
+_NEW = script("producer", Do("enqueue"))
+_CLEAN = script("janitor", Do("cleanup", seconds=0.0))
+_PREFIXED = "default.high"  # a queue whose name begins as another's
 SPENT = 12
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100

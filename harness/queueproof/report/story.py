@@ -22,6 +22,7 @@ from queueproof.queue import Parameter, Step
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
 SHOWN_SQL = 60
+DAY = 86_400  # seconds
 _STOPPED = {
     "statement": "(has its snapshot, has read nothing)",
     "query": "(has its snapshot, has read nothing)",
@@ -308,7 +309,7 @@ def _add(
             entry.lines.append(f"=> ERROR {beat.text}")
             entry.uncommitted = False
         case "clock":
-            entry.lines.append(f"{beat.text} s pass")
+            entry.lines.append(f"{_long(float(beat.text))} pass")
         case "rewrite":
             entry.lines.append("the tables are rewritten, their rows in another physical order")
         case "crash":
@@ -323,6 +324,12 @@ def _add(
             entry.lines.append(f"ends the backend of {beat.text}")
         case "restart":
             entry.lines.append("kills the server, and starts it again")
+
+
+def _long(seconds: float) -> str:
+    """A time that passes, as people say it."""
+    days = seconds / DAY
+    return f"{days:,.0f} days" if days > 2 else f"{seconds:g} s"  # noqa: PLR2004 - a few
 
 
 def _invocation(call: Call) -> str:
