@@ -210,6 +210,10 @@ def test_nothing_else_is_rewritten(text: str) -> None:
             "SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)",
         ),
         (
+            "SELECT set_config('search_path', 'pg_catalog, app', false)",
+            "SELECT set_config('search_path', 'clock, pg_catalog, app', false)",
+        ),
+        (
             "SELECT set_config('search_path', left(a, 3), true)",
             "SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)",
         ),

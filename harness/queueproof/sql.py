@@ -522,7 +522,11 @@ def _paths(found: Sequence[Token]) -> Iterator[Replacement]:
             case [Token(raw="("), Token(value="search_path"), Token(raw=",")]:
                 path = _until(found, index + 4, {","})
                 if [one.kind for one in path] == [TokenType.STRING]:
-                    named = ", ".join(n for n in (path[0].raw[1:-1], "clock, pg_catalog") if n)
+                    named, own = path[0].raw[1:-1], "clock, pg_catalog"
+                    if "pg_catalog" in named:
+                        named = named.replace("pg_catalog", own, 1)
+                    else:
+                        named = f"{named}, {own}" if named else own
                     yield path[0].start, path[0].end, f"'{named}'"
                 elif path:
                     yield path[-1].end, path[-1].end, " || ', clock, pg_catalog'"
