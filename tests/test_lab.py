@@ -380,6 +380,16 @@ def settle(lab: Lab, session: Session) -> bool:
     return True
 
 
+def test_a_session_whose_backend_has_ended_is_replaced(server: Server) -> None:
+    """Whatever ended it between two runs: the next run has a new one."""
+    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
+        pid = lab.session("w1").pid
+        lab.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
+        lab.reset()
+        assert lab.session("w1").pid != pid
+        lab.session("w1").run("SELECT 1")
+
+
 @pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
 def test_opening_a_gate_passes_exactly_one(server: Server, gate: str, gates: int) -> None:
     """A session that may go on stops again at the next gate: no key lets it through two."""

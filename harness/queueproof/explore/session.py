@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
 
-from psycopg import postgres, pq
+from psycopg import OperationalError, postgres, pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof.errors import QueueproofError, ServerError
@@ -216,7 +216,10 @@ class LibpqSession(Session):
         while not self._complete():
             if not readable(self.pgconn.socket, seconds):
                 return False
-            self.pgconn.consume_input()
+            try:
+                self.pgconn.consume_input()
+            except OperationalError:
+                return True  # the connection broke, as `result` says
             seconds = 0.0
         return True
 
