@@ -718,6 +718,68 @@ def test_a_lost_claim_may_be_refused_by_an_error(answer: Answer) -> None:
     assert found.evidence["fencing", "operations with a lost claim refused"] == 1
 
 
+@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(late: str) -> None:
+    """A holder that repeats itself and is refused shows nothing of a worker that lost its job."""
+    told = Told()
+    told.enqueue("1")
+    mine = told.claim("w1", "1")
+    told.on("fail", mine)
+    told.on(late, mine, answer="rejected")
+    told.on("complete", told.claim("w2", "1"))
+    found = check(told.finally_(j1="completed"), declared())
+    assert not found.violations
+    assert not found.evidence["fencing", "operations with a lost claim refused"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "ends"),
+    [("complete", "fail", "failed"), ("fail", "complete", "completed")],
+)
+def test_what_a_holder_adds_does_not_end_its_job_otherwise(
+    first: str, second: str, ends: State
+) -> None:
+    """Rule 6: a completed job that is failed afterwards, or the reverse, breaks final-state."""
+    told = Told()
+    told.enqueue("1", bound=1)
+    mine = told.claim("w1", "1")
+    told.on(first, mine)
+    told.on(second, mine)
+    assert broken(told.finally_(j1=ends)) == ["final-state"]
+
+
+def test_what_a_worker_repeats_does_not_end_its_next_job() -> None:
+    """A worker that is refused its second job because it repeated itself on the first: fencing."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    first = told.claim("w1", "1")
+    told.on("complete", first)
+    second = told.claim("w1", "2")
+    told.on("complete", first)
+    told.on("complete", second, "2", answer="rejected")
+    assert broken(told.finally_(j1="completed", j2="completed")) == ["fencing"]
+    assert broken(told.finally_(j1="completed", j2="completed"), declared(lease=None)) == [
+        "fencing"
+    ]
+
+
+def test_a_completion_that_nobody_was_told_of_is_not_told_as_accepted() -> None:
+    """A worker that crashed before its answer: what became of its job is unknown, and said so."""
+    told = Told()
+    told.enqueue("1")
+    mine = told.claim("w1", "1")
+    told.begin("complete", refs=(Ref(mine.index, "1"),)).answer = "unknown"
+    told.do("crash")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper")
+    told.do("sweep", "drainer")
+    (found,) = check(told.finally_(j1="running"), declared()).violations
+    assert found.guarantee == "stale-recovery"
+    assert "accepted" not in found.because
+    assert "nobody was told" in found.because
+
+
 # --- cost of the check --------------------------------------------------------------------------
 
 
@@ -846,6 +908,7 @@ class Row:
     due: float = 0.0
     until: float = 0.0  # the end of its lease
     holder: tuple[str, int] | None = None  # worker and attempt
+    ended: tuple[str, int] | None = None  # who completed or failed it last, until the next claim
 
 
 @dataclass(slots=True)
@@ -868,11 +931,15 @@ class Model:
         rng: Makes every choice.
         defect: The guarantee that this queue breaks; none by default.
         calm: Whether nothing but a claim ever happens in the middle of another operation, a claim.
+        patient: Whether what a holder says of a job that it has ended is accepted, and ignored.
     """
 
-    def __init__(self, rng: random.Random, defect: str = "", *, calm: bool = False) -> None:
+    def __init__(
+        self, rng: random.Random, defect: str = "", *, calm: bool = False, patient: bool = False
+    ) -> None:
         self.rng = rng
         self.calm = calm
+        self.patient = patient
         self.defect = defect
         self.rows: dict[str, Row] = {}
         self.told = Told()
@@ -986,7 +1053,7 @@ class Model:
             row = self.rows[job]
             row.state = "running"
             row.attempts += 1
-            row.holder = (actor.name, row.attempts)
+            row.holder, row.ended = (actor.name, row.attempts), None
             row.until = self._until()
         return tuple(taken)
 
@@ -1015,9 +1082,11 @@ class Model:
 
     def _act(self, actor: Actor, call: Call, row: Row, token: int) -> bool:
         if row.state != "running":
-            return False
+            return self.patient and row.ended == (actor.name, token)
         if row.holder != (actor.name, token) and self.defect != "fencing":
             return False
+        if call.kind != "heartbeat":
+            row.ended = row.holder
         match call.kind:
             case "complete":
                 row.state = "completed"
@@ -1074,6 +1143,15 @@ MODELLED = declared(order="priority, fifo")
 def test_a_sound_queue_is_never_accused(rng: random.Random, steps: int) -> None:
     """However its workers' operations overlap, crash and time out, a sound queue breaks nothing."""
     assert check(Model(rng).run(steps), MODELLED).violations == []
+
+
+@settings(max_examples=80, deadline=None, database=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 60))
+def test_a_queue_that_lets_its_holders_repeat_themselves_is_never_accused(
+    rng: random.Random, steps: int
+) -> None:
+    """Rule 6: whatever a holder says of a job that it has ended may be accepted, and ignored."""
+    assert check(Model(rng, patient=True).run(steps), MODELLED).violations == []
 
 
 @settings(max_examples=40, deadline=None, database=None)

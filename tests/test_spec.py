@@ -60,6 +60,11 @@ def legal(outcome: Sequence[Job] | Breach) -> Sequence[Job]:
     return () if isinstance(outcome, Breach) else outcome
 
 
+def steps(jobs: Sequence[Job], late: Act) -> list[Job]:
+    """The states in which jobs may be after an act."""
+    return [job for before in jobs for job in legal(step(LEASED, before, late))]
+
+
 def phases(jobs: Sequence[Job]) -> set[Phase]:
     """The phases of some states."""
     return {job.phase for job in jobs}
@@ -75,11 +80,6 @@ def blamed(rules: Rules, jobs: Sequence[Job], late: Act) -> set[str]:
 def enqueued(*, delay: float = 0.0, bound: int | None = None) -> Act:
     """A job's enqueue at second 0."""
     return act(call("enqueue", 0.0, delay=delay, bound=bound))
-
-
-def ends(jobs: Sequence[Job], guarantee: str) -> bool:
-    """Whether every state is suspect of a guarantee."""
-    return all(job.suspect is not None and job.suspect.guarantee == guarantee for job in jobs)
 
 
 CLAIM = call("claim", 1.0, 2.0)
@@ -241,34 +241,58 @@ def test_recover_may_answer_jobs_that_need_nothing() -> None:
 
 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-def test_after_a_complete_every_operation_of_the_claim_is_refused(late: str) -> None:
-    """Rule 6: an accepted complete ends the claim; what is accepted afterwards is fencing."""
+@pytest.mark.parametrize("answer", ["accepted", "rejected"])
+def test_what_follows_a_complete_changes_nothing(late: str, answer: Answer) -> None:
+    """Rule 6: a holder that repeats itself may be told either, and its job stays completed."""
     done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
-    assert life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM)) == [
-        job
-        for before in done
-        for job in legal(step(LEASED, before, act(call(late, 4.0), CLAIM, "rejected")))
-    ]
-    suspects = [
-        job for before in done for job in legal(step(LEASED, before, act(call(late, 4.0), CLAIM)))
-    ]
-    assert ends(suspects, "fencing")
+    assert steps(done, act(call(late, 4.0), CLAIM, answer)) == done
 
 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-def test_after_a_fail_every_operation_of_the_claim_is_refused(late: str) -> None:
-    """Rule 6: a job that its worker gave back is not its worker's any more."""
-    queued = [
-        job
-        for job in life(LEASED, enqueued(), act(CLAIM), act(call("fail", 3.0), CLAIM))
-        if job.phase == Phase.QUEUED
-    ]
-    accepted = act(call(late, 4.0), CLAIM)
-    outcomes = [step(LEASED, job, accepted) for job in queued]
-    # Blamed at once, or at the end of a life in which nothing graver happens.
-    assert blamed(LEASED, queued, accepted) == {"fencing"} or all(
-        ends(legal(outcome), "fencing") for outcome in outcomes
-    )
+@pytest.mark.parametrize("answer", ["accepted", "rejected"])
+def test_what_follows_the_last_fail_changes_nothing(late: str, answer: Answer) -> None:
+    """Rule 6: a job that failed at its last attempt stays failed, whatever its holder repeats."""
+    failed = life(LEASED, enqueued(bound=1), act(CLAIM), act(call("fail", 3.0), CLAIM))
+    assert steps(failed, act(call(late, 4.0), CLAIM, answer)) == failed
+
+
+@pytest.mark.parametrize("late", ["fail", "heartbeat"])
+def test_what_follows_a_fail_with_attempts_left_changes_nothing(late: str) -> None:
+    """Rule 6: a job that is to be tried again is not tried twice for a fail that is repeated."""
+    failed = life(LEASED, enqueued(bound=2), act(CLAIM), act(call("fail", 3.0), CLAIM))
+    assert steps(failed, act(call(late, 4.0), CLAIM)) == failed
+
+
+def test_a_job_that_is_to_be_tried_again_may_be_completed_after_all() -> None:
+    """Rule 6: a complete behind a fail that left attempts ends the job, or changes nothing."""
+    failed = life(LEASED, enqueued(bound=2), act(CLAIM), act(call("fail", 3.0), CLAIM))
+    queued = [job for job in failed if job.phase == Phase.QUEUED]
+    after = steps(queued, act(call("complete", 4.0), CLAIM))
+    assert phases(after) == {Phase.QUEUED, Phase.COMPLETED}
+    again = [job for job in after if job.phase == Phase.COMPLETED]
+    assert blamed(LEASED, again, act(call("claim", 5.0, actor="w2"))) == {"final-state"}
+
+
+@pytest.mark.parametrize("owner", ["w1", "w2"])
+@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+def test_once_the_job_is_claimed_again_nothing_may_be_repeated(late: str, owner: str) -> None:
+    """Rule 6: from the next claim on every operation of the claim that failed is refused."""
+    failed = life(LEASED, enqueued(bound=3), act(CLAIM), act(call("fail", 3.0), CLAIM))
+    again = steps(failed, act(call("claim", 4.0, actor=owner)))
+    accepted = act(call(late, 5.0), CLAIM)
+    assert blamed(LEASED, again, accepted) == {"fencing"}
+    ended = steps(again, act(call("fail", 4.5, actor=owner), again[0].holder))
+    assert blamed(LEASED, ended, accepted) == {"fencing"}
+
+
+def test_what_strays_to_another_job_of_its_worker_is_fencing_once_it_shows() -> None:
+    """A worker that loses a job by what it repeats for another one is refused, which is fencing."""
+    held = life(LEASED, enqueued(), act(CLAIM))
+    hit = steps(held, Act(call("complete", 3.0), "complete", named=False))
+    assert not blamed(LEASED, hit, act(call("complete", 4.0), CLAIM))
+    refused = act(call("complete", 4.0), CLAIM, "rejected")
+    assert blamed(LEASED, hit, refused) == {"fencing"}
+    assert blamed(LEASED, hit, act(call("claim", 4.0, actor="w2"))) == {"fencing"}
 
 
 @pytest.mark.parametrize("owner", ["w1", "w2"])

@@ -784,7 +784,7 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
 def _retries(runner: Runner, offer: Offer) -> bool:
     """Whether a job that failed comes back, as the queue does it when nothing else happens."""
     bound = offer.queue.max_attempts
-    if "fail" not in offer.queue.offers or bound is None or bound == 1:
+    if "fail" not in offer.queue.offers or bound == 1:
         return False
     run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim(), fail()))))
     return sum(bool(call.ids) for call in run.history.of_kind("claim")) > 1

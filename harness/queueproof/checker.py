@@ -111,7 +111,7 @@ def declare(offer: Offer) -> Declared:
         observable="jobs" in queue.offers,
         order=queue.order,
         cap=queue.concurrency_limit,
-        retries=offer.retries,
+        retries=offer.retries and queue.max_attempts is not None,
     )
 
 
@@ -460,12 +460,6 @@ class _JobCheck:
         )
 
     def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
-        if all(job.suspect for job, _ in configs):
-            suspect = configs[0].job.suspect
-            assert suspect is not None
-            culprit = [a for a in acts if a.holder is not None and a.answer == "accepted"][-1]
-            self._violate(suspect, culprit.call)
-            return
         claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
         if self.starved and claimed:
             self.findings.violations.append(self.starved)
@@ -483,11 +477,14 @@ class _JobCheck:
         seen = self.lives.outcome(self.job)
         if any(self._ended(job, seen) for job, _ in configs):
             return
-        job = configs[0].job
         last = self.lives.last
         assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
-        if job.phase == Phase.COMPLETED:
+        decided = _decided(configs)
+        if decided is not None and seen in FINISHED:
+            self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
+            return
+        if decided == Phase.COMPLETED:
             because = f"its completion was accepted, and {where} for ever"
             self._violate(Breach("no-lost-job", because), last)
             return
@@ -500,23 +497,25 @@ class _JobCheck:
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
             if self.rules.lease is None and not self.rules.held:
                 return
-            self._violate(
-                Breach(
-                    "stale-recovery",
-                    f"its worker lost it, and the job never came back: {where}",
-                ),
-                last,
-            )
+            unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
+            what = "whether it was completed nobody was told" if unheard else "its worker lost it"
+            because = f"{what}, and the job never came back: {where}"
+            self._violate(Breach("stale-recovery", because), last)
             return
         if self.starved and any(self.lives.hindered_at_the_end()):
             self.findings.violations.append(self.starved)
+            return
+        if (unsure := configs[-1].job.unsure) is not None:
+            self._violate(unsure, last)
             return
         self._violate(
             Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
         )
 
     def _ended(self, job: Job, seen: State | None) -> bool:
-        if job.phase in {Phase.COMPLETED, Phase.ABSENT}:
+        if job.phase == Phase.COMPLETED:
+            return seen in {None, "completed"}
+        if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
         if not self.declared.observable:
             return job.phase == Phase.FAILED or (
@@ -550,7 +549,8 @@ class _JobCheck:
             ):
                 return "no-starvation", "jobs claimed beside others that could not run"
             case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
-                if job.holder is not act.holder or job.phase in FINISHED:
+                ended = job.phase in FINISHED and job.holder is not act.holder
+                if job.last is not act.holder or ended:
                     return "fencing", "operations with a lost claim refused"
             case "sweep":
                 if job.phase in FINISHED:
@@ -558,6 +558,15 @@ class _JobCheck:
                 if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
                     return "not-early", "sweeps over a job before its time"
         return None
+
+
+def _decided(configs: list[_Config]) -> Phase | None:
+    """As what a job has certainly ended, so that nothing may change it."""
+    phases = {job.phase for job, _ in configs}
+    if phases == {Phase.COMPLETED}:
+        return Phase.COMPLETED
+    spent = all(job.failed_once and job.bound is not None and job.exhausted for job, _ in configs)
+    return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
 
 
 def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:

@@ -533,7 +533,7 @@ class _Run:
             # Of a job that it has claimed twice only the last claim: a batch names each job once.
             batch = {one.claim.id: one for one in life.held}.values()
             self._act(life, kind, [*batch] if kind == "complete_many" else [one])
-        elif life.over and kinds and luck < 0.73:  # noqa: PLR2004 - the same
+        elif life.over and kinds and not self._offer.held and luck < 0.73:  # noqa: PLR2004 - the same
             self._act(life, rng.choice(kinds), [rng.choice(life.over)])
         elif place.jobs and luck < 0.85:  # noqa: PLR2004 - the same
             self._enqueue(life)

@@ -68,6 +68,16 @@ def _expiry(offer: Offer) -> str | None:
     return None if offer.expires else "no lease is declared and no claim is held in a transaction"
 
 
+def _losing(offer: Offer) -> str | None:
+    if (missing := _finishing(offer)) is not None:
+        return missing
+    if offer.held:
+        return "a claim is its open transaction: nobody acts with one that has ended"
+    if offer.queue.lease is None and not offer.retries:
+        return "nobody loses a job: no lease is declared, and what failed is not tried again"
+    return None
+
+
 def _bound(offer: Offer) -> str | None:
     if offer.queue.max_attempts is None:
         return "no max_attempts is declared"
@@ -154,7 +164,7 @@ _ALL = (
         "not even when the same worker has claimed it again.",
         "a paused worker wakes up and marks somebody else's attempt as done",
         "https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
-        needs=_finishing,
+        needs=_losing,
     ),
     Guarantee(
         "retry-bound",

@@ -359,6 +359,9 @@ class Lives(Watcher):
                     yield job, Entry(call, "claim", beside=beside)
             case "complete" | "fail" | "complete_many":
                 kind = "fail" if call.kind == "fail" else "complete"
+                if call.answer == "accepted":
+                    for job in self._beside(call):
+                        yield job, Entry(call, kind, named=False)
                 for ref in call.refs:
                     answer = _answer_for(call, ref)
                     held = self._holds[call.actor].get(ref.job)
@@ -378,6 +381,14 @@ class Lives(Watcher):
             case "jobs":
                 for job, state in (call.states or {}).items():
                     yield job, Entry(call, "jobs", seen=state)
+
+    def _beside(self, call: Call) -> tuple[str, ...]:
+        """What an actor holds that ends something: other jobs, where it names an ended claim."""
+        holds = self._holds[call.actor]
+        named = {ref.job for ref in call.refs}
+        if all(ref.job in holds and holds[ref.job].index == ref.call for ref in call.refs):
+            return ()
+        return tuple(job for job in holds if job not in named)
 
     def _let_go(self, actor: str, job: str) -> None:
         del self._holds[actor][job]

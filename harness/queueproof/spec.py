@@ -69,9 +69,8 @@ class Job(NamedTuple):
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
         failed_unheard: That answer was lost, of the first of several attempts, since when nobody
             has claimed the job.
-        unsure: What an operation broke if it was accepted, which nobody was told.
-        suspect: An operation was accepted although its claim had ended; it counts as fencing
-            unless the job runs again, which is the graver fact.
+        unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
+            this job, which it did not name.
     """
 
     phase: Phase = Phase.ABSENT
@@ -88,7 +87,6 @@ class Job(NamedTuple):
     failed_once: bool = False
     failed_unheard: bool = False
     unsure: Breach | None = None
-    suspect: Breach | None = None
 
     @property
     def exhausted(self) -> bool:
@@ -105,7 +103,8 @@ class Act(NamedTuple):
         answer: For this job.
         last: The latest claim of the job, whatever became of it.
         holder: The claim call that the operation names, None where it names none.
-        named: False for a heartbeat of the job's worker that names another job.
+        named: False for an operation of the job's worker that names another job: a heartbeat, or
+            what was accepted after its claim had ended.
         seen: The state that an observation reported.
         recovery: The last moment before a claim's answer at which a recovery was under way.
     """
@@ -156,6 +155,8 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
                 return [job, *_claimed_unseen(rules, job, act)]
             return _claim(rules, job, act)
         case "complete" | "fail":
+            if not act.named:
+                return [_strayed(job, act)]
             if unknown:
                 outcome = _finish(rules, job, act)
                 first = act.kind == "fail" and job.claims == 1 and not job.exhausted
@@ -226,6 +227,8 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
         return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
+        if job.unsure is not None and not job.holder.overlaps(call):
+            return job.unsure
         return _double_hold(rules, job, job.holder, act)
     if _past_bound(job):
         return Breach(
@@ -297,9 +300,8 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
         # Sent for an older claim, it may extend what the worker holds now.
         mine = job.phase == Phase.RUNNING and job.holder is not None and job.holder.actor == who
         return _extended(rules, job, act._replace(named=False)) if mine else [job]
-    if job.phase in FINISHED and _is_holder(job, act):
-        breach = Breach("fencing", f"{who} was allowed to {verb} a job that it had {job.phase}")
-        return [job._replace(suspect=job.suspect or breach)]
+    if job.last is act.holder and (job.phase == Phase.QUEUED or _is_holder(job, act)):
+        return _repeated(job, act)
     if job.phase == Phase.RUNNING and job.holder is not None:
         mine = job.holder.actor == who
         since = (
@@ -313,11 +315,29 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
             "fencing",
             f"{who} was allowed to {verb} a job that it had lost and that had {job.phase}",
         )
-    breach = Breach("fencing", f"{who} was allowed to {verb} a job that it had given back")
-    if job.phase == Phase.QUEUED and job.last is act.holder:
-        # Whether its fail had ended the job or not is unknown: either way it may run again.
-        return [job._replace(suspect=job.suspect or breach)]
-    return breach
+    return Breach("fencing", f"{who} was allowed to {verb} a job that it had given back")
+
+
+def _repeated(job: Job, act: Act) -> list[Job]:
+    """A holder says more of a job that it has ended and that nobody has claimed since (rule 6).
+
+    That changes nothing that was decided. A job that is to be tried again may be completed after
+    all.
+    """
+    if act.kind == "complete" and job.phase == Phase.QUEUED and not _past_bound(job):
+        return [job, job._replace(phase=Phase.COMPLETED, holder=act.holder)]
+    return [job]
+
+
+def _strayed(job: Job, act: Act) -> Job:
+    """An operation with a claim that had ended may have fallen on what its worker holds now."""
+    if job.phase != Phase.RUNNING or job.holder is None or job.holder.actor != act.call.actor:
+        return job
+    because = (
+        f"{act.call.actor} was allowed to {act.kind} a job that it had ended, and lost another"
+        " that it holds"
+    )
+    return job._replace(unsure=job.unsure or Breach("fencing", because))
 
 
 def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:

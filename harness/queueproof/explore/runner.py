@@ -323,12 +323,11 @@ class Runner:
                 return False  # a program does one thing after another
             case "complete" | "fail" | "heartbeat":
                 known = do.n < len(actor.claims) and do.kind in self._queue.offers
-                # In the transaction of a claim its worker acts on that claim and no other.
-                return known and not (actor.holding and do.n != len(actor.claims) - 1)
+                return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
             case "complete_many":
                 batch = self._batch(actor, do.n)
-                held_is_other = actor.holding and batch != actor.claims[-1:]
-                return bool(batch) and "complete_many" in self._queue.offers and not held_is_other
+                known = bool(batch) and "complete_many" in self._queue.offers
+                return known and self._may_name(actor, batch)
             case "claim":
                 return not actor.holding  # its worker claims nothing else until it ends
             case "crash" | "terminate":
@@ -342,6 +341,16 @@ class Runner:
                 return True
             case _:
                 return do.kind in self._queue.offers
+
+    def _may_name(self, actor: _Actor, claims: list[tuple[Ref, Claim]]) -> bool:
+        """Whether a worker may act on some of its claims.
+
+        In the transaction of a claim it acts on that claim and no other. It knows when that
+        transaction has ended, and then sends nothing of it (queue-file.md, 19).
+        """
+        if actor.holding:
+            return claims == actor.claims[-1:]
+        return not any(self._run.history.calls[ref.call].held for ref, _ in claims)
 
     @staticmethod
     def _batch(actor: _Actor, nth: int) -> list[tuple[Ref, Claim]]:

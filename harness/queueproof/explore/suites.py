@@ -441,8 +441,7 @@ class Suite:
         enders = self.enders()
         for ended in (do for do in enders if do.kind != "heartbeat"):
             for late in enders:
-                yield Program(ONE, in_turn(script("w1", claim(), ended, late)))
-                # Nor may it fall on the job that the same worker has claimed since.
+                # It may not fall on the job that the same worker has claimed since.
                 yield Program(TWO, in_turn(script("w1", claim(), ended, claim(), late)))
         for late in enders:
             if self.lease is not None:
@@ -510,6 +509,10 @@ class Suite:
             for late in self.enders():
                 after = in_turn(script("w1", late), script("w2", claim()))
                 yield Program(jobs, (*done, *after))
+                if ended.kind == "fail" and (self.bound is None or self.bound > 1):
+                    # What is said twice counts once, and puts the job back once.
+                    left = (JobSpec(bound=2),) if 2 in self.bounds() else ONE  # noqa: PLR2004
+                    yield Program(left, (*done, *in_turn(script("w1", late))))
             if "heartbeat" in self.offers and not self.offer.held:
                 # A worker's heartbeats may come from a thread of their own (rule 3).
                 both: Stage = (script("w1", ended), script(f"w1{HEARTBEATS}", heartbeat()))
