@@ -284,6 +284,74 @@ def test_some_of_the_finished_jobs_have_failed(lab_of: LabOf) -> None:
     assert not slope(lab_of(without), "finished", MANY).broken
 
 
+LATE = (
+    FAILING.replace("bound int", "tries int NOT NULL DEFAULT 0, due timestamptz DEFAULT now()")
+    .replace("(id) WHERE", "(due) WHERE")
+    .replace("enqueue(max_attempts)", "enqueue")
+    .replace("(bound) VALUES (:max_attempts)", "DEFAULT VALUES")
+    .replace("= 'queued'\n  ORDER BY id", "= 'queued' AND due <= now()\n  ORDER BY due")
+    .replace("SET status = CASE bound WHEN 1", "SET tries = tries + 1, "
+             "due = now() + interval '1 hour', status = CASE tries WHEN 2")
+)  # fmt: skip
+
+
+def test_what_has_failed_was_due_before_what_is_ready(lab_of: LabOf) -> None:
+    """A job that was failed as often as it may be, and would have waited then, stands ahead."""
+    found = slope(lab_of(LATE), "finished", MANY)
+    assert "finished jobs" in found.broken
+    assert found.guilty is not None
+    assert "pg_catalog.now() + CASE" not in found.guilty[1]
+    without = LATE.replace("<> 'completed'", "= 'queued'")
+    assert not slope(lab_of(without), "finished", MANY).broken
+
+
+DELAYED = QUEUE.format(
+    schema=TABLE.format(key="bigserial PRIMARY KEY"),
+    enqueue="INSERT INTO jobs (payload, enqueued_at) VALUES (:payload, now() + :delay) "
+    "RETURNING id;",
+    claim=CLAIM.replace("ORDER BY enqueued_at", "AND due(enqueued_at) ORDER BY 1"),
+    complete=COMPLETE,
+).replace("enqueue(payload)", "enqueue(payload, delay)").replace(
+    "-- name: enqueue", "CREATE FUNCTION due(timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE "
+    "AS $$ BEGIN RETURN $1 <= now(); END $$;\n-- name: enqueue",
+)  # fmt: skip
+
+
+def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf) -> None:
+    """What a claim costs beside them is a slope, but for a queue that promises to bear them."""
+    lab = lab_of(DELAYED)
+    found = measure(lab, calibrate(lab), [], beside=[[Content("ahead", MANY)]])
+    assert not found.broken
+    assert f"with {MANY:,} jobs due tomorrow" in found.told
+    assert found.evidence["jobs due tomorrow"] == MANY
+    assert "due tomorrow" in slope(lab, "ahead", MANY).broken
+
+
+DEDUPLICATED = {
+    "its payload": "CREATE UNIQUE INDEX ON jobs (payload) WHERE status <> 'completed';",
+    "its payload's digest": "ALTER TABLE jobs ADD key bytea UNIQUE"
+    " GENERATED ALWAYS AS (decode(md5(payload::text), 'hex')) STORED;",
+    "a digest that a trigger makes": """
+    ALTER TABLE jobs ADD key bytea UNIQUE;
+    CREATE FUNCTION digest() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+      NEW.key := decode(md5(NEW.payload::text), 'hex');
+      RETURN NEW;
+    END $$;
+    CREATE TRIGGER digested BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION digest();
+    """,
+}
+
+
+@pytest.mark.parametrize("more", DEDUPLICATED.values(), ids=DEDUPLICATED)
+def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more: str) -> None:
+    """No two jobs are the same, whatever a queue tells them apart by."""
+    found = slope(lab_of(queue(more=more)), "waiting", MANY)
+    assert not found.unable
+    assert not found.short
+    assert found.evidence["waiting jobs"] == MANY
+
+
 def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(
     server: Server,
 ) -> None:

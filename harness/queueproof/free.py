@@ -653,7 +653,7 @@ class _Run:
         call = self._begin(
             life,
             "enqueue",
-            payload="{}",
+            payload=f'{{"call": {len(self._calls)}}}',
             priority=priority,
             delay=timedelta(seconds=delay),
             max_attempts=bound,

@@ -221,6 +221,12 @@ class Filling:
                     f"(left({value}::text, 13) || right(md5({value}::text || k)::uuid::text, 23))"
                     "::uuid"
                 )
+            case "jsonb":
+                return f"jsonb_set({value}, '{{~}}', to_jsonb(k))"
+            case "json":
+                return f"jsonb_set({value}::jsonb, '{{~}}', to_jsonb(k))::json"
+            case "bytea":
+                return f"{value} || int8send(k)"
             case _ if all(known.isdecimal() for known in column.values):
                 return f"({value}::bigint - k * {self._span})::text"
             case _:
@@ -228,7 +234,11 @@ class Filling:
 
     def _is_key(self, column: _Column) -> bool:
         """Whether a column holds keys: declared ones, or values that are keys elsewhere."""
-        if column.kind not in {"integer", "uuid", "text"} or not column.distinguishes:
+        if not column.distinguishes:
+            return False
+        if column.kind in {"json", "jsonb"}:
+            return all(value.startswith("{") for value in column.values)  # a payload may be a key
+        if column.kind not in {"integer", "uuid", "text", "bytea"}:
             return False
         return column.constrained or self._known.issuperset(column.values)
 

@@ -8,14 +8,17 @@ its statements, they show what the claim touched, its functions and triggers inc
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from queueproof.cost.filling import Filling, NotMultipliedError
 from queueproof.errors import ServerError
 from queueproof.explore.lab import Lab
+from queueproof.explore.runner import DAY
 from queueproof.explore.session import Session, drive, execute
 from queueproof.explore.suites import MOMENT
 from queueproof.guarantees import Offer
@@ -28,10 +31,14 @@ REPEATS = 3  # claims per measurement; the least counts, when caches of the sess
 BATCH = 50
 FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply
 EVERY = 8  # one job in so many ends by failing for good
+MOST_FAILURES = 30  # of one job; where it takes more to end it, every job is completed
+LATER = 40 * DAY  # seconds; longer than any failure makes a job wait
+TOP = 5  # the priority of jobs that stand ahead of the others
 # How many jobs, by level.
 CHURNED = (1_000, 2_000, 10_000)
 FINISHED = ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
 WAITING = ((20_000,), (100_000,), (100_000, 1_000_000))
+AHEAD = (20_000, 20_000, 100_000)
 # Where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
 ONE_BY_ONE = (6_000, 10_000, 20_000)
 UNDER_SNAPSHOT = (3_000, 5_000, 10_000)
@@ -57,7 +64,8 @@ class Content(NamedTuple):
 
     Attributes:
         kind: `churned`: finished one by one with the queue's operations; `finished`; `waiting`;
-            `snapshot`: churned while a snapshot was held that was taken before.
+            `ahead`: not due yet, and of a higher priority than those that are; `snapshot`: churned
+            while a snapshot was held that was taken before.
         jobs: How many.
     """
 
@@ -69,6 +77,7 @@ class Content(NamedTuple):
             "churned": f"{self.jobs:,} jobs finished one by one",
             "finished": f"{self.jobs:,} finished jobs",
             "waiting": f"{self.jobs:,} waiting jobs",
+            "ahead": f"{self.jobs:,} jobs due tomorrow",
             "snapshot": f"{self.jobs:,} jobs finished under an old snapshot",
         }[self.kind]
 
@@ -79,13 +88,19 @@ REMEDIES = {
     "finished": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
     "waiting": "Give the claim an index in the order of its ORDER BY, so that it reads its batch "
     f"and stops: {_INDEX}.",
+    "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
+    "which a step moves it when its time has come.",
     "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
     "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or never change "
     "what a claim searches: put in a row for each claim.",
 }
 """What would make a claim cheap again, by the kind of the content that made it expensive."""
 
-_NAMES = {"waiting": "waiting jobs", "snapshot": "jobs finished under an old snapshot"}
+_NAMES = {
+    "waiting": "waiting jobs",
+    "ahead": "jobs due tomorrow",
+    "snapshot": "jobs finished under an old snapshot",
+}
 EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
 
 
@@ -113,6 +128,7 @@ class Slope:
 
     Attributes:
         costs: One for each content, the empty queue's first.
+        beside: The same for contents at which a claim may cost more: told, and not judged.
         claims: How many claims were measured.
         guilty: Where the cost has grown: the costliest statement and its plan.
         short: Why jobs were made by the queue's operations alone, and so few; or nothing.
@@ -120,6 +136,7 @@ class Slope:
     """
 
     costs: list[Cost] = field(default_factory=list)
+    beside: list[Cost] = field(default_factory=list)
     claims: int = 0
     guilty: tuple[str, str] | None = None
     short: str = ""
@@ -153,7 +170,8 @@ class Slope:
     @property
     def told(self) -> str:
         """The slope in half a sentence."""
-        parts = ", ".join(f"{cost.buffers:,} with {cost.content}" for cost in self.costs)
+        measured = [*self.costs, *self.beside]
+        parts = ", ".join(f"{cost.buffers:,} with {cost.content}" for cost in measured)
         short = f"; the rows of jobs could not be multiplied: {self.short}" if self.short else ""
         return f"buffers per claim: {parts}{short}"
 
@@ -161,7 +179,7 @@ class Slope:
     def evidence(self) -> dict[str, int]:
         """To how many jobs the queue was filled, and how many claims were measured."""
         most: dict[str, int] = {}
-        for content in (cost.content for cost in self.costs):
+        for content in (cost.content for cost in [*self.costs, *self.beside]):
             name = _NAMES.get(content.kind, "finished jobs")
             most[name] = max(most.get(name, 0), content.jobs)
         return {**most, "claims measured": self.claims}
@@ -172,17 +190,24 @@ class _UnmeasurableError(Exception):
 
 
 def watch(lab: Lab, offer: Offer, level: int) -> Slope:
-    """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much."""
-    return measure(
-        lab,
-        offer,
-        [
-            [Content("churned", CHURNED[level])],
-            [Content("finished", n) for n in FINISHED[level]],
-            [Content("waiting", n) for n in WAITING[level]],
-        ],
-        level,
-    )
+    """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much.
+
+    Jobs that stand ahead of the others and are not due count where the queue promises to bear them;
+    elsewhere what they cost is told, but for a quick look.
+    """
+    judged = [
+        [Content("churned", CHURNED[level])],
+        [Content("finished", n) for n in FINISHED[level]],
+        [Content("waiting", n) for n in WAITING[level]],
+    ]
+    told = []
+    if "delay" in offer.queue.takes("enqueue"):
+        ahead = [Content("ahead", AHEAD[level])]
+        if "steady-cost" in offer.queue.promises:
+            judged.append(ahead)
+        elif level:
+            told.append(ahead)
+    return measure(lab, offer, judged, level, told)
 
 
 def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
@@ -190,7 +215,13 @@ def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
     return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]])
 
 
-def measure(lab: Lab, offer: Offer, series: Iterable[Sequence[Content]], level: int = 0) -> Slope:
+def measure(
+    lab: Lab,
+    offer: Offer,
+    series: Iterable[Sequence[Content]],
+    level: int = 0,
+    beside: Iterable[Sequence[Content]] = (),
+) -> Slope:
     """Measure a claim of the empty queue, of a small one, and at some contents.
 
     Args:
@@ -198,6 +229,7 @@ def measure(lab: Lab, offer: Offer, series: Iterable[Sequence[Content]], level: 
         offer: What the queue brings.
         series: Contents of one kind, of which each grows out of the one before it.
         level: How many jobs there are instead where their rows cannot be copied.
+        beside: More of them, at which a claim may cost more.
     """
     meter = _Meter(lab, offer, level)
     slope = meter.slope
@@ -210,6 +242,14 @@ def measure(lab: Lab, offer: Offer, series: Iterable[Sequence[Content]], level: 
                     meter.measure(content)
                     if slope.grown:
                         return slope
+            judged = len(slope.costs)
+            for contents in beside:
+                lab.reset(renew=True)
+                for content in meter.filled(contents):
+                    meter.measure(content)
+            slope.beside = slope.costs[judged:]
+            del slope.costs[judged:]
+            slope.guilty = None
         except _UnmeasurableError as error:
             slope.unable = str(error)
         except ServerError as error:
@@ -242,7 +282,7 @@ class _Meter:
 
     # --- filling --------------------------------------------------------------------------------
 
-    def enqueue(self, count: int, **arguments: int) -> list[str]:
+    def enqueue(self, count: int, **arguments: object) -> list[str]:
         """Enqueue jobs; their ids."""
         session = self.lab.session("producer")
         ids: list[str] = []
@@ -250,28 +290,48 @@ class _Meter:
             ids += drive(session, self.lab.start("enqueue", **{**self._arguments, **arguments}))
         return ids
 
+    def ahead(self, count: int) -> list[str]:
+        """Enqueue jobs that stand ahead of the others and are not due for a day; their ids."""
+        return self.enqueue(count, delay=timedelta(seconds=DAY), priority=TOP)
+
     def finish(self, count: int) -> list[str]:
-        """Enqueue, claim and complete jobs, batch by batch, and fail some of them; their ids."""
+        """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
         session = self.lab.session("w1")
-        once = {"max_attempts": 1} if self._fails_for_good else {}
+        once = {"max_attempts": 1} if self._fails_at_once else {}
         ids: list[str] = []
         while len(ids) < count:
             batch = self.enqueue(min(count - len(ids), BATCH), **once)
-            left = len(batch)
-            settled = False
-            while left > 0:
-                claims = drive(session, self._claim(left))
-                if not claims and not settled:
-                    self.lab.advance(MOMENT)  # its clock may tick in seconds
-                    settled = True
-                    continue
-                _refuse_empty(claims)
-                failed = [job for job in claims if once and next(self._numbers) % EVERY == 0]
-                self._fail(session, failed)
-                self._end(session, [job for job in claims if job not in failed])
-                left -= len(claims)
+            self._finish_batch(session, len(batch))
             ids += batch
         return ids
+
+    def _finish_batch(self, session: Session, left: int) -> None:
+        failures: dict[str, int] = {}  # of jobs that are to be failed until they are
+        waits = iter((MOMENT, LATER))  # its clock may tick in seconds; a failed job waits
+        while left > 0:
+            claims = drive(session, self._claim(left))
+            if not claims:
+                seconds = next(waits, None)
+                if seconds is None and left <= len(failures):
+                    return  # they have failed before they had to
+                if seconds is None:
+                    _refuse_empty(claims)
+                    return
+                self.lab.advance(seconds)
+                continue
+            waits = iter((MOMENT, LATER))
+            for job in claims:
+                if job.id not in failures and self._failures and next(self._numbers) % EVERY == 0:
+                    failures[job.id] = 0
+            failed = [job for job in claims if job.id in failures]
+            self._fail(session, failed)
+            self._end(session, [job for job in claims if job.id not in failures])
+            left -= len(claims) - len(failed)
+            for job in failed:
+                failures[job.id] += 1
+                if failures[job.id] == self._failures:
+                    del failures[job.id]
+                    left -= 1
 
     @property
     def _ends(self) -> bool:
@@ -299,11 +359,20 @@ class _Meter:
             self._fail(session, claims)
 
     @property
-    def _fails_for_good(self) -> bool:
+    def _fails_at_once(self) -> bool:
         """Whether a job can be made that one failure ends."""
+        return self._failures > 0 and "max_attempts" in self._queue.takes("enqueue")
+
+    @cached_property
+    def _failures(self) -> int:
+        """How many failures end a job that is to end so; 0 where none is."""
         queue = self._queue
-        once = "max_attempts" in queue.takes("enqueue") and queue.max_attempts is not None
-        return once and "fail" in queue.offers
+        bound = queue.max_attempts
+        if "fail" not in queue.offers or bound is None:
+            return 0
+        if "max_attempts" in queue.takes("enqueue"):
+            return 1
+        return bound if bound <= MOST_FAILURES else 0
 
     def _fail(self, session: Session, claims: Sequence[Claim]) -> None:
         for job in claims:
@@ -312,7 +381,8 @@ class _Meter:
     def filled(self, contents: Sequence[Content]) -> Iterator[Content]:
         """Fill the queue to one content after the other; what it is filled to then."""
         kind = contents[0].kind
-        if kind != "waiting" and not self._ends:
+        make = self._makes.get(kind, self.finish)
+        if make == self.finish and not self._ends:
             if kind == "snapshot":
                 raise _UnmeasurableError("neither complete nor fail is offered: no job is finished")
             return
@@ -325,21 +395,26 @@ class _Meter:
             yield content
             return
         try:
-            yield from self._multiplied(contents)
+            yield from self._multiplied(contents, make)
         except NotMultipliedError as error:
             self.slope.short = str(error)
             self.lab.reset(renew=True)
             jobs = ONE_BY_ONE[self._level]
-            make = self.enqueue if kind == "waiting" else self.finish
             make(jobs)
             yield Content(kind, jobs)
 
-    def _multiplied(self, contents: Sequence[Content]) -> Iterator[Content]:
+    @property
+    def _makes(self) -> Mapping[str, Callable[[int], list[str]]]:
+        """What makes jobs that do not end, by the kind of the content."""
+        return {"waiting": self.enqueue, "ahead": self.ahead}
+
+    def _multiplied(
+        self, contents: Sequence[Content], make: Callable[[int], list[str]]
+    ) -> Iterator[Content]:
         if self._ends:
             self.finish(1)  # what only the first job leaves, such as the worker's name
-        make = self.enqueue if contents[0].kind == "waiting" else self.finish
         filling = Filling(self.lab, make, max(content.jobs for content in contents))
-        if contents[0].kind == "waiting" and not filling.leaves_rows:
+        if contents[0].kind in self._makes and not filling.leaves_rows:
             raise NotMultipliedError("no table has a row for each job that waits")
         for content in contents if filling.leaves_rows else ():
             filling.grow(content.jobs)
@@ -349,6 +424,8 @@ class _Meter:
 
     def measure(self, content: Content) -> None:
         """Vacuum, measure some claims, and note the least."""
+        if self._failures and content.kind in {"churned", "finished"} and content.jobs:
+            self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
         self.enqueue(REPEATS)
         self._vacuum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -180,6 +181,7 @@ class Lab:
         self._shift = 0.0
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
         self._resets = 0
+        self._payloads = itertools.count(1)
         self._gate: Gate | None = None
         self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
         self._skew: Callable[[str], float] = lambda _: 0.0
@@ -323,6 +325,7 @@ class Lab:
                 session.send(_EMPTY)  # all at once, and the tables with them
                 emptied.append(session)
         self._used.clear()
+        self._payloads = itertools.count(1)
         if self._pooler:
             self.forget_sessions()
             self._pooler.renew()
@@ -640,9 +643,12 @@ class Lab:
         )
 
     def defaults(self) -> dict[str, object]:
-        """Arguments for an operation that nothing depends on."""
+        """Arguments for an operation that nothing depends on.
+
+        No two payloads are the same: an enqueue may answer a job that it has instead of a new one.
+        """
         arguments: dict[str, object] = {
-            "payload": "{}",
+            "payload": f'{{"job": {next(self._payloads)}}}',
             "priority": 0,
             "delay": timedelta(0),
             "max_attempts": self.queue.max_attempts or DEFAULT_BOUND,
