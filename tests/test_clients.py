@@ -292,7 +292,7 @@ def test_a_time_of_a_process_is_seen_in_any_unit(factor: int) -> None:
 
 
 REGISTERS = """
-        case "begin":
+        case "start":
             db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
             db.execute("UPDATE workers SET name = name")
             return {}
@@ -303,7 +303,7 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     """Each registers in each run anew, and none of them waits for a gate that nobody opens."""
     lab = lab_of(
         ('        case "claim":', REGISTERS),
-        ('"operations": [', '"operations": ["begin", '),
+        ('"operations": [', '"operations": ["start", '),
         ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
     )
     for gate in ("statement", "row"):

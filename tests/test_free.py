@@ -181,7 +181,7 @@ def test_a_program_runs_freely_too(server: Server) -> None:
 
 
 REGISTERS = """
-        case "begin":
+        case "start":
             db.execute("INSERT INTO workers VALUES (%(worker)s)", message)
             return {}
         case "claim":"""
@@ -192,7 +192,7 @@ def test_each_life_of_a_program_begins(server: Server, tmp_path: Path) -> None:
     text = (TEMPLATES / "worker.py").read_text(encoding="utf-8")
     for old, new in (
         ('        case "claim":', REGISTERS),
-        ('"operations": [', '"operations": ["begin", '),
+        ('"operations": [', '"operations": ["start", '),
         ("CREATE TABLE jobs", "CREATE TABLE workers (name text PRIMARY KEY); CREATE TABLE jobs"),
         ("locked_by    text", "locked_by    text REFERENCES workers"),
     ):

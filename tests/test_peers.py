@@ -77,8 +77,8 @@ class Worker:
 
     def begin(self) -> None:
         """Do what comes before all claims."""
-        if self.queue.begins:
-            assert self.ask("begin") is None
+        if "start" in self.queue.offers:
+            assert self.ask("start") is None
 
     def enqueue(self, *, priority: int = 0, delay: int = 0, queue: str = "default") -> str:
         """Put a job in."""
@@ -129,7 +129,7 @@ def workers_of(
 
 def live(lab: Lab, first: Worker, second: Worker) -> None:
     """Have two workers bring five jobs to their ends, and check what each step answers."""
-    lease = first.queue.lease
+    lease = first.queue.lease_time
     assert lease is not None
     plain, high, middle = (first.enqueue(priority=priority) for priority in (0, 2, 1))
     routed, later = first.enqueue(queue="other"), first.enqueue(delay=60)

@@ -114,7 +114,7 @@ def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
 def test_a_program_cannot_be_run_as_steps() -> None:
     """What needs the statements of a queue says that a program's are its own."""
     with pytest.raises(QueueproofError, match="needed as steps"):
-        queue_of("").start("claim")
+        queue_of("").begin("claim")
 
 
 # --- what the program says of itself ------------------------------------------------------------
@@ -659,7 +659,7 @@ def test_the_documentation_has_every_message(described: ProgramQueue) -> None:
             described.read(operation, message, answer)
         if operation == "init":
             queue_of("").described_by(answer)
-    others = {"init": {"dsn", "queue"}, "install": {"dsn"}, "clock": {"ahead"}, "begin": {"worker"}}
+    others = {"init": {"dsn", "queue"}, "install": {"dsn"}, "clock": {"ahead"}}
     assert {**QUEUE_OPERATIONS, **others} == told
 
 

@@ -101,6 +101,10 @@ def test_every_key_is_read() -> None:
 -- backoff = "5 min"
 -- jitter = 0.25
 -- concurrency_limit = 4
+-- delivery = "at-least-once"
+-- leader = true
+-- jobs_per_worker = 1
+-- stale = "fails"
 -- isolation = "Repeatable  READ"
 -- promises = ["old-snapshot"]
 -- retry_on = ["55P03", "40001"]
@@ -120,6 +124,43 @@ def test_every_key_is_read() -> None:
         loaded.breaks,
     )
     assert frozenset({"55P03", "40001"}) == loaded.retry_on
+    assert (loaded.delivery, loaded.leader) == ("at-least-once", True)
+    assert (loaded.jobs_per_worker, loaded.stale) == (1, "fails")
+
+
+def test_a_lease_may_be_the_session() -> None:
+    """Then a claim ends with its connection, no time is bound, and `:lease` is an error."""
+    loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
+    assert (loaded.lease, loaded.lease_time, loaded.by_session) == ("session", None, True)
+    recovers = (
+        "\n-- name: recover(lease)\nUPDATE jobs SET id = id WHERE now() < :lease RETURNING id;"
+    )
+    with pytest.raises(QueueError, match="without a lease in the header"):
+        load_text(FILE.replace('"30 seconds"', '"session"') + recovers, PATH)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            'delivery = "exactly-once"',
+            'delivery: .exactly-once. is not known; write "at-least-once"',
+        ),
+        ("leader = 1", "leader: 1 is neither true nor false"),
+        ("jobs_per_worker = 2", "jobs_per_worker: 2 is not known; write 1"),
+        ("jobs_per_worker = true", "jobs_per_worker: True is not known; write 1"),
+        ('stale = "dies"', 'stale: .dies. is not known; write "fails"'),
+        ("job_per_worker = 1", "unknown key job_per_worker; did you mean jobs_per_worker"),
+        ('lease = "sesion"', "lease: 'sesion' is no duration"),
+    ],
+)
+def test_the_words_of_the_contract_have_few_values(line: str, message: str) -> None:
+    """A value or a key that is not known is named with its line and what may stand there."""
+    header = FILE.replace('-- lease = "30 seconds"', f"-- {line}")
+    with pytest.raises(QueueError, match=message) as caught:
+        load_text(header, PATH)
+    assert caught.value.source is not None
+    assert caught.value.source.line == FILE[: FILE.index("-- lease")].count("\n") + 1
 
 
 def test_a_header_is_optional() -> None:
@@ -301,7 +342,7 @@ def test_takes_names_the_arguments_a_block_uses() -> None:
 
 def test_parameters_have_the_contracts_types() -> None:
     """Values are int4, jsonb, interval or text; a step holds exactly the names it uses."""
-    operation = queue().start(
+    operation = queue().begin(
         "enqueue",
         payload="{}",
         priority=2,
@@ -324,23 +365,23 @@ def test_max_attempts_without_the_header_key_binds_three() -> None:
     """A file that is silent about attempts counts on 3."""
     loaded = load_text(FILE.replace("-- max_attempts = 5\n", ""), PATH)
     arguments = {"payload": "{}", "priority": 0, "delay": timedelta()}
-    operation = loaded.start("enqueue", **arguments)
+    operation = loaded.begin("enqueue", **arguments)
     assert Value(b"3", INT4) == next(operation).params["max_attempts"]
 
 
 def test_lease_defaults_to_the_headers() -> None:
     """`:lease` is the header's unless the harness works with a shorter one."""
     loaded = queue(claim="\nSELECT id FROM jobs WHERE a < :lease")
-    assert Value(b"30 seconds", INTERVAL) == next(loaded.start("claim")).params["lease"]
-    shorter = loaded.start("claim", lease=timedelta(milliseconds=500))
+    assert Value(b"30 seconds", INTERVAL) == next(loaded.begin("claim")).params["lease"]
+    shorter = loaded.begin("claim", lease=timedelta(milliseconds=500))
     assert Value(b"0.5 seconds", INTERVAL) == next(shorter).params["lease"]
 
 
 def test_a_claims_columns_travel_as_its_token() -> None:
     """Every column goes back to the job's operations with the value and type that came."""
-    _, (claimed,) = run(queue().start("claim", worker="w1", limit=1), rows(id=["7"], attempt=["1"]))
+    _, (claimed,) = run(queue().begin("claim", worker="w1", limit=1), rows(id=["7"], attempt=["1"]))
     assert Claim("7", {"id": Value(b"7", INT8), "attempt": Value(b"1", INT8)}) == claimed
-    steps, accepted = run(queue().start("complete", worker="w1", job=claimed), changed(1))
+    steps, accepted = run(queue().begin("complete", worker="w1", job=claimed), changed(1))
     assert {"id": Value(b"7", INT8), "worker": Value(b"w1", TEXT)} == steps[0].params
     assert accepted is True
 
@@ -348,7 +389,7 @@ def test_a_claims_columns_travel_as_its_token() -> None:
 def test_an_operations_own_parameter_wins() -> None:
     """Fail's `:worker` is the worker, though the claim has a column of that name."""
     token = {**job().token, "worker": Value(b"column", TEXT)}
-    (step,), _ = run(queue().start("complete", worker="w1", job=Claim("7", token)), changed(0))
+    (step,), _ = run(queue().begin("complete", worker="w1", job=Claim("7", token)), changed(0))
     assert Value(b"w1", TEXT) == step.params["worker"]
 
 
@@ -356,7 +397,7 @@ def test_a_column_that_claim_does_not_return() -> None:
     """An unknown parameter is an error at its line, with what there is."""
     loaded = queue(complete="!\nUPDATE jobs\nSET a = :attemt")
     with pytest.raises(QueueError) as caught:
-        run(loaded.start("complete", job=job()))
+        run(loaded.begin("complete", job=job()))
     assert Source(PATH, 19) == caught.value.source
     assert "no parameter :attemt, only id, attempt; did you mean attempt?" in str(caught.value)
 
@@ -376,7 +417,7 @@ def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
         (INT4, VOID),
         [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)],
     )
-    operation = queue(claim=TWO_STEPS).start("claim", worker="w")
+    operation = queue(claim=TWO_STEPS).begin("claim", worker="w")
     steps, claims = run(
         operation,
         changed(0, "BEGIN"),
@@ -396,7 +437,7 @@ def test_void_columns_are_no_parameters() -> None:
     loaded = queue(claim="\nSELECT f() AS a, id FROM jobs;\nSELECT :as;")
     row = {"a": Value(b"", VOID), "id": Value(b"7", INT8)}
     with pytest.raises(QueueError, match=r"q.sql:16: claim has no parameter :as, only ids"):
-        run(loaded.start("claim"), Result(("a", "id"), (VOID, INT8), [row]))
+        run(loaded.begin("claim"), Result(("a", "id"), (VOID, INT8), [row]))
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
@@ -404,7 +445,7 @@ def test_no_row_skips_the_rest(in_transaction: bool) -> None:  # noqa: FBT001
     """A statement with columns and no row ends the block; an open transaction is rolled back."""
     empty = Result(("trie",), (INT4,), in_transaction=in_transaction)
     steps, claims = run(
-        queue(claim=TWO_STEPS).start("claim", worker="w"), changed(0), empty, changed(0)
+        queue(claim=TWO_STEPS).begin("claim", worker="w"), changed(0), empty, changed(0)
     )
     assert claims == []
     assert ["ROLLBACK"] * in_transaction == [step.sql for step in steps[2:]]
@@ -415,9 +456,9 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
     """What must carry `id` and does not is named with the columns that came instead."""
     loaded = queue("\n-- name: recover\nSELECT 1;", enqueue="\nSELECT 1", claim="\nSELECT 1")
     with pytest.raises(QueueError, match=f"{operation} must return a column id; .*returned jid"):
-        run(loaded.start(operation), rows(jid=["7"]))
+        run(loaded.begin(operation), rows(jid=["7"]))
     with pytest.raises(QueueError, match="returned no columns") as caught:
-        run(loaded.start(operation), changed(1))
+        run(loaded.begin(operation), changed(1))
     assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
 
 
@@ -436,7 +477,7 @@ FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nS
 )
 def test_accepted_or_rejected(mode: str, count: int, found: int, accepted: bool) -> None:  # noqa: FBT001
     """With `!` the last change counts, without it the last answer's rows; no row means no."""
-    operation = queue(FAIL.format(mode)).start("fail", job=job(), error="why", worker="w")
+    operation = queue(FAIL.format(mode)).begin("fail", job=job(), error="why", worker="w")
     results = changed(0, "BEGIN"), changed(count), rows(x=["1"] * found), changed(0, "COMMIT")
     assert accepted is run(operation, *results)[1]
 
@@ -444,9 +485,9 @@ def test_accepted_or_rejected(mode: str, count: int, found: int, accepted: bool)
 def test_an_answer_that_can_never_accept_is_an_error() -> None:
     """A change without RETURNING and without `!`, or `!` without a change, is a slip."""
     with pytest.raises(QueueError, match=r"q.sql:17: complete returned no columns.*complete!"):
-        run(queue(complete="\nDELETE FROM jobs").start("complete", job=job()), changed(1))
+        run(queue(complete="\nDELETE FROM jobs").begin("complete", job=job()), changed(1))
     with pytest.raises(QueueError, match=r"q.sql:17: complete! changed no data"):
-        run(queue(complete="!\nSELECT f()").start("complete", job=job()), rows(f=["1"]))
+        run(queue(complete="!\nSELECT f()").begin("complete", job=job()), rows(f=["1"]))
 
 
 MANY = "\n-- name: complete_many{}\nUPDATE jobs SET a = :worker WHERE id = ANY(:ids) AND :attempts"
@@ -456,7 +497,7 @@ def test_complete_many_takes_arrays() -> None:
     """Claim's columns are arrays, the worker is one value; rows with id are the accepted ones."""
     loaded = queue(MANY.format(""))
     assert {"worker", "jobs"} == loaded.takes("complete_many")
-    operation = loaded.start("complete_many", worker="w", jobs=[job("7"), job("8")])
+    operation = loaded.begin("complete_many", worker="w", jobs=[job("7"), job("8")])
     (step,), accepted = run(operation, rows(id=["8"]))
     assert {
         "worker": Value(b"w", TEXT),
@@ -471,7 +512,7 @@ def test_complete_many_takes_arrays() -> None:
 )
 def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> None:
     """With `!` the batch's size means all, 0 none, another count an unknown subset."""
-    operation = queue(MANY.format("!")).start(
+    operation = queue(MANY.format("!")).begin(
         "complete_many", worker="w", jobs=[job("7"), job("8")]
     )
     assert accepted == run(operation, changed(count))[1]
@@ -479,7 +520,7 @@ def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> 
 
 def test_complete_many_of_nothing_asks_nothing() -> None:
     """An empty batch needs no step."""
-    operation = queue(MANY.format("")).start("complete_many", worker="w", jobs=[])
+    operation = queue(MANY.format("")).begin("complete_many", worker="w", jobs=[])
     assert ([], frozenset()) == run(operation)
 
 
@@ -493,10 +534,10 @@ def test_jobs_are_observed() -> None:
     """`jobs` answers id, state and attempts, which may be absent."""
     loaded = queue("\n-- name: jobs\nSELECT 1;")
     _, seen = run(
-        loaded.start("jobs"), rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
+        loaded.begin("jobs"), rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
     )
     assert [JobRow("1", "queued", 0), JobRow("2", "failed", 3)] == seen
-    assert [JobRow("1", "running")] == run(loaded.start("jobs"), rows(id=["1"], state=["running"]))[
+    assert [JobRow("1", "running")] == run(loaded.begin("jobs"), rows(id=["1"], state=["running"]))[
         1
     ]
 
@@ -512,19 +553,19 @@ def test_jobs_are_observed() -> None:
 def test_observations_that_are_none(answer: Result, says: str) -> None:
     """An unknown state, a missing column or no number is an error at the block's line."""
     with pytest.raises(QueueError, match=says) as caught:
-        run(queue("\n-- name: jobs\nSELECT 1;").start("jobs"), answer)
+        run(queue("\n-- name: jobs\nSELECT 1;").begin("jobs"), answer)
     assert Source(PATH, 20) == caught.value.source
 
 
 def test_arguments_that_an_operation_does_not_take_are_left_aside() -> None:
     """A job passed to recover changes nothing about its answer."""
     loaded = queue("\n-- name: recover\nSELECT 1;")
-    assert run(loaded.start("recover", job=job(), worker="w"), rows(id=["7"]))[1] == ["7"]
+    assert run(loaded.begin("recover", job=job(), worker="w"), rows(id=["7"]))[1] == ["7"]
 
 
 def test_a_server_error_passes_through() -> None:
     """What the driver throws at a step reaches the caller, and no further step follows."""
-    operation = queue().start("claim", worker="w", limit=1)
+    operation = queue().begin("claim", worker="w", limit=1)
     next(operation)
     with pytest.raises(ServerError, match="55P03"):
         operation.throw(ServerError("55P03", "could not obtain lock"))
@@ -533,8 +574,8 @@ def test_a_server_error_passes_through() -> None:
 def test_install_and_cleanup_answer_nothing() -> None:
     """Blocks without an answer run all their statements."""
     loaded = queue("\n-- name: cleanup\nDELETE FROM jobs WHERE a < now() - :age; SELECT 1")
-    assert None is run(loaded.start("install"), changed(0, "CREATE"))[1]
-    steps, answer = run(loaded.start("cleanup", age=timedelta(days=1)), changed(3), rows(x=["1"]))
+    assert None is run(loaded.begin("install"), changed(0, "CREATE"))[1]
+    steps, answer = run(loaded.begin("cleanup", age=timedelta(days=1)), changed(3), rows(x=["1"]))
     assert (len(steps), answer) == (2, None)
     assert Value(b"86400 seconds", INTERVAL) == steps[0].params["age"]
 
@@ -611,3 +652,52 @@ def test_a_mutated_file_loads_or_is_refused(
 def test_random_text_is_refused(text: str) -> None:
     """Text that is no queue file is a `QueueError` and nothing else."""
     assert refusal(text) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "oid", "accepted"),
+    [("t", 16, True), ("f", 16, False), ("1", INT4, True), ("0", INT8, False), (None, 16, False)],
+)
+def test_a_column_accepted_decides(text: str | None, oid: int, *, accepted: bool) -> None:
+    """A function that always answers a row can still say no, by a boolean or by a count."""
+    loaded = queue(complete="(id)\nSELECT done(:id) AS accepted;")
+    value = Value(None if text is None else text.encode(), oid)
+    row = Result(("accepted",), (oid,), [{"accepted": value}], 1, command="SELECT")
+    assert run(loaded.begin("complete", job=job()), row)[1] is accepted
+
+
+def test_a_column_accepted_that_says_neither_is_an_error() -> None:
+    """Text is no answer: the message has the block's place."""
+    loaded = queue(complete="(id)\nSELECT done(:id) AS accepted;")
+    with pytest.raises(
+        QueueError, match="returned accepted = maybe, neither a boolean nor a count"
+    ):
+        run(loaded.begin("complete", job=job()), rows(accepted=["maybe"]))
+
+
+def test_a_heartbeat_replaces_columns_of_the_claim() -> None:
+    """What it answers under a claim's name is the token from then on; other columns are not."""
+    loaded = queue("\n-- name: heartbeat(id, attempt)\nSELECT beat(:id, :attempt);")
+    _, renewed = run(
+        loaded.begin("heartbeat", job=job()),
+        rows(id=["6", "7"], attempt=["8", "9"], seen=["x", "y"]),
+    )
+    assert (str(renewed.token["attempt"]), renewed.id) == ("9", "7")
+    assert renewed.token.keys() == job().token.keys()
+    assert run(loaded.begin("heartbeat", job=job()), rows(seen=["x"]))[1] is True
+    assert run(loaded.begin("heartbeat", job=job()), rows(id=[]))[1] is False
+
+
+def test_promote_tells_how_many_and_start_tells_nothing() -> None:
+    """Both are blocks of their own, which a misspelt name is led to."""
+    loaded = queue(
+        "\n-- name: promote\nUPDATE jobs SET id = id;"
+        "\n-- name: start(worker)\nINSERT INTO workers VALUES (:worker);"
+    )
+    assert frozenset({"promote", "start"}) < loaded.offers
+    assert run(loaded.begin("promote"), changed(3))[1] == 3
+    steps, answer = run(loaded.begin("start", worker="w"), changed(1))
+    assert "w" in str(steps[0].params["worker"])
+    assert answer is None
+    with pytest.raises(QueueError, match="unknown block promot; did you mean promote"):
+        queue("\n-- name: promot\nSELECT 1;")

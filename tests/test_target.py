@@ -135,7 +135,7 @@ def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:
     """What a queue's code raises while it runs is the user's error, at the user's line."""
     module = write(SOUND.replace('str(row["id"])', 'str(row["no_id"])', 1))
     queue = resolve(f"{module}:Mine")
-    steps = queue.start("enqueue")
+    steps = queue.begin("enqueue")
     next(steps)
     with pytest.raises(KeyError) as caught:
         steps.send(queueproof.Result(rows=[{"id": queueproof.Value(b"1", 20)}]))

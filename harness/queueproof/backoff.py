@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.explore.lab import DEFAULT_BOUND, Lab
+from queueproof.explore.lab import DEFAULT_BOUND, Lab, identity
 from queueproof.explore.runner import DECADE
 from queueproof.explore.session import drive
 from queueproof.guarantees import Offer
@@ -23,7 +23,7 @@ BEATEN = 3  # the attempt at which a heartbeat comes before the failure
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 SLACK = 1.5  # seconds of real time that a probe may take on a busy machine
-WORKER = "00000000-0000-0000-0000-000000000001"
+WORKER = identity("w1")
 
 
 class Wait(NamedTuple):
@@ -96,7 +96,7 @@ def _cut_short(lab: Lab, queue: Queue, wait: float) -> str:
         wait: Seconds that a job waits after its first failure.
     """
     for what in ("complete", "recover"):
-        if what in queue.offers and (what != "recover" or queue.lease is not None):
+        if what in queue.offers and (what != "recover" or queue.lease_time is not None):
             try:
                 broken = _beside(lab, queue, what, wait)
             except ServerError:
@@ -114,9 +114,9 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     if job is None or lab.session("w1").in_transaction:
         return ""
     other = _claim(lab)
-    if what == "recover" and queue.lease is not None:
+    if what == "recover" and queue.lease_time is not None:
         # It will have been claimed for longer than a lease before its wait is over.
-        lab.advance(max(0.0, queue.lease.total_seconds() - wait / 4))
+        lab.advance(max(0.0, queue.lease_time.total_seconds() - wait / 4))
     failed_at = lab.now()
     if other is None or not _end(lab, "fail", job):
         return ""

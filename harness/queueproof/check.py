@@ -772,7 +772,7 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     A session's advisory lock or a backend's process id may be what a claim rests on. The worker is
     told that its connection broke, and knows what that means.
     """
-    if offer.held or offer.queue.lease is None:
+    if offer.held or offer.queue.lease_time is None:
         return True
     reaper = (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
     breaks = script("nemesis", terminate(1))

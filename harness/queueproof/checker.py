@@ -104,7 +104,7 @@ def declare(offer: Offer) -> Declared:
     """What the checker must know of a queue."""
     queue = offer.queue
     return Declared(
-        lease=queue.lease.total_seconds() if queue.lease else None,
+        lease=queue.lease_time.total_seconds() if queue.lease_time else None,
         held=offer.held,
         worker_heartbeat="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
         recovers="recover" in queue.offers,

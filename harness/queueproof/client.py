@@ -47,11 +47,12 @@ class Client(Facts):
         def complete(self, worker, job) -> bool
         def complete_many(self, worker, jobs) -> list[str] | None
         def fail(self, worker, job, error) -> bool
-        def heartbeat(self, worker, job, lease) -> bool
+        def heartbeat(self, worker, job, lease) -> bool | dict
         def recover(self, lease) -> list[str]
         def jobs(self) -> list[dict]
         def cleanup(self, age) -> None
-        def begin(self, worker) -> None   # register, for one; not required
+        def promote(self) -> None
+        def start(self, worker) -> None   # register, for one
         def clock(self, ahead) -> None    # seconds; instead of the process' own clock; not required
 
     A claim returns a dict per job, with `id` and whatever the queue may check an owner by; `job` is
@@ -59,6 +60,7 @@ class Client(Facts):
     is a dict; `delay`, `lease` and `age` are timedeltas; ids may be anything with a `str`.
     `complete_many` returns the ids that it accepted, None where the library does not tell. `jobs`
     returns dicts of `id`, `state` (queued, running, completed, failed) and, if known, `attempts`.
+    A heartbeat that changes what an owner is checked by returns a dict of what has changed.
 
     What goes wrong is raised: an exception with an `sqlstate`, as psycopg's and asyncpg's have,
     also as the cause of another, is the server's error to the harness. An event loop stands still
@@ -85,7 +87,6 @@ def describe(kind: type[Client]) -> dict[str, object]:
     answer: dict[str, object] = {
         "operations": [
             *offered,
-            *(["begin"] if hasattr(kind, "begin") else []),
             *(["clock"] if _moves_clock(kind) else []),
         ],
         "takes": {name: sorted(_takes(getattr(kind, name), name)) for name in offered},
@@ -153,6 +154,8 @@ class Host:
                 return {"jobs": [_job(operation, job) for job in call(**_given(message)) or ()]}
             case "complete" | "fail" | "heartbeat":
                 accepted = call(**_given(message))
+                if operation == "heartbeat" and isinstance(accepted, dict):
+                    return {"accepted": True, "job": accepted}
                 if not isinstance(accepted, bool):
                     raise TypeError(
                         f"{operation} returned {accepted!r}; return True where the queue accepted"

@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof.checker import Declared, Findings, Violation, check
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab
+from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
 from queueproof.explore.runner import (
     DAY,
     DECADE,
@@ -33,7 +33,6 @@ from queueproof.explore.runner import (
     HOUR,
     PATIENCE,
     RETRIES,
-    identity,
     past,
 )
 from queueproof.guarantees import CATALOGUE, Offer
@@ -203,7 +202,7 @@ def _applies(kind: str, lab: Lab, offer: Offer) -> bool:
         case "restart":
             return lab.server.ours
         case "pause":  # past a lease
-            return offer.queue.lease is not None
+            return offer.queue.lease_time is not None
         case _:
             return True
 
@@ -291,7 +290,7 @@ class _Life:
     name: str
     place: _Place
     program: Program
-    begins: bool = False  # it has been told to
+    started: bool = False  # it has been told to
     ready: bool = False
     flight: _Flight | None = None
     held: list[Claimed] = field(default_factory=list)  # claims that it has not ended
@@ -425,7 +424,7 @@ class _Run:
         self._hosted = queue is not lab.queue
         self._offer = offer
         self._jobs = jobs
-        self._lease = queue.lease.total_seconds() if queue.lease else None
+        self._lease = queue.lease_time.total_seconds() if queue.lease_time else None
         self._queues = ["default"]
         if "queue" in queue.takes("claim") and "queue" in queue.takes("enqueue"):
             self._queues.append("other")
@@ -781,13 +780,13 @@ class _Run:
 
     def _greet(self, life: _Life, answer: Json) -> None:
         """What a program answers before it is asked for operations."""
-        if life.begins:
-            self._queue.read_error("begin", answer)
+        if life.started:
+            self._queue.read_error("start", answer)
         else:
             self._queue.described_by(answer)
-            if self._queue.begins:
-                life.begins = True
-                life.program.send(self._queue.request("begin", worker=identity(life.name)))
+            if "start" in self._queue.offers:
+                life.started = True
+                life.program.send(self._queue.request("start", worker=identity(life.name)))
                 return
         life.ready = True
 

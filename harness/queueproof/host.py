@@ -107,7 +107,9 @@ class Host:
             case "claim":
                 return {"jobs": [_job(claim) for claim in run(**_given(message))]}
             case "complete" | "fail" | "heartbeat":
-                return {"accepted": bool(run(**_given(message)))}
+                answer = run(**_given(message))
+                renewed = {"job": _job(answer)} if isinstance(answer, Claim) else {}
+                return {"accepted": bool(answer), **renewed}
             case "complete_many":
                 accepted = run(**_given(message))
                 return {"ids": None if accepted is None else sorted(accepted)}
@@ -159,7 +161,7 @@ class Host:
         if beside:
             session = self._connected(beside=True)
         absent = dict.fromkeys(OPERATIONS[operation] - {"job", "jobs"})
-        steps = self._queue.start(operation, **{**absent, **arguments})
+        steps = self._queue.begin(operation, **{**absent, **arguments})
         if wallclock.MOVABLE and not isinstance(self._queue, sqlfile.SqlFileQueue):
             steps = wallclock.resumed_at(steps, lambda: self._ahead)
         answer = run(session, steps)

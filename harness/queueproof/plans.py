@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from queueproof.errors import ServerError
 from queueproof.explore.conditions import PLANNERS
-from queueproof.explore.lab import Lab
+from queueproof.explore.lab import Lab, identity
 from queueproof.explore.session import Session, drive, execute
 from queueproof.guarantees import Offer
 from queueproof.queue import Claim, Operation, Step
@@ -166,7 +166,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
         session.run(f"SET {name} = {value}")
     before = _running(lab)
     plans: list[tuple[str, str]] = []
-    arguments = {**lab.defaults(), "worker": "00000000-0000-0000-0000-000000000001"}
+    arguments = {**lab.defaults(), "worker": identity("w1")}
     operation = lab.start("claim", **{**arguments, "limit": cell.limit})
     claims: Sequence[Claim] = ()
     try:

@@ -118,16 +118,11 @@ class ProgramQueue(Queue):
         """Whether it can move its own process' clock."""
         return "clock" in self._operations
 
-    @property
-    def begins(self) -> bool:
-        """Whether its workers want to be told when they begin, as one that registers does."""
-        return "begin" in self._operations
-
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the program wants to be told."""
         return self._takes.get(operation, OPERATIONS[operation])
 
-    def start(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002
+    def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002
         """Refuse: a program's statements are its own.
 
         Raises:
@@ -167,7 +162,7 @@ class ProgramQueue(Queue):
         operations = answer.get("operations")
         if not _is_strings(operations):
             refuse('it must have "operations", a list such as ["enqueue", "claim", "complete"]')
-        known = OPERATIONS.keys() | {"begin", "clock"}
+        known = OPERATIONS.keys() | {"clock"}
         for name in operations:
             if name not in known:
                 refuse(f"unknown operation {name!r}{_near(name, known)}")
@@ -197,14 +192,13 @@ class ProgramQueue(Queue):
         """The message for one operation.
 
         Args:
-            operation: `init`, `install`, `begin`, `clock` or one of those that it offers.
-            **arguments: `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock,
-                `worker` for begin;
+            operation: `init`, `install`, `clock` or one of those that it offers.
+            **arguments: `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock;
                 otherwise those of `OPERATIONS`, of which the program gets what it takes.
         """
         if "dsn" in arguments:
             arguments["dsn"] = as_uri(str(arguments["dsn"]))
-        if operation in {"init", "install", "begin", "clock"}:
+        if operation in {"init", "install", "clock"}:
             return {"op": operation, **arguments}
         takes = self.takes(operation)
         given = {name: self._argument(name, arguments.get(name)) for name in takes}
@@ -214,7 +208,7 @@ class ProgramQueue(Queue):
     def _argument(self, name: str, value: object) -> object:
         if value is None:
             # As in a queue file: what a caller leaves open is the header's, or 3 attempts.
-            value = {"lease": self.lease, "max_attempts": self.max_attempts or 3}.get(name)
+            value = {"lease": self.lease_time, "max_attempts": self.max_attempts or 3}.get(name)
         if name == "payload" and isinstance(value, str):
             return json.loads(value)
         if isinstance(value, timedelta):
@@ -255,6 +249,8 @@ class ProgramQueue(Queue):
             case "complete" | "fail" | "heartbeat":
                 if not isinstance(answer.get("accepted"), bool):
                     refuse('it must be {"accepted": true} or {"accepted": false}')
+                if operation == "heartbeat" and answer["accepted"] and "job" in answer:
+                    return _renewed(answer, request, refuse)
                 return answer["accepted"]
             case "jobs":
                 return _job_rows(_objects(answer, refuse), refuse)
@@ -265,7 +261,7 @@ class ProgramQueue(Queue):
         """Look for the failure of what is no operation of a queue, and must not fail.
 
         Args:
-            operation: `init`, `install`, `begin` or `clock`.
+            operation: `init`, `install`, `start` or `clock`.
             answer: What came back.
 
         Raises:
@@ -715,6 +711,16 @@ def _claim(job: Json) -> ProgramClaim:
     return ProgramClaim(job["id"], {key: _value(value) for key, value in job.items()}, job)
 
 
+def _renewed(answer: Json, request: Json, refuse: _Refuse) -> ProgramClaim:
+    """The claim with the fields that a heartbeat's answer replaces."""
+    job, new = request.get("job"), answer["job"]
+    if not isinstance(job, dict):
+        refuse('"job" belongs into the answer to a heartbeat that was given one')
+    if not isinstance(new, dict) or new.get("id", job["id"]) != job["id"]:
+        refuse(f'"job" is an object with what replaces the fields of job {job["id"]!r}')
+    return _claim({**job, **new})
+
+
 def _value(value: object) -> Value:
     if value is None:
         return Value(None, 0)
@@ -746,7 +752,9 @@ def _seconds(value: object) -> timedelta:
         raise ValueError(f"{value} seconds are more than a clock can tell") from None
 
 
-def _lease(value: object) -> timedelta:
+def _lease(value: object) -> timedelta | str:
+    if value == "session":
+        return "session"
     if (lease := _seconds(value)) <= timedelta(0):
         raise ValueError("it must be longer than zero; leave it out, or write 30")
     return lease

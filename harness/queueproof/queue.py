@@ -135,6 +135,8 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
     "recover": frozenset({"lease"}),
     "jobs": frozenset(),
     "cleanup": frozenset({"age"}),
+    "promote": frozenset(),
+    "start": frozenset({"worker"}),
 }
 """Every operation of a queue and the arguments that it may take."""
 
@@ -143,7 +145,8 @@ class Facts:
     """What a queue says of itself.
 
     Attributes:
-        lease: How long a claim holds without a heartbeat; None: it never runs out.
+        lease: How long a claim holds without a heartbeat; "session": until its worker's connection
+            ends; None: it never runs out.
         max_attempts: Most attempts of a job, crashes included; None: not promised.
         backoff: Least wait before a failed job's second attempt; None: none promised.
         jitter: By which fraction a wait may be shorter than an earlier one of the same job.
@@ -153,9 +156,13 @@ class Facts:
         promises: Guarantees that are judged only where promised.
         retry_on: SQLSTATEs that mean "nothing this time".
         breaks: Guarantee id to reason: breaks that are known and accepted.
+        delivery: "at-least-once": a late completion may count while the next attempt runs.
+        leader: Whether recover, promote and cleanup are run by one process at a time.
+        jobs_per_worker: 1: a worker that holds a job claims nothing until it has ended.
+        stale: "fails": a crashed worker's job ends failed; None: it becomes claimable.
     """
 
-    lease: timedelta | None = None
+    lease: timedelta | Literal["session"] | None = None
     max_attempts: int | None = None
     backoff: timedelta | None = None
     jitter: float = 0.0
@@ -165,8 +172,22 @@ class Facts:
     promises: frozenset[str] = frozenset()
     retry_on: frozenset[str] = frozenset()
     breaks: Mapping[str, str] = {}
+    delivery: Literal["at-least-once"] | None = None
+    leader: bool = False
+    jobs_per_worker: Literal[1] | None = None
+    stale: Literal["fails"] | None = None
 
     required: ClassVar[tuple[str, ...]] = ("install", "enqueue", "claim")
+
+    @property
+    def lease_time(self) -> timedelta | None:
+        """After how long a claim ends by itself; None where it does not."""
+        return self.lease if isinstance(self.lease, timedelta) else None
+
+    @property
+    def by_session(self) -> bool:
+        """Whether a claim ends with its worker's connection, and with nothing else."""
+        return self.lease == "session"
 
 
 def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
@@ -202,13 +223,17 @@ class Queue(Facts):
         def complete(self, worker, job) -> Operation[bool]
         def complete_many(self, worker, jobs) -> Operation[frozenset[str] | None]
         def fail(self, worker, job, error) -> Operation[bool]
-        def heartbeat(self, worker, job, lease) -> Operation[bool]
+        def heartbeat(self, worker, job, lease) -> Operation[bool | Claim]
         def recover(self, lease) -> Operation[list[str]]
         def jobs(self) -> Operation[list[JobRow]]
         def cleanup(self, age) -> Operation[None]
+        def promote(self) -> Operation[int | None]
+        def start(self, worker) -> Operation[None]
 
     `job` is a `Claim`; ids are text; `delay`, `lease` and `age` are timedeltas. `complete_many`
-    returns the ids that it accepted, or None where it cannot say which.
+    returns the ids that it accepted, or None where it cannot say which. A heartbeat that changes
+    the token returns the `Claim` as it is from then on. `promote` makes due jobs claimable, and
+    returns how many, or None where it cannot say. `start` comes once, when a worker's life begins.
     """
 
     @property
@@ -232,7 +257,7 @@ class Queue(Facts):
         """Which arguments of `OPERATIONS[operation]` the operation takes."""
         return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)
 
-    def start(self, operation: str, **arguments: object) -> Operation[Any]:
+    def begin(self, operation: str, **arguments: object) -> Operation[Any]:
         """Begin an operation with those of the arguments that it takes."""
         taken = self.takes(operation)
         method = getattr(self, operation)

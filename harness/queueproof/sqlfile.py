@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tomllib
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -119,7 +120,7 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
             raise QueueError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
-    if "lease" not in header:
+    if header.get("lease", "session") == "session":
         _reject_lease(blocks.values())
     return SqlFileQueue(str(path), text, header, blocks)
 
@@ -158,7 +159,7 @@ class SqlFileQueue(Queue):
         own = OPERATIONS[operation] & used
         return own | job if used - own else own
 
-    def start(self, operation: str, **arguments: object) -> Operation[Any]:
+    def begin(self, operation: str, **arguments: object) -> Operation[Any]:
         """Begin an operation with those of the arguments that it takes."""
         block = self._block(operation)
         own = {
@@ -168,7 +169,9 @@ class SqlFileQueue(Queue):
         match operation, arguments:
             case "complete_many", {"jobs": list() | tuple() as jobs}:
                 return _complete_many(block, own, jobs)
-            case "complete" | "fail" | "heartbeat", {"job": Claim() as job}:
+            case "heartbeat", {"job": Claim() as job}:
+                return _renewed(block, {**job.token, **own}, job)
+            case "complete" | "fail", {"job": Claim() as job}:
                 return _accepted(block, {**job.token, **own})
             case _:
                 return _ANSWERS.get(operation, _accepted)(block, own)
@@ -177,7 +180,7 @@ class SqlFileQueue(Queue):
         return self.blocks["schema" if operation == "install" else operation]
 
     def _argument(self, name: str, arguments: Mapping[str, object]) -> object:
-        declared: Mapping[str, object] = {"max_attempts": self.max_attempts, "lease": self.lease}
+        declared = {"max_attempts": self.max_attempts, "lease": self.lease_time}
         # Where the header is silent the file's author counts on 3, whatever a caller has in mind.
         if name == "max_attempts" and self.max_attempts is None:
             return 3
@@ -186,7 +189,7 @@ class SqlFileQueue(Queue):
         return arguments[name]
 
 
-_INT4, _TEXT, _INTERVAL, _JSONB = 23, 25, 1186, 3802
+_BOOL, _INT4, _TEXT, _INTERVAL, _JSONB = 16, 23, 25, 1186, 3802
 _OIDS = {
     "limit": _INT4,
     "priority": _INT4,
@@ -325,15 +328,52 @@ def _changed(block: Block, outcome: _Outcome) -> int:
     return outcome.changed
 
 
-def _accepted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[bool]:
+def _promoted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[int | None]:
     outcome = yield from _run(block, bindings)
+    return outcome.changed  # a function does not tell
+
+
+def _accepted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[bool]:
+    return _is_accepted(block, (yield from _run(block, bindings)))
+
+
+def _renewed(
+    block: Block, bindings: Mapping[str, Parameter], job: Claim
+) -> Operation[bool | Claim]:
+    """Whether a heartbeat was accepted; the claim with what replaces its columns, where it did."""
+    outcome = yield from _run(block, bindings)
+    accepted = _is_accepted(block, outcome)
+    if not accepted or outcome.result is None or block.mode == "!":
+        return accepted
+    rows = outcome.result.rows
+    same = [row for row in rows if "id" not in row or str(row["id"]) == job.id]
+    new = {name: value for row in same[:1] for name, value in row.items() if name in job.token}
+    return replace(job, token={**job.token, **new}) if new else True
+
+
+def _is_accepted(block: Block, outcome: _Outcome) -> bool:
     if block.mode == "!":
         return _changed(block, outcome) > 0
     if outcome.result is None:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
         message = f"{block.name} returned no columns; add RETURNING, or write {block.name}!"
         raise QueueError(message, _source(block))
-    return not outcome.cut and bool(outcome.result.rows)
+    if outcome.cut:
+        return False
+    if "accepted" in outcome.result.columns:
+        return any(_truth(block, row["accepted"]) for row in outcome.result.rows)
+    return bool(outcome.result.rows)
+
+
+def _truth(block: Block, accepted: Value) -> bool:
+    """What the column `accepted` says: a boolean, or a count; NULL is neither yes nor a job."""
+    if accepted.text is None or accepted.oid == _BOOL:
+        return accepted.text == b"t"
+    try:
+        return int(accepted) > 0
+    except ValueError:
+        message = f"{block.name} returned accepted = {accepted}, neither a boolean nor a count"
+        raise QueueError(message, _source(block)) from None
 
 
 def _complete_many(
@@ -357,6 +397,8 @@ _ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]
     "recover": _ids,
     "jobs": _job_rows,
     "cleanup": _nothing,
+    "promote": _promoted,
+    "start": _nothing,
 }
 
 
@@ -681,6 +723,25 @@ def _positive_duration(value: object) -> timedelta:
     return duration
 
 
+def _lease(value: object) -> timedelta | str:
+    if isinstance(value, str) and value.strip().lower() == "session":
+        return "session"
+    return _positive_duration(value)
+
+
+def _only(allowed: object, value: object) -> object:
+    """A key that says one thing or is left out."""
+    if value != allowed or type(value) is not type(allowed):
+        raise ValueError(f"{value!r} is not known; write {json.dumps(allowed)}, or leave it out")
+    return value
+
+
+def _truth_value(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - as every wrong value
+    return value
+
+
 def _count(value: object) -> int:
     # The upper end is int4's: it is bound to `:max_attempts`.
     if type(value) is not int or not 1 <= value < 2**31:
@@ -736,7 +797,7 @@ def _breaks(value: object) -> dict[str, str]:
 
 
 HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
-    "lease": _positive_duration,
+    "lease": _lease,
     "max_attempts": _count,
     "backoff": _duration,
     "jitter": _fraction,
@@ -746,4 +807,8 @@ HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "promises": _guarantees,
     "retry_on": _sqlstates,
     "breaks": _breaks,
+    "delivery": partial(_only, "at-least-once"),
+    "leader": _truth_value,
+    "jobs_per_worker": partial(_only, 1),
+    "stale": partial(_only, "fails"),
 }

@@ -199,12 +199,15 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
 
 
-def _one_of(*words: str) -> Callable[[object], bool]:
+def _one_of(*words: str | None) -> Callable[[object], bool]:
     return lambda value: value in words
 
 
 _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lease": (lambda v: v is None or _is_duration(v), "timedelta(seconds=30), or None"),
+    "lease": (
+        lambda v: v is None or v == "session" or _is_duration(v),
+        "timedelta(seconds=30), 'session', or None",
+    ),
     "max_attempts": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
     "backoff": (lambda v: v is None or isinstance(v, timedelta), "timedelta(seconds=5), or None"),
     "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
@@ -220,6 +223,10 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "promises": (lambda v: isinstance(v, frozenset | set), "frozenset({'old-snapshot'})"),
     "retry_on": (lambda v: isinstance(v, frozenset | set), "frozenset({'55P03'})"),
     "breaks": (lambda v: isinstance(v, dict), "{'order': 'why it is accepted'}"),
+    "delivery": (_one_of("at-least-once", None), "'at-least-once', or None"),
+    "leader": (lambda v: isinstance(v, bool), "True or False"),
+    "jobs_per_worker": (lambda v: v is None or (type(v) is int and v == 1), "1, or None"),
+    "stale": (_one_of("fails", None), "'fails', or None"),
 }
 
 

@@ -3,7 +3,7 @@
     queueproof check strategies.peers.procrastinate_worker:Procrastinate
 
 One App, with its connector, is one worker. Jobs are deferred by tasks; the JobManager's methods are
-called as its Worker calls them (worker.py): `prune_stalled_workers` when it begins, `fetch_job`,
+called as its Worker calls them (worker.py): `prune_stalled_workers` when it starts, `fetch_job`,
 `finish_job`, `retry_job`. What becomes of a failed job is its task's RetryStrategy to say, and how
 often it may be attempted is a property of its task, so that there is a task for every number of
 attempts that is asked for.
@@ -103,7 +103,7 @@ class Procrastinate(Client):
 
     # --- the worker's row -----------------------------------------------------------------------
 
-    async def begin(self, worker: str) -> None:
+    async def start(self, worker: str) -> None:
         """Register, as its Worker.run does before it fetches."""
         await self._manager.prune_stalled_workers(self.lease.total_seconds())
         self._workers = {worker: await self._manager.register_worker()}
@@ -111,7 +111,7 @@ class Procrastinate(Client):
     async def _registered(self, worker: str) -> int:
         """The id of a worker, which may have been pruned since it began."""
         if worker not in self._workers:
-            await self.begin(worker)
+            await self.start(worker)
         return self._workers[worker]
 
     async def heartbeat(self, worker: str) -> bool:

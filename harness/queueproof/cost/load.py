@@ -81,6 +81,11 @@ def refuse(queue: Queue) -> SqlFileQueue:
             f"{queue.name}: bench measures from claim to completion, and the queue has no block"
             " complete; write `-- name: complete(id, worker)!`"
         )
+    for name in {"start", "promote"} & queue.offers:
+        raise QueueError(
+            f"{queue.name}: bench does not run the block {name}, without which little would be"
+            " claimed as in earnest; `queueproof check` does"
+        )
     return queue
 
 
@@ -158,7 +163,7 @@ class _Compiler:
     def __init__(self, queue: SqlFileQueue, pgconn: PGconn) -> None:
         self._queue = queue
         self._pgconn = pgconn
-        lease = queue.lease
+        lease = queue.lease_time
         self._constants: dict[str, bytes | None] = {
             "queue": b"default",
             "payload": PAYLOAD,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from queueproof.cost.filling import Filling, NotMultipliedError
 from queueproof.errors import ServerError
-from queueproof.explore.lab import Lab
+from queueproof.explore.lab import Lab, identity
 from queueproof.explore.runner import DAY
 from queueproof.explore.session import Session, drive, execute
 from queueproof.explore.suites import MOMENT
@@ -42,7 +42,7 @@ AHEAD = (20_000, 20_000, 100_000)
 # Where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
 ONE_BY_ONE = (6_000, 10_000, 20_000)
 UNDER_SNAPSHOT = (3_000, 5_000, 10_000)
-WORKER = "00000000-0000-0000-0000-000000000001"
+WORKER = identity("w1")
 
 # Statements that the counters are not read before: a query may not precede SET TRANSACTION.
 _UNCOUNTED = frozenset(

@@ -20,8 +20,7 @@ from typing import Any
 from psycopg import sql
 
 from queueproof.errors import QueueError, ServerError
-from queueproof.explore.lab import GATE, Lab
-from queueproof.explore.runner import identity
+from queueproof.explore.lab import GATE, Lab, identity
 from queueproof.explore.session import LibpqSession, Session
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
@@ -176,13 +175,13 @@ class ClientSession(Session):
             return False
         return all(connection.idle for connection in self.connections)
 
-    def begin_work(self) -> None:
+    def start_work(self) -> None:
         """Have its worker do what it does before it can claim."""
         settings = dict(self._settings)
         self.configure({name: value for name, value in settings.items() if name != GATE})
         self._set_clock()
-        request = self._lab.programs.request("begin", worker=identity(self.name))
-        self._lab.programs.read_error("begin", self._talk.converse(request))
+        request = self._lab.programs.request("start", worker=identity(self.name))
+        self._lab.programs.read_error("start", self._talk.converse(request))
         self.configure(settings)  # the gate inside statements too: nobody would open it before
 
     def configure(self, settings: Mapping[str, str]) -> None:
@@ -361,7 +360,6 @@ class ClientLab(Lab):
         self._written: dict[str, str] = {}  # what the server gets to what a program wrote
         self._spares: deque[_Conversation] = deque()
         self.lives = itertools.count(1)
-        self._under_way = False  # a run in which workers act beside each other
         try:
             super().__init__(queue, server, conninfo)
         except BaseException:
@@ -474,22 +472,17 @@ class ClientLab(Lab):
         if isinstance(session, ClientSession):
             session.stepped = True
             session.configure(wanted)
-            if self.programs.begins and not self._under_way:
-                session.begin_work()
+            if "start" in self.queue.offers and not self._under_way:
+                session.start_work()
         else:
             super()._configure(session, wanted)
 
     def prepare(self, actors: Iterable[str]) -> None:
         """Have workers begin that want to be told; in the midst of a run one might wait."""
         for actor in actors:
-            if self.programs.begins and actor not in _NO_WORKERS:
+            if "start" in self.queue.offers and actor not in _NO_WORKERS:
                 self.session(actor)
         self._under_way = True
-
-    def reset(self, *, renew: bool = False) -> None:
-        """Bring the database back to the beginning; workers begin anew."""
-        self._under_way = False
-        super().reset(renew=renew)
 
     def _settings_of(self, owner: str) -> Sequence[str]:
         """What a new connection is told before its program may use it."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
@@ -36,6 +39,7 @@ DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no su
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
 _EMPTY = Step("DISCARD ALL")
+_WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
 _TABLES = """
@@ -182,6 +186,7 @@ class Lab:
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
         self._resets = 0
         self._payloads = itertools.count(1)
+        self._under_way = False  # a run, in which workers act beside each other
         self._gate: Gate | None = None
         self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
         self._skew: Callable[[str], float] = lambda _: 0.0
@@ -242,7 +247,7 @@ class Lab:
     def _run_install(self) -> None:
         """Have the queue make its tables."""
         installer = LibpqSession(self.conninfo, "the installer")
-        steps = self.queue.start("install")
+        steps = self.queue.begin("install")
         try:
             step = next(steps)
             while True:
@@ -338,6 +343,7 @@ class Lab:
             except (ConnectionLostError, ServerError):
                 self.discard(session)
         self._shift = 0.0
+        self._under_way = False
         if self._moves:
             self._moves.clear()
             self._set_clock()
@@ -365,7 +371,9 @@ class Lab:
         return session
 
     def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
-        """Give a session that the last reset has emptied its settings."""
+        """Give a session that the last reset has emptied its settings; its worker starts."""
+        if "start" in self.queue.offers and not self._under_way and _WORKER.fullmatch(session.name):
+            self._start_worker(session)
         for name, value in wanted.items():
             session.run(f"SET {name} = {value}")
 
@@ -390,7 +398,27 @@ class Lab:
         return {**wanted, **self._settings(key.partition(",")[0])}
 
     def prepare(self, actors: Iterable[str]) -> None:
-        """Have those who will act do what comes before, while nobody stands in their way."""
+        """Have workers start that will act; in the midst of a run one might wait."""
+        for actor in actors:
+            if "start" in self.queue.offers and _WORKER.fullmatch(actor):
+                self.session(actor)
+        self._under_way = True
+
+    def _start_worker(self, session: Session) -> None:
+        """Have a worker register, before its session is given any setting."""
+        steps = self.start("start", session.name, worker=identity(session.name))
+        step = None
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(execute(session, step))
+        except StopIteration:
+            pass
+        except ServerError as error:
+            raise self.refused("start", step or Step(""), error) from error
+        if session.in_transaction:
+            source = step.source if step else None
+            raise QueueError("start leaves its transaction open: end it with COMMIT", source)
 
     def owner_of(self, pid: int) -> str | None:  # noqa: ARG002 - which a subclass may know
         """The actor of a backend that one of its sessions has opened by itself."""
@@ -437,7 +465,7 @@ class Lab:
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
         """Begin one of the queue's operations on behalf of an actor."""
-        steps = self.queue.start(operation, **arguments)
+        steps = self.queue.begin(operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self._shift + self._skew(actor))
         return steps
@@ -654,8 +682,8 @@ class Lab:
             "max_attempts": self.queue.max_attempts or DEFAULT_BOUND,
             "queue": "default",
         }
-        if self.queue.lease is not None:
-            arguments["lease"] = self.queue.lease
+        if self.queue.lease_time is not None:
+            arguments["lease"] = self.queue.lease_time
         return arguments
 
     @property
@@ -709,6 +737,12 @@ def rejected(step: Step, error: ServerError) -> QueueError:
     return QueueError(
         f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}", source
     )
+
+
+@lru_cache(maxsize=4096)
+def identity(name: str) -> str:
+    """A worker's name as the queue sees it: a UUID, the same in every run."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
 
 @contextmanager

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any, Literal
 
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
-from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab
+from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
 from queueproof.explore.programs import FAULTS, HEARTBEATS, Do, JobSpec, Program
 from queueproof.explore.session import Session, execute
 from queueproof.history import Answer, Call, History, Ref, Wait
@@ -199,7 +197,10 @@ class Runner:
         self._tied = tied
         self._held = held
         self._batch_size = 1 if held else DRAIN_BATCH
-        self._lease = lab.queue.lease.total_seconds() if lab.queue.lease else None
+        beats = "heartbeat" in lab.queue.offers
+        self._beats_idle = beats and "job" not in lab.queue.takes("heartbeat")
+        lease = lab.queue.lease_time
+        self._lease = lease.total_seconds() if lease else None
         # At a stricter level than its own a queue's workers try again (queue-file.md, 8).
         stricter = {"40001", _DEADLOCK} if conditions.isolation else set()
         # What a fault prevents may have happened in part, whatever the queue expects.
@@ -321,6 +322,8 @@ class Runner:
         match do.kind:
             case "heartbeat" if actor.beside and self._lab.by_clients:
                 return False  # a program does one thing after another
+            case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
+                return self._beats_idle  # one without a job's columns
             case "complete" | "fail" | "heartbeat":
                 known = do.n < len(actor.claims) and do.kind in self._queue.offers
                 return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
@@ -637,8 +640,8 @@ class Runner:
         self, actor: _Actor, do: Do, call: Call
     ) -> tuple[dict[str, object], Sequence[Claim]]:
         arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
-        if self._queue.lease is not None:
-            arguments["lease"] = self._queue.lease
+        if self._queue.lease_time is not None:
+            arguments["lease"] = self._queue.lease_time
         named: list[Claim] = []
         match do.kind:
             case "enqueue":
@@ -647,6 +650,8 @@ class Runner:
                 takes = self._queue.takes("claim")
                 call.limit = arguments["limit"] = max(1, do.n) if "limit" in takes else 1
                 call.queue = do.queue
+            case "heartbeat" if do.n >= len(actor.claims):
+                pass
             case "complete" | "fail" | "heartbeat":
                 ref, claim = actor.claims[do.n]
                 call.refs, named = (ref,), [claim]
@@ -695,6 +700,9 @@ class Runner:
             actor.claims += [(Ref(call.index, claim.id), claim) for claim in value]
         elif call.kind in {"complete", "fail"} and call.answer == "accepted":
             actor.ended.update(call.refs)
+        elif call.kind == "heartbeat" and isinstance(value, Claim):
+            renewed = [(ref, value if ref in call.refs else one) for ref, one in actor.claims]
+            actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
             actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
         self._return(call)
@@ -1089,12 +1097,6 @@ class Runner:
                 return ", ".join(f"job {job}: {state}" for job, state in states.items())
             case _:
                 return call.answer
-
-
-@lru_cache(maxsize=4096)
-def identity(name: str) -> str:
-    """A worker's name as the queue sees it: a UUID, the same in every run."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
 
 
 def _reachable(waiting: Mapping[str, set[str]], start: str) -> set[str]:

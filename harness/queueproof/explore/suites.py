@@ -53,7 +53,7 @@ class Suite:
         queue = offer.queue
         self.offers = queue.offers
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held
-        self.lease = queue.lease.total_seconds() if queue.lease else None
+        self.lease = queue.lease_time.total_seconds() if queue.lease_time else None
         self.bound = queue.max_attempts
 
     def programs(self, guarantee: str) -> list[Program]:

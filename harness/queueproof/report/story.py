@@ -12,8 +12,8 @@ from queueproof.backoff import Wait, Waits
 from queueproof.checker import Violation
 from queueproof.cost.steady import REMEDIES, Slope
 from queueproof.explore.conditions import PLAIN, PLANNERS, Conditions
-from queueproof.explore.lab import DRAINER
-from queueproof.explore.runner import Beat, Run, identity
+from queueproof.explore.lab import DRAINER, identity
+from queueproof.explore.runner import Beat, Run
 from queueproof.guarantees import CATALOGUE
 from queueproof.history import Call
 from queueproof.plans import REWRITE, Overclaim
