@@ -27,7 +27,6 @@ from queueproof.report.card import Card, MutantJudgement
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
 SOUND = str(STRATEGIES / "skip_locked.sql")
-CHECK = "from queueproof.cli import main; main()"
 
 
 class Ran(NamedTuple):
@@ -76,7 +75,7 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def start(*arguments: str, dsn: str) -> subprocess.Popen[str]:
     """Begin a command in a process of its own."""
     return subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-c", CHECK, *arguments],
+        [sys.executable, "-m", "queueproof", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -352,15 +351,48 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
     assert ran.out.endswith("1 mutants: 1 killed, 0 equivalent, 0 survived\n\n")
 
 
-def test_a_reader_that_leaves_does_not_change_the_verdict(dsn: str) -> None:
-    """As with `| head -1`: no traceback, and the exit code is the verdict's."""
-    process = start("check", SOUND, "--only", "order", "--profile", "quick", dsn=dsn)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    err = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(60), err) == (0, "")
+@pytest.mark.parametrize(("queue", "code"), [(BROKEN, 1), ("nowhere.sql", 4)])
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1"])
+def test_a_stream_that_cannot_be_written_changes_no_exit_code(
+    dsn: str, queue: str, code: int, redirection: str
+) -> None:
+    """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
+    asked = ["check", queue, "--only", "single-claim", "--profile", "quick", "--postgres", dsn]
+    shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
+    ran = subprocess.run([*shell, *asked], capture_output=True, text=True, check=False)  # noqa: S603
+    assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
+
+
+@pytest.mark.parametrize(("queue", "code"), [(SOUND, 0), (BROKEN, 1), ("nowhere.sql", 4)])
+def test_readers_that_leave_change_no_exit_code(dsn: str, queue: str, code: int) -> None:
+    """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
+    process = start("check", queue, "--only", "single-claim", "--profile", "quick", dsn=dsn)
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+    assert process.wait(120) == code
+
+
+def test_a_report_that_cannot_be_written_exits_4(check: Run) -> None:
+    """Whatever was found: it is on the screen, and what was asked for is not in its file."""
+    for form in ("json", "html", "junit"):
+        ran = check(BROKEN, "--only", "single-claim", f"--{form}", "/dev/full")
+        assert (ran.code, ran.err) == (
+            4,
+            "queueproof: cannot write /dev/full: No space left on device\n",
+        )
+        assert "broken: " in ran.out
+
+
+def test_it_is_a_module_too() -> None:
+    """`python -m queueproof` is the command."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "queueproof", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith("queueproof ")
 
 
 # --- files --------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import json as jsonlib  # `json` is an option
 import os
 import secrets
+import select
 import shlex
 import signal
 import sys
@@ -23,6 +25,8 @@ import typer
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from queueproof.check import Replayed
     from queueproof.explore.lab import Lab
     from queueproof.mutate import Mutants
@@ -546,10 +550,57 @@ def _on_behalf_of(queue: Queue) -> Iterator[None]:
         raise
 
 
+class _LastingStream(io.RawIOBase):
+    """A standard stream that swallows everything once it cannot be written to any more."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except BlockingIOError:  # a pipe that somebody else has set so
+            select.select([], [self._descriptor], [])
+            return 0
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._descriptor)
+            return memoryview(data).nbytes
+
+
+def _make_streams_last() -> None:
+    """Let no stream that is closed, full, or read by nobody change what the exit code says."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed, and the next file that is opened would stand in for it
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        known = getattr(sys, name)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(_LastingStream(descriptor)),
+            encoding=known.encoding if known else "utf-8",
+            errors="replace",
+            line_buffering=name == "stderr" or os.isatty(descriptor),
+        )
+        if known:
+            known.flush()
+        setattr(sys, name, stream)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115 - the process' own
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    _make_streams_last()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, _stop)
@@ -576,9 +627,6 @@ def run(arguments: Sequence[str]) -> int:
         error.message = error.message.replace("Value error, ", "")  # pydantic's, under typer
         error.show()
         return Exit.UNUSABLE
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.HOLDS
     except BaseException as error:  # noqa: BLE001 - every end has its exit code
         causes = _causes(error)
         for cause in causes:

@@ -33,6 +33,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from queueproof.errors import QueueError, QueueproofError, ServerError
 from queueproof.guarantees import nearest
+from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
 from queueproof.queue import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value
 from queueproof.sqlfile import HEADER_KEYS
@@ -89,10 +90,11 @@ class ProgramQueue(Queue):
             name: What the user typed.
             argv: The program and its arguments.
             digest: Of its definition, where the files among its arguments are not that.
-            environment: Variables that it gets beside those of this process.
+            environment: Variables that it gets beside those of this process, libpq's excepted.
         """
         self.argv = tuple(argv)
-        self.environment = {**os.environ, **(environment or {})}
+        # A program is told where to connect to: PGHOSTADDR would lead it past the gate.
+        self.environment = {**without_libpq(os.environ), **(environment or {})}
         self.digest = _digest(self.argv) if digest is None else digest
         self._name = name
         self._operations = frozenset(self.required)

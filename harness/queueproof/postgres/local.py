@@ -165,7 +165,9 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
             f"PostgreSQL from {programs.directory} could not be started in {home}:\n{error}\n"
             "If there is no space in that directory, TMPDIR chooses another."
         ) from None
-    admin = Conninfo(make_conninfo("", host=str(sockets), port=5432, user="postgres"))
+    admin = Conninfo(
+        make_conninfo("", host=str(sockets), port=5432, user="postgres", dbname="postgres")
+    )
 
     def restart() -> Conninfo:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -124,30 +124,41 @@ def options(chosen: Mapping[str, str]) -> list[str]:
     return [part for name, value in chosen.items() for part in ("-c", f"{name}={value}")]
 
 
-def examine(conninfo: Conninfo) -> Facts:
-    """Connect, and ask what we need to know.
+@contextmanager
+def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """Connect to a server for the first time.
 
     Raises:
-        ServerUnavailableError: The server cannot be reached, or is too old to be asked.
+        ServerUnavailableError: It cannot be reached, or a statement of the block fails.
     """
     try:
         with psycopg.connect(conninfo, autocommit=True) as connection:
-            version = connection.info.server_version
-            refuse_old(version)
-            (row,) = connection.execute(
-                "SELECT current_user, rolsuper, rolcreatedb,"
-                " current_setting('fsync'), current_setting('synchronous_commit'),"
-                " pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
-                " pg_backend_pid() <> %s"
-                " FROM pg_catalog.pg_roles WHERE rolname = current_user",
-                [connection.info.backend_pid],
-            ).fetchall()
+            yield connection
     except psycopg.Error as error:
         # libpq names host, port and user in its message, never the password
         raise ServerUnavailableError(
             f"PostgreSQL at {conninfo.public or 'its default address'} does not let us in:"
             f" {str(error).strip()}\nTry the same address in psql."
         ) from None
+
+
+def examine(conninfo: Conninfo) -> Facts:
+    """Connect, and ask what we need to know.
+
+    Raises:
+        ServerUnavailableError: The server cannot be reached, or is too old to be asked.
+    """
+    with connected(conninfo) as connection:
+        version = connection.info.server_version
+        refuse_old(version)
+        (row,) = connection.execute(
+            "SELECT current_user, rolsuper, rolcreatedb,"
+            " current_setting('fsync'), current_setting('synchronous_commit'),"
+            " pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
+            " pg_backend_pid() <> %s"
+            " FROM pg_catalog.pg_roles WHERE rolname = current_user",
+            [connection.info.backend_pid],
+        ).fetchall()
     return Facts(version, *row)
 
 

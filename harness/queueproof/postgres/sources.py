@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 from psycopg import sql
@@ -12,7 +12,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, local
-from queueproof.postgres.server import Conninfo, Facts, Server, examine, spoken
+from queueproof.postgres.environment import no_libpq_variables
+from queueproof.postgres.server import Conninfo, Facts, Server, connected, examine, spoken
 from queueproof.postgres.watchdog import Watchdog
 
 CONNECT_SECONDS = 10  # psycopg's own is two minutes, for a host that swallows packets
@@ -34,7 +35,9 @@ def open_server(source: str | None = None, *, durable: bool = False) -> Iterator
             newest that is installed) or `local:/path/to/bin`; `container` (Docker; the image of
             $QUEUEPROOF_POSTGRES_IMAGE or postgres:18) or `container:image`; or the DSN of a
             running server, which gets fresh databases of our own name. None stands for
-            $QUEUEPROOF_POSTGRES, and then for `embedded`.
+            $QUEUEPROOF_POSTGRES, and then for `embedded`. What a DSN leaves open libpq's variables
+            fill in (PGHOST, PGPASSWORD, ...); the others take nothing from them, and until the end
+            of the block they are not in this process' environment.
         durable: Whether the server that is started must keep what it acknowledged when it
             crashes: the setting for benchmarks and crash tests. A server with a DSN is left
             with its own settings; see `Server.durable`.
@@ -47,12 +50,19 @@ def open_server(source: str | None = None, *, durable: bool = False) -> Iterator
     """
     wanted = Conninfo(source or os.environ.get("QUEUEPROOF_POSTGRES") or "embedded")
     source = None  # it may hold a password, and pytest prints the arguments of failed functions
-    with Watchdog() as watchdog:
+    with ExitStack() as stack:
+        if not _is_dsn(wanted):
+            stack.enter_context(no_libpq_variables())
+        watchdog = stack.enter_context(Watchdog())
         yield _open(wanted, watchdog, durable=durable)
 
 
+def _is_dsn(wanted: str) -> bool:
+    return "=" in wanted or wanted.startswith(("postgresql://", "postgres://"))
+
+
 def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
-    if "=" in wanted or wanted.startswith(("postgresql://", "postgres://")):
+    if _is_dsn(wanted):
         return _somebodys(wanted, watchdog)
     kind = wanted.split(":", 1)[0]
     where: str = kind
@@ -92,6 +102,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog) -> Server:
     _refuse_malformed(dsn)
     if "connect_timeout" not in conninfo_to_dict(dsn):
         dsn = Conninfo(make_conninfo(dsn, connect_timeout=CONNECT_SECONDS))
+    dsn = _completed(dsn)
     facts = examine(dsn)
     _refuse(facts)
     given = {"jit": "off"} | ({"deadlock_timeout": "60s"} if facts.superuser else {})
@@ -107,6 +118,20 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog) -> Server:
         _watchdog=watchdog,
         _restart=None,
     )
+
+
+def _completed(dsn: Conninfo) -> Conninfo:
+    """A DSN with what the environment, a service and a password file add to it.
+
+    So that whoever is handed it, a worker's program for one, gets to the same server.
+    """
+    given = conninfo_to_dict(dsn)
+    with connected(dsn) as connection:
+        used = {o.keyword.decode(): (o.val, o.compiled) for o in connection.pgconn.info}
+        password = connection.info.password
+    added = {key: val.decode() for key, (val, own) in used.items() if val and val != own}
+    complete = {**added, "password": password or None, **given, "service": None}
+    return Conninfo(make_conninfo("", **complete))
 
 
 def _refuse_malformed(dsn: Conninfo) -> None:

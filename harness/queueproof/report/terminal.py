@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,16 +28,10 @@ _MERMAID = re.compile(r"\n*```mermaid\n.*?```\n*", re.DOTALL)
 
 
 class Output(Console):
-    """A console that prints text as it is and falls silent when nobody reads any more."""
+    """A console that prints text as it is."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
         super().__init__(file=file, markup=False, highlight=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        """Go on without output: the verdict, and so the exit code, is not `head`'s to decide."""
-        self.quiet = True
-        # What is still buffered would fail once more when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def say(self, text: str | Text = "") -> None:
         """Print a line that only the terminal itself may break, so that it can be copied."""

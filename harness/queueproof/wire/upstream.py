@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import dataclass, field
 
@@ -42,13 +41,13 @@ class Upstream:
 
 
 def resolve(conninfo: str) -> Upstream:
-    """Let libpq find out what a connection string means, password files and all.
+    """Let libpq find out where a connection string leads.
 
     Raises:
         ServerUnavailableError: The server does not let us in without encryption.
         QueueproofError: Encryption is asked for.
     """
-    mode = conninfo_to_dict(conninfo).get("sslmode") or os.environ.get("PGSSLMODE", "")
+    mode = conninfo_to_dict(conninfo).get("sslmode")
     if mode in _ENCRYPTED:
         raise QueueproofError(
             f"sslmode={mode}: programs run behind a gate that speaks no TLS to the server; "

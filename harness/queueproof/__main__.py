@@ -1,0 +1,5 @@
+"""`python -m queueproof`: the command line."""
+
+from queueproof.cli import main
+
+main()

@@ -1,0 +1,96 @@
+"""libpq's environment variables: nothing to a server of our own, the usual to a DSN."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from queueproof.postgres import open_server
+from queueproof.postgres.environment import without_libpq
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+SOUND = str(STRATEGIES / "skip_locked.sql")
+WORKER = f"exec: {sys.executable} {STRATEGIES.parent}/harness/queueproof/templates/worker.py"
+
+
+def check(queue: str, environment: dict[str, str], *options: str) -> tuple[int, str]:
+    """A quick look at one guarantee by the command; its exit code and all that it says."""
+    asked = [queue, "--only", "order", "--profile", "quick", *options]
+    ran = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "queueproof", "check", *asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=without_libpq(os.environ) | environment,
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("queue", [SOUND, WORKER], ids=["file", "program"])
+def test_a_server_of_our_own_is_used_whatever_the_environment_names(queue: str) -> None:
+    """With every variable leading elsewhere the check passes, and nobody calls there."""
+    with socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        environment = {
+            "PGHOST": "127.0.0.1",
+            "PGHOSTADDR": "127.0.0.1",
+            "PGPORT": str(elsewhere.getsockname()[1]),
+            "PGDATABASE": "myapp",
+            "PGUSER": "me",
+            "PGPASSWORD": "secret",
+            "PGPASSFILE": "/nowhere",
+            "PGSERVICE": "nowhere",
+            "PGSSLMODE": "verify-full",
+            "PGREQUIREAUTH": "scram-sha-256",
+            "PGOPTIONS": "-c default_transaction_read_only=on",
+            "PGTARGETSESSIONATTRS": "standby",
+            "PGCLIENTENCODING": "nonsense",
+            "PGTZ": "nonsense",
+            "PGDATESTYLE": "nonsense",
+        }
+        code, said = check(queue, environment, "--postgres", "embedded")
+        elsewhere.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
+    assert (code, "embedded" in said) == (0, True), said
+
+
+@pytest.mark.parametrize("queue", [SOUND, WORKER], ids=["file", "program"])
+def test_what_a_dsn_leaves_open_the_environment_fills_in(queue: str) -> None:
+    """Host and role are the variables', for the harness and for a worker's program."""
+    with open_server("embedded") as server, server.database() as dsn:
+        place = conninfo_to_dict(dsn)
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE ROLE me LOGIN CREATEDB")
+        environment = {"PGHOST": str(place["host"]), "PGPORT": "5432", "PGUSER": "me"}
+        code, said = check(queue, environment, "--postgres", "postgresql:///postgres")
+    assert (code, "user=me" in said) == (0, True), said
+
+
+PUT_BACK = """
+import os
+from queueproof.postgres.environment import no_libpq_variables
+with no_libpq_variables():
+    with no_libpq_variables():
+        pass
+    print("PGTZ" in os.environ, os.environ["PG_OF_MINE"])
+print(os.environ["PGTZ"])
+"""
+
+
+def test_what_was_taken_out_is_put_back() -> None:
+    """The process has its variables again when nobody wants them out any more."""
+    ran = subprocess.run(  # noqa: S603 - our own script
+        [sys.executable, "-c", PUT_BACK],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PGTZ": "Asia/Tokyo", "PG_OF_MINE": "stays"},
+    )
+    assert ran.stdout == "False stays\nAsia/Tokyo\n"
