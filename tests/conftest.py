@@ -14,6 +14,7 @@ import pytest
 
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.postgres import Server, open_server
+from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.sqlfile import load_text
 
 PATIENCE = 30.0  # seconds
@@ -49,6 +50,14 @@ def lab_of(server: Server) -> Iterator[Callable[[str], Lab]]:
     """Installs a queue file's text in a database of its own."""
     with ExitStack() as stack:
         yield lambda text: stack.enter_context(open_lab(load_text(text, "queue.sql"), server))
+
+
+@pytest.fixture(scope="session")
+def pgbouncer() -> Path:
+    """PgBouncer itself; for tests marked `pgbouncer`."""
+    found = find_pgbouncer()
+    assert found, f"tests marked `pgbouncer` need it: {MISSING}"
+    return found
 
 
 PEERS = Path(__file__).parent.parent / "strategies" / "peers"

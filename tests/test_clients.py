@@ -34,7 +34,7 @@ from queueproof.explore.runner import Run, Runner
 from queueproof.explore.shrink import Failure
 from queueproof.guarantees import select
 from queueproof.postgres import Server
-from queueproof.postgres.pooler import MISSING, find_pgbouncer
+from queueproof.postgres.pooler import MISSING
 from queueproof.program import ProgramError, from_command
 from queueproof.queue import Step
 from queueproof.report.card import Judgement
@@ -370,7 +370,8 @@ UNLOCKS = """
             return {{"accepted": done}}"""
 
 
-@pytest.mark.skipif(find_pgbouncer() is None, reason=MISSING)
+@pytest.mark.pgbouncer
+@pytest.mark.usefixtures("pgbouncer")
 def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
     """The lock stays on one connection and is looked for on another: claims come back empty."""
     unnamed = ("psycopg.connect(", "psycopg.connect(prepare_threshold=None, conninfo=")
@@ -379,3 +380,17 @@ def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: La
     found = judged(lab, "pooler-safe")
     assert found.verdict == "broken"
     assert "and more without the pooler (pgbouncer 1." in found.reason
+
+
+def test_without_pgbouncer_nothing_is_said_of_a_program_s_own_connections(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""
+    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: None)
+    lab = lab_of()
+    card = check_queue(lab, select(["order", "pooler-safe"]), profile="glance")
+    order, pooler = card.guarantees
+    assert (order.verdict, pooler.verdict, pooler.reason) == ("holds", "not-offered", MISSING)
+    assert card.exit_code == 0
+    card = check_queue(lab, select(["pooler-safe"]), profile="glance", named=["pooler-safe"])
+    assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)

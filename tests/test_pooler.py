@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psycopg
@@ -35,7 +35,7 @@ from queueproof.explore.runner import POOL, Run, Runner, past
 from queueproof.explore.shrink import breaches
 from queueproof.guarantees import select
 from queueproof.postgres import Server
-from queueproof.postgres.pooler import MISSING, find_pgbouncer, open_pooler
+from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import PROBES
 
 LabOf = Callable[[str], Lab]
@@ -44,9 +44,6 @@ POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
 LAPSE = past(30.0)
 STRATEGIES = Path(__file__).parent.parent / "strategies"
-PGBOUNCER = find_pgbouncer()
-
-needs_pgbouncer = pytest.mark.skipif(PGBOUNCER is None, reason=MISSING)
 
 QUEUE = """
 -- /// queue
@@ -203,20 +200,46 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
         assert breaches(pooled(lab, policy).run(program), declare(calibrate(lab))) == []
 
 
-def test_without_pgbouncer_a_pass_is_inconclusive(
-    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it is not installed nothing is claimed, and the reason says how to get it."""
+@pytest.fixture
+def _no_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that lacks it."""
     monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: None)
-    (judgement,) = check_queue(lab_of(queue()), select(ONLY), profile="quick").guarantees
-    assert (judgement.verdict, judgement.reason) == ("inconclusive", MISSING)
-    assert "apt-get install pgbouncer" in MISSING
+
+
+@pytest.mark.usefixtures("_no_pgbouncer")
+def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> None:
+    """Rule 25: it holds or breaks all the same, and the evidence says what was not there."""
+    card = check_queue(lab_of(queue()), select(ONLY), profile="quick")
+    (judgement,) = card.guarantees
+    assert (judgement.verdict, card.exit_code) == ("holds", 0)
+    itself = [what for what in judgement.evidence if "PgBouncer itself" in what]
+    assert [judgement.evidence[what] for what in itself] == [0]
+    assert "not installed: apt-get install pgbouncer" in judgement.reason
+    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
+    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    assert judgement.verdict == "broken", judgement.reason
+    assert judgement.story is not None
+    assert "A pooler in transaction mode stands between" in judgement.story
+    assert not any(n for what, n in judgement.evidence.items() if "PgBouncer itself" in what)
+
+
+@pytest.mark.usefixtures("_no_pgbouncer")
+@pytest.mark.parametrize(("named", "required"), [(ONLY, ()), ((), ONLY)])
+def test_without_pgbouncer_a_pass_that_was_asked_for_by_name_is_inconclusive(
+    lab_of: LabOf, named: Sequence[str], required: Sequence[str]
+) -> None:
+    """Rule 25: whoever names it wants PgBouncer itself, and is told how to get it."""
+    lab = lab_of(queue())
+    card = check_queue(lab, select(ONLY), profile="glance", named=named, required=required)
+    assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)
+    assert card.guarantees[0].reason.startswith(f"{MISSING}; without it: ")
 
 
 # --- PgBouncer itself ---------------------------------------------------------------------------
 
 
-@needs_pgbouncer
+@pytest.mark.pgbouncer
+@pytest.mark.usefixtures("pgbouncer")
 def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
     """Both the played and the real pooler count what went through them."""
     (judgement,) = check_queue(lab_of(queue()), select(ONLY), profile="quick").guarantees
@@ -227,7 +250,8 @@ def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
     assert counts["transactions on another connection than the one before"] > 0
 
 
-@needs_pgbouncer
+@pytest.mark.pgbouncer
+@pytest.mark.usefixtures("pgbouncer")
 def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     """The story names PgBouncer and its version, and happens again."""
     lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
@@ -237,21 +261,19 @@ def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     assert PROBES["pooler-safe"].replay(lab, calibrate(lab), seen.data) == seen.story
 
 
-@needs_pgbouncer
-def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
+@pytest.mark.pgbouncer
+def test_claims_held_in_their_transaction_go_through(lab_of: LabOf, pgbouncer: Path) -> None:
     """A held claim keeps its connection to the server, and a crash rolls it back in time."""
-    assert PGBOUNCER is not None
     lab = lab_of(HELD)
-    passage = pooling.watch(lab, calibrate(lab), PGBOUNCER, 1)
+    passage = pooling.watch(lab, calibrate(lab), pgbouncer, 1)
     assert passage.failure is None
     assert passage.transactions > 0
 
 
-@needs_pgbouncer
-def test_transactions_take_turns(server: Server) -> None:
+@pytest.mark.pgbouncer
+def test_transactions_take_turns(server: Server, pgbouncer: Path) -> None:
     """Consecutive transactions of one client run on different backends."""
-    assert PGBOUNCER is not None
-    with server.database() as conninfo, open_pooler(conninfo, PGBOUNCER) as pooler:
+    with server.database() as conninfo, open_pooler(conninfo, pgbouncer) as pooler:
         with psycopg.connect(pooler.conninfo, autocommit=True) as client:
             pids = [client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(4)]
         assert all(one != other for one, other in itertools.pairwise(pids))
@@ -259,15 +281,14 @@ def test_transactions_take_turns(server: Server) -> None:
         assert pooler.busy_backends() > 1
 
 
-@needs_pgbouncer
+@pytest.mark.pgbouncer
 def test_a_password_goes_where_nobody_reads_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A password with quotes reaches PgBouncer in a private file, which goes with it."""
-    assert PGBOUNCER is not None
     monkeypatch.setenv("PGPASSWORD", "it's a 'secret'")
     with server.database() as conninfo:
-        with open_pooler(conninfo, PGBOUNCER) as pooler:
+        with open_pooler(conninfo, pgbouncer) as pooler:
             socket = psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]
             configuration = Path(str(socket)) / "pgbouncer.ini"
             assert "password='it''s a ''secret'''" in configuration.read_text()
@@ -276,7 +297,8 @@ def test_a_password_goes_where_nobody_reads_it(
         assert not Path(str(socket)).exists()
 
 
-@needs_pgbouncer
+@pytest.mark.pgbouncer
+@pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(server: Server) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -323,13 +345,12 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     assert "Permission denied" in PROBES["pooler-safe"].watch(lab, calibrate(lab), 0).unable
 
 
-@needs_pgbouncer
-def test_a_server_that_lets_nobody_in_is_named(server: Server) -> None:
+@pytest.mark.pgbouncer
+def test_a_server_that_lets_nobody_in_is_named(server: Server, pgbouncer: Path) -> None:
     """A database that is not there is told in one message."""
-    assert PGBOUNCER is not None
     with (
         server.database() as conninfo,
         pytest.raises(ServerUnavailableError, match="nowhere"),
-        open_pooler(make_conninfo(conninfo, dbname="nowhere"), PGBOUNCER),
+        open_pooler(make_conninfo(conninfo, dbname="nowhere"), pgbouncer),
     ):
         pass

@@ -174,9 +174,12 @@ def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server
 def test_a_clock_that_cannot_be_set_leaves_the_question_open(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the extra that moves a process' clock the verdict says how to get it."""
+    """Rule 25: without what moves a process' clock, server-clock is not offered, and says why."""
     monkeypatch.setattr(wallclock, "MOVABLE", False)
     with open_lab(SkipLocked(), server) as lab:
-        (judgement,) = check_queue(lab, select(["server-clock"]), profile="quick").guarantees
-    assert judgement.verdict == "inconclusive"
-    assert "queueproof[clock]" in judgement.reason
+        asked = select(["single-claim", "server-clock"])
+        card = check_queue(lab, asked, profile="glance")
+        named = check_queue(lab, asked, profile="glance", named=["server-clock"])
+    assert [one.verdict for one in card.guarantees] == ["holds", "not-offered"]
+    assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
+    assert (card.exit_code, named.exit_code) == (0, 2)

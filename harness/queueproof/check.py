@@ -10,7 +10,7 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -58,7 +58,7 @@ from queueproof.free import Free, free_run
 from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.history import Call
 from queueproof.probes import PROBES, Seen
-from queueproof.report.card import Card, Judgement
+from queueproof.report.card import Card, Judgement, Verdict
 from queueproof.report.story import tell
 
 
@@ -144,6 +144,8 @@ class Examination:
     seed: int
     profile: Profile
     through: str | None = None  # only programs that do this operation
+    named: frozenset[str] = frozenset()  # asked for by name: no tool may be lacking
+    required: frozenset[str] = frozenset()  # and the queue must offer what they need
     failures: dict[str, Failure] = field(default_factory=dict)
     probed: dict[str, Seen] = field(default_factory=dict)
     freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
@@ -249,7 +251,7 @@ class Examination:
     def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
         """Look for what breaks under some conditions and holds without them."""
         if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
-            self.probed[name] = Seen({}, unable=wallclock.MISSING)
+            self.probed[name] = Seen({}, lacks=wallclock.MISSING)
         if conditions.pooled and self.lab.by_clients:
             return  # a program chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
@@ -435,10 +437,13 @@ class Examination:
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee, with its story as short as it was made."""
         name = guarantee.id
+        named = name in self.named | self.required
+        watched = self.probed.get(name, Seen({}))
         missing = guarantee.needs(self.offer)
         if missing is not None:
-            remark = self.probed[name].remark if name in self.probed else ""
-            return Judgement(name, "not-offered", f"{missing}: {remark}" if remark else missing)
+            reason = f"{missing}: {watched.remark}" if watched.remark else missing
+            verdict: Verdict = "inconclusive" if name in self.required else "not-offered"
+            return Judgement(name, verdict, reason)
         evidence = self._evidence(name)
         accepted = self.offer.queue.breaks.get(name)
         broken = self._broken(name)
@@ -447,28 +452,37 @@ class Examination:
                 reason = f"{broken.reason} (declared: {accepted})"
                 return Judgement(name, "accepted", reason, broken.story, broken.replay, evidence)
             return Judgement(name, "broken", broken.reason, broken.story, broken.replay, evidence)
-        if name in self.failures:
-            explained = self._explained(name)
-            return Judgement(name, "inconclusive", explained, evidence=evidence)
-        if unable := name in self.probed and self.probed[name].unable:
-            return Judgement(name, "inconclusive", unable, evidence=evidence)
-        if name in TIMED and self.lab.unmoved:
-            return Judgement(name, "inconclusive", self.lab.unmoved, evidence=evidence)
-        if name in self.unsure:
-            return Judgement(name, "inconclusive", self.unsure[name], evidence=evidence)
-        seen = {what: n for what, n in evidence.items() if what not in _EFFORT}
-        if not seen:
-            lacking = f": no {LACKING[name]}" if name in LACKING else ""
-            reason = f"no run put it to the test{lacking}"
-            return Judgement(name, "inconclusive", reason, evidence=evidence)
-        if name == "crash-safe" and (lacking := self._without(evidence)):
-            return Judgement(name, "inconclusive", f"no {lacking}", evidence=evidence)
+        if watched.lacks and not watched.partial:
+            return Judgement(name, "inconclusive" if named else "not-offered", watched.lacks)
+        unsure = self._unsure(name, watched, evidence)
+        if unsure:
+            return Judgement(name, "inconclusive", unsure, evidence=evidence)
         reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
-        if name in self.probed and self.probed[name].remark:
-            reason += f"; {self.probed[name].remark}"
+        if watched.lacks and named:
+            reason = f"{watched.lacks}; without it: {reason}"
+            return Judgement(name, "inconclusive", reason, evidence=evidence)
+        if watched.remark:
+            reason += f"; {watched.remark}"
         if accepted is not None:
             reason = f"declared in [breaks] but not seen to break: {reason}"
         return Judgement(name, "holds", reason, evidence=evidence)
+
+    def _unsure(self, name: str, watched: Seen, evidence: Mapping[str, int]) -> str:
+        """Why a guarantee that was not seen to break is no pass; empty where it is one."""
+        if name in self.failures:
+            return self._explained(name)
+        if watched.unable:
+            return watched.unable
+        if name in TIMED and self.lab.unmoved:
+            return self.lab.unmoved
+        if name in self.unsure:
+            return self.unsure[name]
+        if not any(n for what, n in evidence.items() if what not in _EFFORT):
+            lacking = f": no {LACKING[name]}" if name in LACKING else ""
+            return f"no run put it to the test{lacking}"
+        if name == "crash-safe" and (lacking := self._without(evidence)):
+            return f"no {lacking}"
+        return ""
 
     def _without(self, evidence: Mapping[str, int]) -> str:
         """The faults that no run was hit by, of those that can be had here."""
@@ -501,9 +515,9 @@ class Examination:
             evidence["operations in free runs"] = self.evidence["", "operations in free runs"]
         if name == "crash-safe":
             evidence["distinct steps hit"] = len(self._hit)
-        if name in self.probed:
-            evidence |= self.probed[name].evidence
-        return {what: n for what, n in evidence.items() if n}
+        watched = self.probed.get(name, Seen({}))
+        evidence |= watched.evidence
+        return {what: n for what, n in evidence.items() if n or watched.lacks}
 
     def _broken(self, name: str) -> _Broken | None:
         seen = self.probed.get(name)
@@ -659,6 +673,8 @@ def check_queue(
     *,
     seed: int = 0,
     profile: str = "default",
+    named: Iterable[str] = (),
+    required: Iterable[str] = (),
     progress: Progress = lambda _what, _fraction: None,
 ) -> Card:
     """Judge an installed queue.
@@ -668,6 +684,10 @@ def check_queue(
         wanted: The guarantees to judge.
         seed: Of the random programs and schedules: the same seed gives the same card.
         profile: A key of `PROFILES`; `glance` is for tests, `mutants` for mutants.
+        named: Ids of guarantees that were asked for by name: where a tool that they need is not
+            there, they are inconclusive.
+        required: Ids of those that must be judged: inconclusive too where the queue itself does
+            not offer what they need.
         progress: Called as it goes on.
 
     Raises:
@@ -676,7 +696,15 @@ def check_queue(
     began = time.monotonic()
     offer = calibrate(lab)
     budget = {**_PROFILES, **(_PROGRAMS if lab.by_clients else {})}[profile]
-    examination = Examination(lab, offer, declare(offer), seed, budget)
+    examination = Examination(
+        lab,
+        offer,
+        declare(offer),
+        seed,
+        budget,
+        named=frozenset(named),
+        required=frozenset(required),
+    )
     examination.examine(wanted, progress)
     progress("stories", 1.0)
     examination.shorten(wanted)

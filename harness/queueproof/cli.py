@@ -104,6 +104,15 @@ def check(
         str | None,
         typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
     ] = None,
+    skip: Annotated[str | None, typer.Option(metavar="ID,...", help="Judge all but these.")] = None,
+    require: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,...",
+            help="What must be judged: exit 2 where the queue does not offer it, or a tool that it"
+            " needs is not here.",
+        ),
+    ] = None,
     profile: Annotated[
         ProfileName | None,
         typer.Option(help="How thorough: seconds, a minute, many minutes.", show_default="default"),
@@ -155,13 +164,15 @@ def check(
     from queueproof.report.terminal import Output, print_card, print_whole
     from queueproof.target import resolve
 
-    wanted = select(None if only is None else _listed(only, "--only"))
+    named, required = _ids(only, "--only"), _ids(require, "--require")
+    wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
     paths = [path for path in (json, html, junit) if path is not None]
     if len(set(paths)) < len(paths):
         raise QueueproofError("--json, --html and --junit need a file each")
-    if replay is not None and (paths or mutate or only is not None):
+    if replay is not None and (paths or mutate or only or skip or require):
         raise QueueproofError(
-            "--replay runs one story: --only, --mutate and reports do not go with it"
+            "--replay runs one story: --only, --skip, --require, --mutate and reports do not go"
+            " with it"
         )
     if export is not None:
         if replay is None:
@@ -194,7 +205,15 @@ def check(
             out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
             out.say()
             with _progress() as progress:
-                card = check_queue(lab, wanted, seed=seed, profile=thorough, progress=progress)
+                card = check_queue(
+                    lab,
+                    wanted,
+                    seed=seed,
+                    profile=thorough,
+                    named=named or (),
+                    required=required or (),
+                    progress=progress,
+                )
         command = f"{shlex.join(again)} --replay"
         print_card(out, card, command)
         if mutants is not None:
@@ -453,6 +472,10 @@ def guarantees() -> None:
 
 
 # --- files --------------------------------------------------------------------------------------
+
+
+def _ids(text: str | None, option: str) -> list[str] | None:
+    return None if text is None else _listed(text, option)
 
 
 def _listed(text: str, option: str) -> list[str]:

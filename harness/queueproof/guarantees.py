@@ -271,17 +271,28 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def select(ids: Iterable[str] | None) -> list[Guarantee]:
-    """The guarantees to judge: those asked for, or all, in the order of the catalogue.
+def select(
+    ids: Iterable[str] | None, *, skip: Iterable[str] = (), require: Iterable[str] = ()
+) -> list[Guarantee]:
+    """The guarantees to judge, in the order of the catalogue.
+
+    Args:
+        ids: Those that are asked for; None for all.
+        skip: Those that are left out.
+        require: Those that must be among them.
 
     Raises:
-        QueueproofError: An id is unknown.
+        QueueproofError: An id is unknown, or one that is required is left out, or all are.
     """
-    if ids is None:
-        return list(_ALL)
-    chosen = list(ids)
-    for name in chosen:
+    chosen = list(CATALOGUE if ids is None else ids)
+    left_out, required = list(skip), list(require)
+    for name in (*chosen, *left_out, *required):
         if name not in CATALOGUE:
             near = nearest(name, CATALOGUE) or "; `queueproof guarantees` lists them"
             raise QueueproofError(f"unknown guarantee {name!r}{near}")
-    return [guarantee for guarantee in _ALL if guarantee.id in chosen]
+    asked = [guarantee for guarantee in _ALL if guarantee.id in {*chosen} - {*left_out}]
+    if lost := {*required} - {guarantee.id for guarantee in asked}:
+        raise QueueproofError(f"{min(lost)} is required and left out at the same time")
+    if not asked:
+        raise QueueproofError("nothing is left to judge: every guarantee asked for is skipped")
+    return asked

@@ -16,17 +16,25 @@ from queueproof.guarantees import Offer
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.report.story import tell, tell_growth, tell_overclaim, tell_waits
 
+_NOT_THROUGH = (
+    "transactions through PgBouncer itself (not installed: apt-get install pgbouncer, "
+    "or brew install pgbouncer)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a probe saw.
 
     Attributes:
-        evidence: What was measured to how often; a pass without any is none.
+        evidence: What was measured to how often; a pass without any is none. What could not be
+            measured for want of a tool counts 0.
         broken: How the guarantee is broken; empty where it is not.
         story: The same as a story.
         data: What `replay` needs to see it again, as JSON.
         unable: Why it could not be asked here, with the way to have it asked; or nothing.
+        lacks: The tool that this machine lacks, with the way to get it; or nothing.
+        partial: Whether what is found without that tool is worth a verdict.
         remark: What else a reader of the verdict should know; or nothing.
         explains: Guarantee ids whose breach follows from this one, to the sentence that says so.
     """
@@ -36,6 +44,8 @@ class Seen:
     story: str = ""
     data: Any = None
     unable: str = ""
+    lacks: str = ""
+    partial: bool = False
     remark: str = ""
     explains: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,7 +112,8 @@ class ThroughPgbouncer:
         """Run what workers do in turn through it."""
         program = find_pgbouncer()
         if program is None:
-            return Seen({}, unable=MISSING)
+            # Whose connections are a program's own can only be asked behind PgBouncer itself.
+            return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=not lab.by_clients)
         try:
             passage = pooling.watch(lab, offer, program, level)
         except ServerUnavailableError as error:

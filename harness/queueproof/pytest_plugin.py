@@ -58,6 +58,19 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         choices=("quick", "default", "deep"),
         help="How thorough; quick for our own queues, default for yours.",
     )
+    group.addoption(
+        "--queueproof-skip",
+        default="",
+        metavar="ID,...",
+        help="Deselect what asks for these guarantees.",
+    )
+    group.addoption(
+        "--queueproof-require",
+        default="",
+        metavar="ID,...",
+        help="Fail, instead of skipping, where one of these cannot be judged: the queue does not"
+        " offer it, or a tool that it needs is not here.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +163,8 @@ class Examiner:
         self.profile: str = config.option.queueproof_profile or (
             "default" if config.option.queue else "quick"
         )
+        self._skipped = _ids(config, "skip")
+        self._required = _ids(config, "require")
 
     @cached_property
     def named(self) -> list[Queue]:
@@ -220,7 +235,13 @@ class Examiner:
 
         with self.lab(queue) as lab:
             profile = profile or self.profile
-            return check_queue(lab, select(guarantees), seed=self.seed, profile=profile)
+            return check_queue(
+                lab,
+                select(guarantees),
+                seed=self.seed,
+                profile=profile,
+                required=self._required,
+            )
 
     # --- hooks ----------------------------------------------------------------------------------
 
@@ -242,6 +263,9 @@ class Examiner:
         items[:] = kept
 
     def _wants(self, item: pytest.Item) -> bool:
+        marker = item.get_closest_marker("guarantee")
+        if marker is not None and marker.args[0] in self._skipped:
+            return False
         if self.named:
             return "queue" in getattr(item, "fixturenames", ())
         asked = self.profile != "quick" or "thorough" in self._config.option.markexpr
@@ -253,6 +277,11 @@ class Examiner:
             marker, queue = item.get_closest_marker("guarantee"), _queue_of(item)
             if marker is not None and queue is not None:
                 self._asked.setdefault(queue.name, set()).add(marker.args[0])
+        unasked = self._required.difference(*self._asked.values())
+        if unasked:
+            raise pytest.UsageError(
+                f"--queueproof-require {min(unasked)}: no test that is left asks for it"
+            )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -266,6 +295,15 @@ class Examiner:
             name: self._pool.submit(self._check, queues[name], asked)
             for name, asked in self._asked.items()
         }
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """End with pytest's code for no tests where a queue was skipped through and through."""
+        judged = [
+            {judgement.verdict for judgement in card.guarantees} - {"not-offered"}
+            for card in self._cards.values()
+        ]
+        if self.named and exitstatus == pytest.ExitCode.OK and not all(judged):
+            session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what holds of which queue, and one story of what the naive queue does."""
@@ -294,6 +332,22 @@ class Examiner:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._resources.close()
         self._pool.shutdown()
+
+
+def _ids(config: pytest.Config, option: str) -> set[str]:
+    """The guarantees that an option names.
+
+    Raises:
+        pytest.UsageError: One is unknown.
+    """
+    text = str(config.getoption(f"--queueproof-{option}"))
+    names = {name.strip() for name in text.split(",")} if text else set()
+    if names:
+        from queueproof.guarantees import select
+
+        with _usage_errors():
+            select(names)
+    return names
 
 
 def _queue_of(item: pytest.Item) -> Queue | None:

@@ -77,11 +77,12 @@ class Card:
 
     @property
     def verdict(self) -> Literal["holds", "broken", "inconclusive"]:
-        """Of the whole: broken beats inconclusive beats holds."""
+        """Of the whole: broken beats inconclusive beats holds; nothing judged is inconclusive."""
         found = {judgement.verdict for judgement in self.guarantees}
         if "broken" in found:
             return "broken"
-        return "inconclusive" if "inconclusive" in found else "holds"
+        judged = found - {"not-offered"}
+        return "inconclusive" if "inconclusive" in judged or not judged else "holds"
 
     @property
     def exit_code(self) -> Exit:
