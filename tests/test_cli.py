@@ -205,6 +205,36 @@ def test_the_queue_that_init_writes_passes(
     assert command("init", "no/such/directory/q.sql").code == 4
 
 
+NOWHERE = "old-snapshot,concurrency-limit"  # neither is offered by the reference
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--only", NOWHERE], 2, "inconclusive: {} (2 not offered; "),
+        (["--only", f"{NOWHERE},order"], 0, "holds: {} (1 holds; 2 not offered; "),
+        (["--only", f"{NOWHERE},order", "--skip", "old-snapshot"], 0, "(1 holds; 1 not offered; "),
+        (
+            ["--only", f"{NOWHERE},order", "--require", "order,old-snapshot"],
+            2,
+            "inconclusive: {} (old-snapshot inconclusive; 1 holds; 1 not offered; ",
+        ),
+    ],
+)
+def test_nothing_judged_is_no_pass(
+    check: Run, tmp_path: Path, arguments: Sequence[str], code: int, told: str
+) -> None:
+    """Rule 26: what the queue does not offer is no pass alone, and none at all where required."""
+    path = tmp_path / "card.json"
+    ran = check(SOUND, *arguments, "--json", path)
+    assert (ran.code, ran.err) == (code, "")
+    assert told.format(SOUND) in ran.out.splitlines()[-1]
+    card = json.loads(path.read_text())
+    assert card["verdict"] == ("inconclusive" if code else "holds")
+    verdicts = {one["id"]: one["verdict"] for one in card["guarantees"]}
+    assert verdicts["concurrency-limit"] == "not-offered"
+
+
 # --- mistakes -----------------------------------------------------------------------------------
 
 
@@ -221,11 +251,17 @@ def test_the_queue_that_init_writes_passes(
         (["check", SOUND, "--only", "odrer"], "did you mean 'order'"),
         (["check", SOUND, "--only", "nonsense"], "`queueproof guarantees` lists them"),
         (["check", SOUND, "--only", ","], "with commas between"),
+        (["check", SOUND, "--skip", "odrer"], "did you mean 'order'"),
+        (["check", SOUND, "--require", "fence"], "did you mean 'fencing'"),
+        (["check", SOUND, "--skip", "order", "--require", "order"], "order is required and left"),
+        (["check", SOUND, "--only", "order", "--require", "fencing"], "fencing is required and"),
+        (["check", SOUND, "--only", "order", "--skip", "order"], "nothing is left to judge"),
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
         (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
         (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
         (["check", SOUND, "--replay", "x"], "not a replay token"),
         (["check", SOUND, "--replay", "x", "--only", "order"], "do not go with it"),
+        (["check", SOUND, "--replay", "x", "--skip", "order"], "do not go with it"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["check", "exec:no-such-program"], "there is no program no-such-program"),
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),

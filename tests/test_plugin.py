@@ -121,6 +121,20 @@ def test_somebodys_queue_is_judged_alone(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--queue", "mine.sql", "-k", "concurrency", "-rs")
     result.assert_outcomes(skipped=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(["SKIPPED*no concurrency_limit is declared"])
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED  # nothing judged is no pass
+
+
+def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked(
+    pytester: pytest.Pytester,
+) -> None:
+    """A guarantee that is skipped is deselected; one that is required fails where it is skipped."""
+    pytester.makefile(".sql", mine=(STRATEGIES / "skip_locked.sql").read_text())
+    arguments = "--queue", "mine.sql", "--queueproof-profile", "quick", "-k", "order or concurrency"
+    result = run(pytester, *arguments, "--queueproof-skip", "order, no-lost-job", "-rs")
+    result.assert_outcomes(skipped=1, deselected=result.parseoutcomes()["deselected"])
+    result = run(pytester, *arguments, "--queueproof-require", "order,concurrency-limit")
+    result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["mine.sql: inconclusive: no concurrency_limit is declared"])
 
 
 @pytest.mark.parametrize(
@@ -147,6 +161,9 @@ def test_a_declared_break_must_be_the_one_that_is_seen(
         (["--queue", "nowhere.sql"], "nowhere.sql: No such file"),
         (["--postgres", "nothing"], "unknown PostgreSQL source"),
         (["--queueproof-profile", "x"], "invalid choice"),
+        (["--queueproof-skip", "odrer"], "did you mean 'order'"),
+        (["--queueproof-require", "fence"], "did you mean 'fencing'"),
+        (["-k", "test_order", "--queueproof-require", "fencing"], "no test that is left asks for"),
     ],
 )
 def test_mistakes_are_usage_errors(
