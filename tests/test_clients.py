@@ -31,7 +31,7 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.programs import JobSpec as Job
 from queueproof.explore.runner import Run, Runner
-from queueproof.explore.shrink import Failure
+from queueproof.explore.shrink import Failure, find
 from queueproof.guarantees import select
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING
@@ -205,6 +205,35 @@ def test_a_race_of_a_program_is_found_and_happens_again(lab_of: LabOf) -> None:
     again = replay(lab, found.replay)
     assert again is not None
     assert again.guarantee == "single-claim"
+
+
+LOOKS_UP = """
+            global known
+            if not known:  # as drivers do that ask for a type once in their life
+                known = db.execute("SELECT oid FROM pg_type WHERE typname = 'jsonb'").fetchall()
+            free ="""
+
+
+def test_a_race_of_programs_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> None:
+    """What only the first claim of a life sends shifts the schedule, and hides no double claim."""
+    claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
+    lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
+    offer = calibrate(lab)
+    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+    run(lab, TWO_CLAIMS)  # now w1 and w2 have looked up what they want to know
+    found = find(Runner(lab), examination.declared, TWO_CLAIMS, "single-claim")
+    assert found is not None
+    shifted = Runner(lab, anew=True).run(TWO_CLAIMS, found.schedule)
+    assert check(shifted.history, examination.declared).violations == []
+    examination._record("single-claim", found)
+    (judgement,) = (examination.judgement(g) for g in select(["single-claim"]))
+    assert judgement.verdict == "broken"
+    assert judgement.story
+    assert "SELECT oid FROM pg_type" in judgement.story
+    assert judgement.replay
+    again = replay(lab, judgement.replay)
+    assert again is not None
+    assert again.story == judgement.story
 
 
 def test_a_race_inside_one_statement_of_a_program_is_found(lab_of: LabOf) -> None:

@@ -295,22 +295,30 @@ class Examination:
         elif self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
         elif self._doubts[name] < DOUBTS:
-            if self._happens_again(failure):
-                self.failures[name] = failure
+            again = self._happens_again(failure)
+            if again is not None:
+                self.failures[name] = again
             else:
                 self._doubts[name] += 1
                 self.unsure[name] = f"{failure.violation.because}, but {_ONCE}"
 
-    def _happens_again(self, failure: Failure) -> bool:
-        """Whether a breach is not of what programs keep from one run to the next.
+    def _happens_again(self, failure: Failure) -> Failure | None:
+        """The breach with new lives of the programs, if it is not of what they keep between runs.
 
         To begin a program's life anew in each run takes too long. A breach counts when it happens
-        with new lives too.
+        with new lives too. What a life begins with, a driver that looks types up for instance, are
+        steps that an old one has not: the same schedule may mean another order.
         """
         broken = failure.violation.guarantee
-        self.lab.forget_sessions()
-        run = self._runner(failure.conditions).run(failure.program, failure.schedule)
-        return any(one.guarantee == broken for one in breaches(run, self.declared))
+        program, conditions = failure.program, failure.conditions
+        runner = runner_under(self.lab, self.offer, conditions, anew=True)
+        run = runner.run(program, failure.schedule)
+        for one in breaches(run, self.declared):
+            if one.guarantee == broken:
+                return Failure(program, failure.schedule, run, one, conditions)
+        if not program.races:
+            return None
+        return find(runner, self.declared, program, broken, budget=AGAIN, seed=self.seed)
 
     def _breaks_anyway(self, suite: Suite, program: Program, broken: str) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
@@ -430,9 +438,9 @@ class Examination:
     def _shortened(self, failure: Failure) -> Failure:
         shorter = shrink(self._runner(failure.conditions), self.declared, failure)
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
-        if weaker or (self.lab.by_clients and not self._happens_again(shorter)):
-            return failure
-        return shorter
+        if weaker or not self.lab.by_clients:
+            return failure if weaker else shorter
+        return self._happens_again(shorter) or failure
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee, with its story as short as it was made."""
@@ -554,8 +562,14 @@ def _apart(name: str) -> bool:
     return name in VARIATIONS or (name in PROBES and name != "claim-limit")
 
 
-def runner_under(lab: Lab, offer: Offer, conditions: Conditions) -> Runner:
+def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool = False) -> Runner:
     """What runs programs under some conditions.
+
+    Args:
+        lab: Where.
+        offer: What the queue brings.
+        conditions: What holds for every session.
+        anew: See `Runner`.
 
     Raises:
         QueueproofError: The server is killed under them, and this one is not ours.
@@ -566,7 +580,7 @@ def runner_under(lab: Lab, offer: Offer, conditions: Conditions) -> Runner:
             " --postgres embedded, local or container"
         )
     where = lab.twin() if conditions.killed else lab
-    return Runner(where, held=offer.held, tied=offer.tied, conditions=conditions)
+    return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)
 
 
 def _varied_programs(suite: Suite, name: str, conditions: Conditions) -> list[Program]:
@@ -644,6 +658,7 @@ TIMED = frozenset(
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
+AGAIN = 24  # schedules of a breach's program with programs started anew; each takes a second
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
 FREE_JOBS, FREE_WORKERS = 2_000, 4
@@ -891,7 +906,7 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         return Replayed(guarantee, story, data) if story else None
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
-    runner = runner_under(lab, offer, conditions)
+    runner = runner_under(lab, offer, conditions, anew=True)
     for _ in range(REPLAYS):
         run = runner.run(program, data["schedule"])
         for violation in breaches(run, declare(offer)):

@@ -96,7 +96,9 @@ def _search(
     if missing is not None:
         return f"{guarantee} is not offered: {missing}"
     declared = declare(offer)
-    for run in _runs(runner_under(lab, offer, conditions), program, schedule, schedules):
+    again = runner_under(lab, offer, conditions, anew=True)
+    runner = runner_under(lab, offer, conditions)
+    for run in _runs(again, runner, program, schedule, schedules):
         for violation in breaches(run, declared):
             if violation.guarantee == broken:
                 return tell(run, violation, conditions, guarantee)
@@ -104,10 +106,10 @@ def _search(
 
 
 def _runs(
-    runner: Runner, program: Program, schedule: Sequence[int], schedules: int
+    again: Runner, runner: Runner, program: Program, schedule: Sequence[int], schedules: int
 ) -> Iterator[Run]:
     for _ in range(REPLAYS):
-        run = runner.run(program, schedule)
+        run = again.run(program, schedule)
         yield run
         if not run.ambiguous:
             break

@@ -175,6 +175,7 @@ class Runner:
         held: Whether claims end inside their transaction: they are made with limit 1.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
+        anew: Whether workers that are programs begin their lives anew in each run, which is slow.
         conditions: What holds for every session.
 
     Attributes:
@@ -188,9 +189,11 @@ class Runner:
         split: bool = True,
         held: bool = False,
         tied: bool = False,
+        anew: bool = False,
         conditions: Conditions = PLAIN,
     ) -> None:
         self._lab = lab
+        self._anew = anew and lab.by_clients
         self.conditions = conditions
         self._queue = lab.queue
         self._split = split
@@ -246,6 +249,8 @@ class Runner:
         return call
 
     def _run_once(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+        if self._anew:
+            self._lab.forget_sessions()
         self._lab.set_gate(self.conditions.gate)
         self._lab.set_sessions(self.conditions.settings, self.conditions.skew)
         self._lab.reset()
