@@ -13,6 +13,12 @@ def test_retry_bound(verdict: Verdict) -> None:
     verdict.must_hold()
 
 
+@pytest.mark.guarantee("retry-given")
+def test_retry_given(verdict: Verdict) -> None:
+    """A failed job that has attempts left is tried again, and so is a crashed worker's."""
+    verdict.must_hold()
+
+
 @pytest.mark.guarantee("backoff")
 def test_backoff(verdict: Verdict) -> None:
     """A failed job waits before its next attempt; the wait grows, is capped, and never

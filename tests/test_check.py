@@ -128,7 +128,7 @@ WHERE status = 'running' AND since < now() - interval '30 seconds' RETURNING id;
 def test_whether_a_failed_job_comes_back_is_seen(
     lab_of: LabOf, fail: str, *, retries: bool
 ) -> None:
-    """What a fail leaves below the bound is the queue's own affair, as long as it is the same."""
+    """A fail that ends jobs below the bound breaks retry-given: no job is lost, no crash is why."""
     text = QUEUE.format(header="-- max_attempts = 3", lock="FOR UPDATE SKIP LOCKED")
     text += f"""
 -- name: fail(id)!

@@ -236,7 +236,7 @@ def test_a_crash_in_the_middle_of_a_complete_leaves_both_possible(final: State) 
         ([], None, ["no-lost-job"]),  # its only attempt of two was not heard of
         (["fail"], None, []),  # a later fail was heard, and had no attempt left
         (["complete"], None, []),
-        ([], "failed", []),  # rule 15: a fail may end a job
+        ([], "failed", ["retry-given"]),
     ],
 )
 def test_a_job_is_lost_in_a_fail_whose_answer_was_lost(
@@ -255,8 +255,8 @@ def test_a_job_is_lost_in_a_fail_whose_answer_was_lost(
     assert broken(history, declared(retries=True)) == found
 
 
-def test_a_later_fail_whose_answer_was_lost_may_have_been_the_last() -> None:
-    """A queue may allow fewer attempts than its header: only of the first it was seen to retry."""
+def test_a_later_fail_whose_answer_was_lost_is_not_the_last_either() -> None:
+    """A job that is gone after two attempts of three was denied the third, heard of or not."""
     told = Told()
     told.enqueue("1", bound=3)
     told.on("fail", told.claim("w1", "1"))
@@ -264,7 +264,47 @@ def test_a_later_fail_whose_answer_was_lost_may_have_been_the_last() -> None:
     told.do("crash", "w1")
     told.wait(LEASE + 1)
     told.sweep()
-    assert broken(told.finally_(), declared(retries=True)) == []
+    assert broken(told.finally_(), declared(retries=True)) == ["retry-given"]
+
+
+@pytest.mark.parametrize(("bound", "found"), [(1, []), (2, ["retry-given"]), (None, [])])
+@pytest.mark.parametrize("left", ["failed", None])
+def test_a_fail_ends_a_job_at_its_last_attempt_only(
+    bound: int | None, found: list[str], left: State | None
+) -> None:
+    """Rule 23: where max_attempts is declared, a failed job that has attempts left is not over."""
+    told = Told()
+    told.enqueue("1", bound=bound)
+    told.on("fail", told.claim("w1", "1"))
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_(j1=left) if left else told.finally_()) == found
+
+
+@pytest.mark.parametrize("answered", [True, False])
+@pytest.mark.parametrize(
+    ("left", "bound", "found"),
+    [
+        ("failed", 2, ["retry-given"]),
+        ("failed", 1, []),
+        ("failed", None, []),
+        ("running", 2, ["stale-recovery"]),  # it did not end
+        (None, 2, ["stale-recovery"]),  # it is lost
+    ],
+)
+def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
+    *, answered: bool, left: State | None, bound: int | None, found: list[str]
+) -> None:
+    """Rule 23: what a crash ends with attempts left is retry-given, what never ends is not."""
+    told = Told()
+    told.enqueue("1", bound=bound)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    if answered:
+        told.do("recover", "reaper", "1")
+    told.sweep()
+    assert broken(told.finally_(j1=left) if left else told.finally_()) == found
 
 
 @pytest.mark.parametrize("took", [True, False])

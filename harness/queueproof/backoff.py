@@ -16,7 +16,7 @@ from queueproof.explore.lab import DEFAULT_BOUND, Lab, identity
 from queueproof.explore.runner import DECADE
 from queueproof.explore.session import drive
 from queueproof.guarantees import Offer
-from queueproof.queue import Claim, Queue
+from queueproof.queue import Claim, JobRow, Queue
 
 ONE_BY_ONE = 12
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure
@@ -64,7 +64,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
     job = _claim(lab)
     for attempt in range(1, min(bound, LATER[-1] + 1)):
         if job is None:
-            break  # it has ended before max_attempts, which is another guarantee's business
+            break
         exact = attempt <= ONE_BY_ONE or attempt in LATER
         if attempt == BEATEN:
             _beat(lab, queue, job)
@@ -78,6 +78,8 @@ def watch(lab: Lab, offer: Offer) -> Waits:
             break
         least = _least(queue, waits.found)
         wait, job = _measure(lab, attempt, failed_at, least, FINE if exact else COARSE)
+        if job is None and _has_ended(lab, queue):
+            break
         waits.found.append(wait)
         waits.broken = _complaint(wait, least)
         if waits.broken:
@@ -179,6 +181,14 @@ def _claim(lab: Lab) -> Claim | None:
     if not claims and session.in_transaction:
         session.run("ROLLBACK")
     return claims[0] if claims else None
+
+
+def _has_ended(lab: Lab, queue: Queue) -> bool:
+    """Whether the only job has, with attempts left: that is retry-given's business."""
+    if "jobs" not in queue.offers:
+        return False
+    rows: Sequence[JobRow] = drive(lab.session("w1"), lab.start("jobs", **lab.defaults()))
+    return not any(row.state in {"queued", "running"} for row in rows)
 
 
 def _beat(lab: Lab, queue: Queue, job: Claim) -> None:

@@ -157,6 +157,9 @@ class Examination:
     _hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
     _losing: dict[Program, bool] = field(default_factory=dict)  # without any fault
+    _explored: dict[tuple[Program, Conditions, int, Schedule], int] = field(
+        default_factory=dict  # how many schedules it came to
+    )
 
     def examine(
         self,
@@ -231,15 +234,22 @@ class Examination:
         budget: int,
         begin: Schedule = (),
     ) -> None:
+        what = program, conditions, budget, begin
+        if what in self._explored:  # for another guarantee: all that these runs break was noted
+            self.evidence[guarantee, "schedules"] += self._explored[what]
+            return
         runner = self._runner(conditions)
         tried = explore(runner, program, budget=budget, seed=self.seed, begin=begin)
+        count = 0
         for schedule, run in tried:
+            count += 1
             self.evidence[guarantee, "schedules"] += 1
             self._judge(program, schedule, run, runner)
             if guarantee in self.failures:
                 return
             if conditions.gate and not any(beat.event == "stops" for beat in run.trace):
-                return  # these are the runs without a gate
+                break  # these are the runs without a gate
+        self._explored[what] = count
 
     def _overtake(self, suite: Suite) -> None:
         """Look for what a late batch does once another has gone past it."""
@@ -672,6 +682,7 @@ LACKING: Mapping[str, str] = {
     "live-lease": "claims and recoveries during a fresh lease",
     "fencing": "operations with a lost claim refused",
     "retry-bound": "jobs attempted as often as allowed",
+    "retry-given": "jobs tried as often as allowed",
     "final-state": "sweeps over a finished job",
     "no-deadlock": "operations in the midst of another's",
     "non-blocking": "operations in the midst of another's",

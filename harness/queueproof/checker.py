@@ -448,6 +448,8 @@ class _JobCheck:
             over = job.crashed and (self.rules.held or job.stale_after < act.call.began)
             if job.phase != Phase.RUNNING or not over or job.exhausted:
                 return None
+        if self.lives.outcome(self.job) == "failed":
+            return None  # it has ended, which is `retry-given`
         if not self.declared.lease and not self.rules.held:
             return None
         holder = configs[0].job.holder
@@ -468,6 +470,7 @@ class _JobCheck:
         for job, _ in configs:
             if job.bound is not None and job.claims == job.bound:
                 self.findings.evidence["retry-bound", "jobs attempted as often as allowed"] += 1
+                self.findings.evidence["retry-given", "jobs tried as often as allowed"] += 1
                 break
         if self.lives.observed or not self.declared.observable:
             self._account(configs)
@@ -475,7 +478,8 @@ class _JobCheck:
     def _account(self, configs: list[_Config]) -> None:
         """After the drain every acknowledged job must have ended, one way or the other."""
         seen = self.lives.outcome(self.job)
-        if any(self._ended(job, seen) for job, _ in configs):
+        ended = [job for job, _ in configs if self._ended(job, seen)]
+        if any(job.phase != Phase.FAILED or job.exhausted for job in ended):
             return
         last = self.lives.last
         assert last is not None
@@ -487,6 +491,11 @@ class _JobCheck:
         if decided == Phase.COMPLETED:
             because = f"its completion was accepted, and {where} for ever"
             self._violate(Breach("no-lost-job", because), last)
+            return
+        job = (ended or [config.job for config in configs])[0]
+        if job.claims and (ended or seen == "failed"):
+            because = f"the job failed for good after {job.claims} of {job.bound} attempts"
+            self._violate(Breach("retry-given", because), last)
             return
         if not self.declared.observable:
             where = "no claim returns it"
@@ -522,8 +531,7 @@ class _JobCheck:
                 job.exhausted and (job.claims > 1 or job.bound is not None)
             )
         if seen == "failed":
-            # A crash at an attempt that was not the last must bring the job back, not end it.
-            return job.phase == Phase.FAILED or job.exhausted or job.failed_once
+            return job.phase == Phase.FAILED or job.exhausted
         if self.declared.retries and job.failed_unheard:
             return False  # done or not, a fail of this attempt leaves a job to be run again
         return seen is None and job.phase == Phase.FAILED

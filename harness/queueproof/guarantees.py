@@ -174,6 +174,13 @@ _ALL = (
         needs=_bound,
     ),
     Guarantee(
+        "retry-given",
+        "A failed job that has attempts left is tried again, and so is a crashed worker's.",
+        "a passing fault, or a worker that dies, ends a job for good",
+        "https://github.com/inferablehq/inferable/blob/c67acb8/control-plane/src/modules/jobs/self-heal-jobs.ts",
+        needs=_bound,
+    ),
+    Guarantee(
         "backoff",
         "A failed job waits before its next attempt; the wait grows, is capped, "
         "and never overflows.",

@@ -500,6 +500,10 @@ class Suite:
                     jobs, (*in_turn(script("w1", claim())), *over, race, *last, *self.lapse())
                 )
 
+    def _retry_given(self) -> Iterator[Program]:
+        """The same: who drives a job to its last attempt sees whether it gets that far."""
+        yield from self._retry_bound()
+
     def _final_state(self) -> Iterator[Program]:
         first = in_turn(script("w1", claim()))
         for ended in (do for do in self.enders() if do.kind != "heartbeat"):
@@ -680,7 +684,7 @@ class Suite:
 # Guarantees on the life of a job, whose programs make every operation meet every other.
 _LIFE = (
     "single-claim", "no-lost-job", "not-early", "stale-recovery", "live-lease", "fencing",
-    "retry-bound", "final-state", "concurrency-limit", "routing",
+    "retry-bound", "retry-given", "final-state", "concurrency-limit", "routing",
 )  # fmt: skip
 # Guarantees whose breach means that something acknowledged was lost or doubled.
 ACKNOWLEDGED = frozenset(_LIFE) | {"no-starvation"}
