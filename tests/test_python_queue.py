@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from queueproof.check import check_queue
+from queueproof.errors import QueueError
 from queueproof.explore import wallclock
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import select
@@ -183,3 +184,27 @@ def test_a_clock_that_cannot_be_set_leaves_the_question_open(
     assert [one.verdict for one in card.guarantees] == ["holds", "not-offered"]
     assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
     assert (card.exit_code, named.exit_code) == (0, 2)
+
+
+class Copies(SkipLocked):
+    """A claim that would have its jobs copied to it."""
+
+    copy = "COPY jobs TO STDOUT"
+
+    def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
+        """Ask for data that nobody reads."""
+        yield Step(self.copy)
+        return (yield from super().claim(limit, lease))
+
+
+@pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "COPY jobs FROM STDIN"])
+def test_a_copy_is_refused_as_soon_as_it_runs(
+    server: Server, monkeypatch: pytest.MonkeyPatch, copy: str
+) -> None:
+    """Nobody sends data or reads it: the check ends with one message instead of never."""
+    monkeypatch.setattr(Copies, "copy", copy)
+    with (
+        open_lab(Copies(), server) as lab,
+        pytest.raises(QueueError, match="COPY from or to the client is no step"),
+    ):
+        check_queue(lab, select(["order"]), profile="quick")

@@ -701,3 +701,13 @@ def test_promote_tells_how_many_and_start_tells_nothing() -> None:
     assert answer is None
     with pytest.raises(QueueError, match="unknown block promot; did you mean promote"):
         queue("\n-- name: promot\nSELECT 1;")
+
+
+@pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "copy jobs (id) from stdin"])
+@pytest.mark.parametrize("block", ["schema#", "claim"])
+def test_copy_has_its_line(block: str, copy: str) -> None:
+    """It waits for data that nobody sends, or reads: in every block it is a mistake."""
+    text = f"-- name: {block}\n{copy};\n"
+    with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
+        load_text(text, "q.sql")
+    load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")

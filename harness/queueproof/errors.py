@@ -68,3 +68,10 @@ class ServerError(Exception):
 
     def __str__(self) -> str:
         return f"{self.sqlstate}: {self.message}"
+
+
+COPYING = (
+    "COPY from or to the client is no step of a queue, whose values are bound as parameters and"
+    " whose rows are answered: write INSERT or SELECT"
+)
+"""Why a statement is refused, in a file or when it runs."""

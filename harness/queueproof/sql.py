@@ -232,6 +232,16 @@ def first_keyword(sql: str) -> str:
     return next((token.word for token in tokens(sql) if token.word), "")
 
 
+def copies(sql: str) -> bool:
+    """Whether a statement is a COPY from or to the client.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    words = {token.word for token in tokens(sql)}
+    return first_keyword(sql) == "COPY" and not words.isdisjoint({"STDIN", "STDOUT"})
+
+
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
 
 

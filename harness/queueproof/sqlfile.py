@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from queueproof import sql
-from queueproof.errors import QueueError, Source
+from queueproof.errors import COPYING, QueueError, Source
 from queueproof.guarantees import CATALOGUE
 from queueproof.queue import (
     OPERATIONS,
@@ -530,6 +530,8 @@ def _statement(file: _File, text: str, offset: int) -> Statement:
     compiled = sql.compile_statement(text, move_clock=False)
     if (place := sql.positional(text)) is not None:
         file.fail(offset + place, "parameters have names here: write :limit, not $1")
+    if sql.copies(text):
+        file.fail(offset, COPYING)
     uses = zip(compiled.names, compiled.offsets, strict=True)
     parameters = {name: file.source(offset + use) for name, use in uses}
     return Statement(text, file.source(offset), parameters)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from psycopg import OperationalError, postgres, pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from queueproof.errors import QueueproofError, ServerError
+from queueproof.errors import COPYING, QueueError, QueueproofError, ServerError, Source
 from queueproof.queue import Operation, Parameter, Result, Step, T, Value, Values
 from queueproof.sql import compile_statement
 
@@ -27,6 +27,7 @@ INTERVAL_OID = 1186
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+_COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
 _FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
 
 
@@ -133,6 +134,7 @@ class LibpqSession(Session):
         self._pids = (self.pgconn.backend_pid,)
         self._answer: PGresult | None = None
         self._pipelined = False
+        self._source: Source | None = None
         self.names_settings = False
 
     @property
@@ -167,6 +169,7 @@ class LibpqSession(Session):
 
     def _send(self, step: Step) -> None:
         self.names_settings = self.names_settings or _names_setting(step.sql)
+        self._source = step.source
         compiled = compile_statement(step.sql)
         if not compiled.names:
             bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
@@ -235,6 +238,9 @@ class LibpqSession(Session):
                 self.pgconn.exit_pipeline_mode()
                 self._pipelined = False
                 return True
+            elif answer.status in _COPYING:  # and so it would be for ever
+                self._answer = answer
+                return True
             elif answer.status != pq.ExecStatus.PIPELINE_ABORTED:
                 self._answer = answer
         return False
@@ -257,12 +263,11 @@ class LibpqSession(Session):
     def _read(self, answer: PGresult) -> Result:
         if answer.status in _FATAL:
             raise _server_error(answer)
+        if answer.status in _COPYING:
+            self.close()  # it waits for data, or for somebody who reads it
+            raise QueueError(COPYING, self._source)
         if answer.status not in _FINISHED:
-            # COPY would leave the connection waiting for data that never comes.
-            raise QueueproofError(
-                f"a statement answered {pq.ExecStatus(answer.status).name}; "
-                "a queue's steps cannot be COPY"
-            )
+            raise QueueproofError(f"a statement answered {pq.ExecStatus(answer.status).name}")
         command = (answer.command_status or b"").decode()
         columns, oids = _shape(answer)
         rows = [
