@@ -27,13 +27,14 @@ from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore import wallclock
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.draws import BACKEND
-from queueproof.explore.lab import Gate, Lab
+from queueproof.explore.lab import DRAINER, Gate, Lab
 from queueproof.explore.programs import (
     COMPLETE_ALL,
     FAULTS,
     OBSERVE,
     RECOVER,
     Do,
+    JobSpec,
     Program,
     claim,
     complete,
@@ -48,6 +49,7 @@ from queueproof.explore.schedules import Schedule, explore
 from queueproof.explore.shrink import Failure, breaches, find, shrink
 from queueproof.explore.suites import (
     ACKNOWLEDGED,
+    DELAY,
     ONE,
     SETTLE,
     TWO,
@@ -792,13 +794,21 @@ def calibrate(lab: Lab) -> Offer:
     """
     runner = Runner(lab, split=False, held=True)
     offers = lab.queue.offers
-    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim()))))
+    run = runner.run(Program(TWO, in_turn(SETTLE, script("w1", claim()))))
     first = next(iter(run.history.of_kind("claim")))
+    enqueues = run.history.of_kind("enqueue")
+    for call in enqueues:
+        _must_work(lab, run, call, answered=True)
+        if len(call.ids) != 1:
+            many = "no id" if not call.ids else f"{len(call.ids)} ids"
+            message = f"enqueue answered {many} for one job; it must answer one row with its id"
+            raise QueueError(message, lab.queue.source_of("enqueue"))
     _must_work(lab, run, first, answered=bool(first.ids))
-    known = {job for call in run.history.of_kind("enqueue") for job in call.ids}
+    known = {job for call in enqueues for job in call.ids}
     for job in first.ids:
         if job not in known:
-            raise QueueError(f"claim answered the id {job}, which no enqueue had answered")
+            message = f"claim answered the id {job}, which no enqueue had answered"
+            raise QueueError(message, lab.queue.source_of("claim"))
     offer = Offer(lab.queue, first.held)
     offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
@@ -807,17 +817,25 @@ def calibrate(lab: Lab) -> Offer:
         "fail": (ONE, (claim(), fail())),
         "heartbeat": (ONE, (claim(), heartbeat())),
         "recover": (ONE, (claim(), RECOVER)),
-        "jobs": (ONE, (OBSERVE,)),
+        "jobs": (_various(lab), (OBSERVE, claim(), OBSERVE, fail(), OBSERVE)),
         "cleanup": (ONE, (Do("cleanup", seconds=0.0),)),
         "complete_many": (TWO, (claim(pair), COMPLETE_ALL)),
     }
     for kind, (jobs, dos) in trials.items():
         if kind not in offers:
             continue
-        run = runner.run(Program(jobs, in_turn(SETTLE, script("w1", *dos))))
-        for call in (c for c in run.history.of_kind(kind) if c.actor == "w1"):
+        scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
+        run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
+        for call in (c for c in run.history.of_kind(kind) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
     return offer
+
+
+def _various(lab: Lab) -> tuple[JobSpec, ...]:
+    """Jobs that differ in all that a list may leave some of them out by."""
+    routes = "queue" in lab.queue.takes("enqueue") & lab.queue.takes("claim")
+    queue = "other" if routes else "default"
+    return (JobSpec(), JobSpec(priority=1), JobSpec(delay=DELAY), JobSpec(queue=queue))
 
 
 def _is_tied(runner: Runner, offer: Offer) -> bool:
@@ -851,8 +869,10 @@ def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
     if answered:
         return
     if call.kind == "claim":
-        raise QueueError("claim returned nothing, although a job was enqueued and nobody acted")
-    raise QueueError(f"{call.kind} was refused to the job's only holder, just after its claim")
+        message = "claim returned nothing, although a job was enqueued and nobody acted"
+    else:
+        message = f"{call.kind} was refused to the job's only holder, just after its claim"
+    raise QueueError(message, lab.queue.source_of(call.kind))
 
 
 # --- replay -------------------------------------------------------------------------------------

@@ -253,6 +253,10 @@ class Queue(Facts):
         """The operations that this queue has."""
         return frozenset(name for name in OPERATIONS if callable(getattr(self, name, None)))
 
+    def source_of(self, operation: str) -> Source | None:  # noqa: ARG002 - a file's to tell
+        """Where an operation stands, if it stands in a queue file."""
+        return None
+
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the operation takes."""
         return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)

@@ -152,6 +152,10 @@ class SqlFileQueue(Queue):
         """The operations that this queue has."""
         return frozenset(_OPERATION_OF[name] for name in self.blocks)
 
+    def source_of(self, operation: str) -> Source | None:
+        """Where the operation's block begins."""
+        return _source(self._block(operation))
+
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the block uses."""
         used = self._block(operation).used.keys()
@@ -302,6 +306,8 @@ def _job_rows(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list
 
 
 def _job_row(block: Block, row: Mapping[str, Value]) -> JobRow:
+    if row["id"].text is None:
+        raise QueueError(f"{block.name} returned a row whose id is NULL", _source(block))
     state: State | None = next((s for s in get_args(State) if s == str(row["state"])), None)
     if state is None:
         message = f"{block.name} returned the state {row['state']}; use {_list(get_args(State))}"

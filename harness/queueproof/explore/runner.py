@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
+from queueproof.answers import contradiction
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
@@ -17,7 +18,7 @@ from queueproof.explore.programs import FAULTS, HEARTBEATS, Do, JobSpec, Program
 from queueproof.explore.session import Session, execute
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
-from queueproof.queue import Claim, JobRow, Operation, Result, Step
+from queueproof.queue import Claim, JobRow, Operation, Result, State, Step
 from queueproof.sql import first_keyword, only_selects
 
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
@@ -218,10 +219,19 @@ class Runner:
             schedule: The option taken at each choice; 0, go on, where it has ended.
 
         Raises:
-            QueueError: An operation did something that no queue may.
+            QueueError: An operation did something that no queue may, or its answers contradict each
+                other.
             ConnectionLostError: The server closed a connection.
         """
         run = self._run_once(program, schedule)
+        wrong = contradiction(run.history.calls)
+        if wrong is not None and self._lab.by_clients:
+            # What a program keeps from one run to the next is judged with programs started anew.
+            self._lab.forget_sessions()
+            run = self._run_once(program, schedule)
+            wrong = contradiction(run.history.calls)
+        if wrong is not None:
+            raise QueueError(wrong.because, self._queue.source_of(wrong.operation))
         if self.conditions.pooled and not program.races:
             run.short = self.short(program, run)
         return run
@@ -1056,7 +1066,8 @@ class Runner:
             call = self._perform(drainer, Do("jobs"))
             if call is not None and call.states is not None:
                 self._run.history.final = call.states
-                return any(state in {"queued", "running"} for state in call.states.values())
+                listed = any(state in {"queued", "running"} for state in call.states.values())
+                return listed or self._leaves_out(call.states)
         history = self._run.history
         enqueued = {job for call in history.of_kind("enqueue") for job in call.ids}
         done = {
@@ -1066,6 +1077,22 @@ class Runner:
             for ref in call.refs
         }
         return bool(enqueued - done)
+
+    def _leaves_out(self, states: Mapping[str, State]) -> bool:
+        """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
+        if self._disturbed:
+            return False
+        unseen = set[str]()
+        for call in self._run.history.calls:
+            if call.kind == "enqueue":
+                unseen.update(call.ids)
+            elif call.kind == "cleanup":
+                unseen.clear()
+            elif call.kind == "recover":
+                unseen.difference_update(call.ids)
+            elif call.kind in {"complete", "complete_many", "fail"} and call.answer == "accepted":
+                unseen.difference_update(ref.job for ref in call.refs)
+        return not unseen <= states.keys()
 
     # --- the trace ------------------------------------------------------------------------------
 

@@ -1,0 +1,240 @@
+"""Answers that contradict each other are an operation's fault, and no verdict on the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queueproof.answers import contradiction
+from queueproof.check import calibrate, check_queue
+from queueproof.errors import QueueError
+from queueproof.explore.lab import Lab
+from queueproof.guarantees import CATALOGUE
+from queueproof.history import Answer, Call, Ref
+from queueproof.queue import State
+
+LabOf = Callable[[str], Lab]
+REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
+JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
+
+
+class Calls(list[Call]):
+    """Calls that follow each other, each answered before the next one is made."""
+
+    def add(
+        self,
+        kind: str,
+        *ids: str,
+        refs: tuple[Ref, ...] = (),
+        states: dict[str, State] | None = None,
+        answer: Answer = "accepted",
+        bound: int | None = None,
+        lasts: int = 1,
+    ) -> Ref:
+        """One more call; what names the first of its jobs."""
+        moment = 2 * len(self)
+        call = Call(len(self), kind, "w1", moment, 0.0, moment + lasts, 0.0)
+        call.ids, call.refs, call.states, call.answer, call.bound = ids, refs, states, answer, bound
+        if states is not None:
+            call.ids = (*states, *ids)
+        self.append(call)
+        return Ref(call.index, ids[0] if ids else "")
+
+    def told(self) -> str:
+        """What contradicts what, and nothing where nothing does."""
+        found = contradiction(self)
+        return f"{found.operation}: {found.because}" if found else ""
+
+
+# --- in histories -------------------------------------------------------------------------------
+
+
+def test_two_jobs_have_two_ids() -> None:
+    """An id that is answered for two jobs, none of which was ever claimed, is enqueue's fault."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add("enqueue", "7")
+    assert calls.told().startswith("enqueue: enqueue answered the id 7 for two jobs")
+
+
+@pytest.mark.parametrize("between", ["claim", "recover", "cleanup", "restart"])
+def test_an_id_may_be_given_out_again(between: str) -> None:
+    """After a job may have come to its end, another one may have its id."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add(between, *(["7"] if between in {"claim", "recover"} else []))
+    calls.add("enqueue", "7")
+    assert not calls.told()
+
+
+def test_a_recovered_job_was_enqueued() -> None:
+    """An id that recover answers and no enqueue did is recover's fault."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add("recover", "8")
+    assert calls.told().startswith("recover: recover answered the id 8")
+
+
+@pytest.mark.parametrize("answer", ["unknown", "error"])
+def test_a_recovered_job_may_be_one_whose_enqueue_was_not_answered(answer: Answer) -> None:
+    """Where an enqueue has no answer, the job that nobody knows is its."""
+    calls = Calls()
+    calls.add("enqueue", answer=answer)
+    calls.add("recover", "8")
+    assert not calls.told()
+
+
+def test_a_job_may_be_recovered_before_its_enqueue_is_answered() -> None:
+    """What an enqueue has committed is there before its producer hears of it."""
+    calls = Calls()
+    calls.add("recover", "8", lasts=9)
+    calls.add("enqueue", "8")
+    assert not calls.told()
+
+
+def test_a_batch_is_accepted_of_what_was_given() -> None:
+    """An accepted id that the batch did not name is complete_many's fault."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    claimed = calls.add("claim", "7")
+    calls.add("complete_many", "9", refs=(claimed,))
+    assert calls.told() == (
+        "complete_many: complete_many answered the id 9, which it was not given"
+    )
+
+
+def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
+    """What is claimed after a quiet look was there, and the list lacked it."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add("jobs", states={})
+    assert not calls.told()  # it may be lost
+    calls.add("claim", "7")
+    assert calls.told() == (
+        "jobs: jobs left out job 7, which had been enqueued and not ended, and it was claimed "
+        "afterwards"
+    )
+
+
+def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
+    """What its holder completes after a quiet look was there."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    claimed = calls.add("claim", "7")
+    calls.add("jobs", states={})
+    calls.add("complete", refs=(claimed,))
+    assert "left out job 7" in calls.told()
+
+
+def test_a_lost_claim_proves_nothing() -> None:
+    """After a lease may have run out, a completion is accepted of a job that is gone."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    claimed = calls.add("claim", "7")
+    calls.add("jobs", states={})
+    calls.add("advance")
+    calls.add("complete", refs=(claimed,))
+    assert not calls.told()
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail"])
+def test_a_job_that_has_ended_may_be_gone_and_another_have_its_id(kind: str) -> None:
+    """A list need not hold what was completed or failed."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    claimed = calls.add("claim", "7")
+    calls.add(kind, refs=(claimed,))
+    calls.add("jobs", states={})
+    calls.add("enqueue", "7")
+    calls.add("claim", "7")
+    assert not calls.told()
+
+
+@pytest.mark.parametrize("kind", ["claim", "terminate"])
+def test_only_a_quiet_look_counts(kind: str) -> None:
+    """While an operation is under way, or after a fault, a list may say anything."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add(kind, lasts=9)
+    calls.add("jobs", states={})
+    calls.add("claim", "7")
+    assert not calls.told()
+
+
+def test_what_nothing_has_ended_is_not_listed_as_ended() -> None:
+    """A job that is claimed later was not completed."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add("jobs", states={"7": "completed"})
+    calls.add("claim", "7")
+    assert "reported job 7 as completed, although nothing had ended it" in calls.told()
+
+
+@pytest.mark.parametrize(("bound", "wrong"), [(2, True), (1, False), (None, False)])
+def test_a_job_with_attempts_left_is_not_listed_as_failed(bound: int | None, wrong: bool) -> None:  # noqa: FBT001
+    """What is to be tried again is queued; what has failed for good and runs again is judged."""
+    calls = Calls()
+    calls.add("enqueue", "7", bound=bound)
+    claimed = calls.add("claim", "7")
+    calls.add("fail", refs=(claimed,))
+    calls.add("jobs", states={"7": "failed"})
+    calls.add("claim", "7")
+    assert wrong == ("which had attempts left" in calls.told())
+
+
+# --- in queues ----------------------------------------------------------------------------------
+
+
+def changed(old: str, new: str) -> str:
+    """The reference with other words."""
+    assert REFERENCE.count(old) == 1
+    return REFERENCE.replace(old, new)
+
+
+ENQUEUED = "RETURNING id;\n\n-- name: claim"
+LIST = {
+    "left out job 2": " ORDER BY id LIMIT 1",
+    "left out job 3": " WHERE run_at <= now()",
+    "left out job 4": " WHERE queue = 'default'",
+    "failed by its holder": " WHERE status <> 'running'",
+    "lists job 1 more than once": f" UNION ALL {JOBS}",
+}
+STATE = {
+    "reported job 1 as completed": "'completed'",
+    "which had attempts left": "CASE WHEN status = 'queued' AND attempts > 0 THEN 'failed' "
+    "ELSE status END",
+}
+TWO_IDS = "RETURNING id;\nSELECT unnest(ARRAY[max(id), -max(id)]) AS id FROM jobs;\n-- name: claim"
+BATCH = "held.id\nRETURNING jobs.id"
+WRONG = [
+    ("enqueue", "the id 7 for two jobs", ENQUEUED, "RETURNING 7 AS id;\n-- name: claim"),
+    ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
+    ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
+    ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
+    ("complete_many", "the id 6", BATCH, f"{BATCH} + 5 AS id"),
+    ("jobs", "id is NULL", JOBS, JOBS.replace("id,", "NULL AS id,")),
+    *(("jobs", message, JOBS, JOBS + rest) for message, rest in LIST.items()),
+    *(("jobs", message, JOBS, JOBS.replace("status", state)) for message, state in STATE.items()),
+]
+
+
+@pytest.mark.parametrize(("operation", "message", "old", "new"), WRONG, ids=[w[1] for w in WRONG])
+def test_a_wrong_answer_is_named_with_its_block(
+    lab_of: LabOf, operation: str, message: str, old: str, new: str
+) -> None:
+    """Nothing is judged; the message says which operation, in which line, and what it answered."""
+    text = changed(old, new)
+    line = text[: text.index(f"-- name: {operation}")].count("\n") + 1
+    with pytest.raises(QueueError, match=rf"^queue\.sql:{line}: {operation} .*{message}"):
+        calibrate(lab_of(text))
+
+
+def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_of: LabOf) -> None:
+    """What no undisturbed run shows is seen in the runs of the guarantees."""
+    lab = lab_of(
+        changed("RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status")
+    )
+    with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
+        check_queue(lab, [CATALOGUE["stale-recovery"]], profile="glance")
