@@ -114,6 +114,15 @@ def test_what_is_not_there_is_named(name: str, message: str) -> None:
         (("Queue):\n", "Queue):\n    lease = 30\n"), 4, "lease = 30 is none"),
         (("Queue):\n", "Queue):\n    order = 'lifo'\n"), 4, "order = 'lifo' is none"),
         (("Queue):\n", "Queue):\n    breaks = {'ordr': 'x'}\n"), 4, "did you mean 'order'"),
+        (("Queue):\n", "Queue):\n    max_attempt = 4\n"), 5, "did you mean 'max_attempts'"),
+        (("Queue):\n", "Queue):\n    leases: object\n"), 5, "did you mean 'lease'"),
+        (("Queue):\n", "Queue):\n    odrer = 'fifo'\n"), 5, "did you mean 'order'"),
+        (("Queue):\n", "Queue):\n\n    def hartbeat(self): ...\n"), 6, "you mean 'heartbeat'"),
+        (
+            ("    def install", "    def __init__(self): self.maxAttempts = 4\n\n    def install"),
+            4,
+            "maxAttempts says nothing to queueproof; did you mean 'max_attempts'",
+        ),
         (
             ("    def install", "    def __init__(self, dsn): ...\n\n    def install"),
             4,
@@ -129,6 +138,29 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
     with pytest.raises(QueueproofError, match=message) as caught:
         resolve(f"{module}:Mine")
     assert str(caught.value).startswith(f"{module}.py:{line}: ")
+
+
+def test_a_class_may_have_names_of_its_own(write: Write) -> None:
+    """Only a slip of the pen is refused, and nothing beside the name that it is near."""
+    own = (
+        "    lease = timedelta(seconds=30)\n    leases = 'jobs_leases'\n    _order = 'fifo'\n"
+        "    release = 3\n    isolation_level = 2\n\n    def mail(self): ...\n\n"
+        "    def job(self): ...\n\n    def claims(self): ...\n\n"
+    )
+    module = write(
+        "from datetime import timedelta\n" + SOUND.replace("Queue):\n", f"Queue):\n{own}")
+    )
+    assert resolve(f"{module}:Mine").lease is not None
+
+
+def test_a_misspelt_fact_of_a_client_is_named(write: Write) -> None:
+    """A class whose library owns its connections is read as closely."""
+    client = "from queueproof import Client\nclass Mine(Client):\n    max_attempt = 4\n" + "".join(
+        f"    def {name}(self): ...\n" for name in ("install", "enqueue", "claim")
+    )
+    module = write(client)
+    with pytest.raises(QueueproofError, match=rf"^{module}.py:3: .*did you mean 'max_attempts'"):
+        resolve(f"{module}:Mine")
 
 
 def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:

@@ -10,8 +10,9 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from queueproof.client import Client, describe
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.guarantees import CATALOGUE, nearest
 from queueproof.program import ProgramQueue, from_command
-from queueproof.queue import OPERATIONS, Queue
+from queueproof.queue import FACTS, OPERATIONS, Queue
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -94,6 +95,7 @@ def _from_class(name: str) -> Queue:
         )
     line = _first_line(found)
     _check_operations(found, line)
+    _check_names(found, _written(found), line)
     if issubclass(found, Client):
         return _hosted(name, found, line)
     try:
@@ -101,6 +103,7 @@ def _from_class(name: str) -> Queue:
     except Exception as error:
         message = f"{path}() cannot be made without arguments: {_one_line(error)}"
         raise QueueError(message, line) from error
+    _check_names(found, _written(found) | vars(queue), line)
     _check_facts(queue, line)
     try:
         _ = queue.digest
@@ -185,6 +188,59 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
             near = nearest(parameter.name, known) or f"; it may take {_listed(known)}"
             message = f"{operation} cannot be given {parameter.name!r}{near}"
             raise QueueError(message, _first_line(method) or line)
+
+
+def _written(kind: type[Queue | Client]) -> dict[str, object]:
+    """Every name that a class has of its own, with its value where it has one."""
+    own = [one for one in reversed(kind.__mro__) if one not in {*Queue.__mro__, *Client.__mro__}]
+    names: dict[str, object] = {}
+    for one in own:
+        names |= dict.fromkeys(inspect.get_annotations(one)) | dict(vars(one))
+    return names
+
+
+def _check_names(
+    kind: type[Queue | Client], written: Mapping[str, object], line: Source | None
+) -> None:
+    """Refuse what is nearly a fact's or an operation's name: it would be heeded by nobody."""
+    for name, value in written.items():
+        if name.startswith("_") or hasattr(Client if issubclass(kind, Client) else Queue, name):
+            continue
+        known = OPERATIONS if callable(value) else FACTS
+        meant = next((k for k in known if k not in written and _is_near(name, k)), None)
+        if name in {*OPERATIONS, *FACTS} or meant is None:
+            continue
+        where = _line_of(kind, name) or line
+        raise QueueError(
+            f"{name} says nothing to queueproof; did you mean {meant!r}? A name of your own may "
+            f"begin with an underscore",
+            where,
+        )
+
+
+def _is_near(name: str, known: str) -> bool:
+    """Whether a name is a known one with a slip of the pen."""
+    one, other = (word.replace("_", "").lower() for word in (name, known))
+    return sorted(one) == sorted(other) or SequenceMatcher(None, one, other).ratio() > _NEAR
+
+
+_NEAR = 0.86  # leases and max_attempt are nearer, release and job are not
+
+
+def _line_of(kind: type[Queue | Client], name: str) -> Source | None:
+    """The line of a class body in which a name stands first."""
+    for one in kind.__mro__:
+        if name not in vars(one) and name not in inspect.get_annotations(one):
+            continue
+        try:
+            lines, first = inspect.getsourcelines(one)
+            file = inspect.getsourcefile(one)
+        except (OSError, TypeError):
+            return None
+        own = re.compile(rf"\s+((async )?def )?{re.escape(name)}\b")
+        found = next((n for n, text in enumerate(lines) if own.match(text)), 0)
+        return Source(_shown(file), first + found) if file else None
+    return None
 
 
 def _listed(names: Iterable[str]) -> str:
