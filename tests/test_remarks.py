@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -10,13 +15,19 @@ from queueproof.errors import QueueproofError
 from queueproof.guarantees import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from queueproof.report.conformance import (
+    PROGRAMS,
     REMARKS,
     Failure,
     Row,
+    _examine_all,
+    _put,
+    _said,
+    _state,
     examine,
     peers,
     read_remarks,
     render,
+    write,
 )
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
@@ -118,3 +129,78 @@ def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) ->
         found = told[name]
         assert isinstance(found, Failure)
         assert f"{name}.sql:" in found.message
+
+
+def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> None:
+    """Its recorded verdicts and stories stay, those of others are new, and the page names it."""
+    (tmp_path / "stories").mkdir()
+    for old in ("lost.fencing.md", "other.order.md"):
+        (tmp_path / "stories" / old).write_text("an old story")
+    (tmp_path / "conformance.json").write_text('{"sound/lost": {"fencing": "broken"}, "x": {}}')
+    failed = Failure("sound/lost", "internal error")
+    write([row(tmp_path, {"fencing": "broken"})], tmp_path, [failed], "pgbouncer 1.18.0")
+    recorded = json.loads((tmp_path / "conformance.json").read_text())
+    assert recorded.keys() == {"peers/other", "sound/lost"}
+    told = {path.name for path in (tmp_path / "stories").iterdir()}
+    assert told == {"lost.fencing.md", "other.fencing.md"}
+    page = (tmp_path / "conformance.md").read_text()
+    assert "**sound/lost** could not be judged" in page
+    assert "`pooler-safe` was asked with pgbouncer 1.18.0." in page
+
+
+def test_a_card_is_made_once_from_the_same(tmp_path: Path) -> None:
+    """What was interrupted goes on where it ended; an edited queue is judged anew."""
+    (tmp_path / "peers").mkdir()
+    (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
+    path, kept = tmp_path / "one.sql", tmp_path / "cards"
+    path.write_text("-- breaks: order\nnonsense", encoding="utf-8")
+    found = [Judgement("order", "broken", "because", "a story", "token", {"pairs": 3})]
+    made = Row("one", Card("one.sql", "PostgreSQL", 0, 1.0, found), "order")
+    _put(kept, _state(tmp_path, None), made, tmp_path)
+    assert [made] == list(examine(["one"], tmp_path, kept=kept))
+    path.write_text("-- breaks: order\nother nonsense", encoding="utf-8")
+    assert isinstance(next(examine(["one"], tmp_path, kept=kept)), Failure)
+
+
+def _dies(name: str) -> Failure:
+    """Judge a queue, or kill the process that does."""
+    if name == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Failure(name, "judged")
+
+
+def test_a_process_that_dies_takes_no_other_queue_with_it() -> None:
+    """The queue that killed it is named, and the others are judged all the same."""
+    told = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies)}
+    assert told.keys() == {"one", "deadly", "two"}
+    assert (told["one"], told["two"]) == (Failure("one", "judged"), Failure("two", "judged"))
+    deadly = told["deadly"]
+    assert isinstance(deadly, Failure)
+    assert "its process ended" in deadly.message
+
+
+def test_a_page_says_which_version_was_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the installed one, with its driver's; remarks about another one are refused."""
+    name = "peers/procrastinate"
+    peer = _said([name], STRATEGIES)[name]
+    driver = f"psycopg {metadata.version('psycopg')}"
+    assert peer.version == f"{metadata.version('procrastinate')}, {driver}"
+    page = render([replace(row(tmp_path, {}), name=name, peer=peer)])
+    assert f"| *version* | {peer.version} |" in page
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "99.0")
+    with pytest.raises(QueueproofError, match=r"is about 3\..*, and 99.0 is installed"):
+        _said([name], STRATEGIES)
+
+
+def test_the_page_comes_with_a_version_of_each_real_queue() -> None:
+    """What is written down of a program is the version that its package manager pins."""
+    pinned = json.loads((STRATEGIES / "peers" / "package.json").read_text())["dependencies"]
+    said = read_remarks(STRATEGIES / REMARKS)
+    for name, program in PROGRAMS.items():
+        about = said[Path(name).name].version.partition(",")[0]
+        if program.file.endswith(".mjs"):
+            assert pinned[program.packages[0]] == about
+        else:
+            assert metadata.version(program.packages[0]) == about

@@ -146,7 +146,7 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
             "", host=str(directory), port=PORT, user="pgbouncer", sslmode="disable"
         )
         try:
-            pooler = Pooler(_version(program), entrance, conninfo)
+            pooler = Pooler(version(program), entrance, conninfo)
             try:
                 pooler.renew()
                 yield pooler
@@ -158,7 +158,8 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
             ) from None
 
 
-def _version(program: Path) -> str:
+def version(program: Path) -> str:
+    """`pgbouncer` and the version that a program says of itself."""
     told = subprocess.run(  # noqa: S603 - a program that the user installed
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout

@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shlex
+import shutil
 import sys
 import tomllib
+import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from importlib import metadata
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -27,13 +32,16 @@ from queueproof.check import check_queue
 from queueproof.errors import Exit, QueueproofError
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import CATALOGUE, nearest, select
-from queueproof.processes import own_server, processes
+from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
+from queueproof.processes import MOST, own_server, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, Verdict
+from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
 from queueproof.sqlfile import load
 from queueproof.target import resolve
 
+CARDS = ".cards"  # beside the page, and not in git
 SEED = 0
 PROFILE = "quick"
 MARKS: Mapping[Verdict, str] = {
@@ -59,25 +67,64 @@ class Program:
     Attributes:
         file: Its worker, in strategies/peers.
         command: What a command line names; `{}` stands for the worker's path.
+        packages: What is judged, by its name in the registry, and then the drivers beneath it.
         only: The guarantees that it is asked for; all where there are none.
     """
 
     file: str
     command: str
+    packages: Sequence[str]
     only: Sequence[str] = ()
+
+    def versions(self, directory: Path) -> list[str]:
+        """The versions of its packages that are installed, each with its name.
+
+        Args:
+            directory: Where strategies/ is.
+
+        Raises:
+            QueueproofError: One is not installed.
+        """
+        found = _version_in_node if self.file.endswith(".mjs") else _version_in_python
+        return [f"{name} {found(name, directory / 'peers')}" for name in self.packages]
+
+
+def _version_in_python(package: str, _: Path) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        message = f"{package} is not installed: pip install 'queueproof[peers]'"
+        raise QueueproofError(message) from None
+
+
+def _version_in_node(package: str, folder: Path) -> str:
+    try:
+        text = (folder / "node_modules" / package / "package.json").read_text(encoding="utf-8")
+    except OSError:
+        raise QueueproofError(f"{package} is not installed: npm ci --prefix {folder}") from None
+    return str(json.loads(text)["version"])
 
 
 _PEERS = "queueproof.strategies.peers"
 PROGRAMS: Mapping[str, Program] = {
-    "peers/pgqueuer": Program("pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PgQueuer"),
+    "peers/pgqueuer": Program(
+        "pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PgQueuer", ("pgqueuer", "asyncpg")
+    ),
     "peers/pgqueuer_patient": Program(
-        "pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PatientPgQueuer", ("backoff",)
+        "pgqueuer_worker.py",
+        f"{_PEERS}.pgqueuer_worker:PatientPgQueuer",
+        ("pgqueuer", "asyncpg"),
+        ("backoff",),
     ),
     "peers/procrastinate": Program(
-        "procrastinate_worker.py", f"{_PEERS}.procrastinate_worker:Procrastinate"
+        "procrastinate_worker.py",
+        f"{_PEERS}.procrastinate_worker:Procrastinate",
+        ("procrastinate", "psycopg"),
     ),
-    "peers/pg_boss": Program("pg_boss_worker.mjs", "exec: node {}"),
-    "peers/graphile_worker": Program("graphile_worker.mjs", "exec: node {}"),
+    "peers/pg_boss": Program("pg_boss_worker.mjs", "exec: node {}", ("pg-boss", "pg")),
+    "peers/graphile_worker": Program(
+        "graphile_worker.mjs", "exec: node {}", ("graphile-worker", "pg")
+    ),
 }
 """Real queues; a patient one has many retries, for what their number does to the backoff."""
 
@@ -106,7 +153,7 @@ class Peer:
     """What somebody else's queue says of itself.
 
     Attributes:
-        version: Which one is judged.
+        version: Which one is judged; of a real queue it begins with its package's version.
         promise: What its documentation promises, in one sentence.
         source: Where that is to be read.
         rests_on: The guarantees that the promise comes down to.
@@ -224,9 +271,17 @@ class Failure(NamedTuple):
     name: str
     message: str
 
+    @property
+    def stem(self) -> str:
+        """Its file's name."""
+        return self.name.rpartition("/")[2]
+
 
 def examine(
-    names: Sequence[str], directory: Path, postgres: str | None = None
+    names: Sequence[str],
+    directory: Path,
+    postgres: str | None = None,
+    kept: Path | None = None,
 ) -> Iterator[Row | Failure]:
     """Check queues by every guarantee, each in the order of its end.
 
@@ -234,33 +289,143 @@ def examine(
         names: Their paths in `directory`, without `.sql`, or keys of `PROGRAMS`.
         directory: Where strategies/ is.
         postgres: Where they are checked, as `open_server` takes it.
+        kept: A directory of cards. One that was made from the very same is not made again: so
+            what was interrupted goes on where it ended.
 
     Raises:
-        QueueproofError: The remarks on somebody else's queue are missing or cannot be read.
+        QueueproofError: The remarks on somebody else's queue are missing, cannot be read, or are
+            about another version than the one that is installed.
     """
-    remarks = read_remarks(directory / REMARKS)
-    missing = [name for name in names if name.startswith("peers/") and name[6:] not in remarks]
-    if missing:
-        raise QueueproofError(f"{directory / REMARKS}: add [{missing[0][6:]}]: what it promises")
-    with processes() as pool:
-        check = partial(_examine, directory=directory, postgres=postgres)
-        for future in as_completed([pool.submit(check, name) for name in names]):
-            row = future.result()
-            if isinstance(row, Row) and row.name.startswith("peers/"):
-                row = replace(row, peer=remarks[row.name.removeprefix("peers/")])
-            yield row
+    said = _said(names, directory)
+    state = _state(directory, postgres) if kept else ""
+    todo = []
+    for name in sorted(names, key=lambda name: name not in PROGRAMS):  # the slow ones first
+        row = _keep(kept, state, name, directory) if kept else None
+        if row is None:
+            todo.append(name)
+        else:
+            yield replace(row, peer=said.get(name))
+    for found in _examine_all(todo, partial(_examine, directory=directory, postgres=postgres)):
+        if isinstance(found, Row) and kept:
+            _put(kept, state, found, directory)
+        yield replace(found, peer=said.get(found.name)) if isinstance(found, Row) else found
+
+
+def _examine_all(
+    names: Sequence[str], check: Callable[[str], Row | Failure]
+) -> Iterator[Row | Failure]:
+    """Check queues in processes; one that takes its process with it takes no other queue along."""
+    todo = list(names)
+    while todo:
+        suspects = []
+        with processes() as pool:
+            futures = {pool.submit(check, name): name for name in todo}
+            for future in as_completed(futures):
+                try:
+                    found = future.result()
+                except BrokenProcessPool:
+                    continue
+                todo.remove(found.name)
+                yield found
+            suspects = todo[: MOST + 1]  # one of those that were under way, or about to be
+        for name in suspects:
+            with processes() as pool:
+                try:
+                    yield pool.submit(check, name).result()
+                except BrokenProcessPool as error:
+                    yield Failure(name, f"its process ended: {error}")
+            todo.remove(name)
+
+
+def _said(names: Sequence[str], directory: Path) -> dict[str, Peer]:
+    """What somebody else's queues say of themselves, with the versions that are judged."""
+    remarks, said = read_remarks(directory / REMARKS), {}
+    for name in names:
+        if not name.startswith("peers/"):
+            continue
+        stem = name.removeprefix("peers/")
+        if stem not in remarks:
+            raise QueueproofError(f"{directory / REMARKS}: add [{stem}]: what it promises")
+        peer = remarks[stem]
+        if name in PROGRAMS:
+            judged, *drivers = PROGRAMS[name].versions(directory)
+            installed = judged.rpartition(" ")[2]
+            if peer.version.partition(",")[0] != installed:
+                raise QueueproofError(
+                    f"{directory / REMARKS}: [{stem}] is about {peer.version}, and {installed} is"
+                    " installed: see whether what it says is still so"
+                )
+            peer = replace(peer, version=", ".join([peer.version, *drivers]))
+        said[name] = peer
+    return said
 
 
 def _examine(name: str, *, directory: Path, postgres: str | None) -> Row | Failure:
-    text = "" if name in PROGRAMS else (directory / f"{name}.sql").read_text(encoding="utf-8")
-    match = _DEFECT.match(text)
     try:
         with open_lab(strategy(name, directory), own_server(postgres)) as lab:
             asked = select((name in PROGRAMS and PROGRAMS[name].only) or None)
             card = check_queue(lab, asked, seed=SEED, profile=PROFILE)
     except QueueproofError as error:
         return Failure(name, str(error))
-    return Row(name, card, match[1] if match else "")
+    except Exception as error:  # noqa: BLE001 - one queue's trouble is not the others'
+        told = "".join(traceback.format_exception(error))
+        return Failure(name, f"internal error: {told}")
+    return Row(name, card, _defect(name, directory))
+
+
+def _defect(name: str, directory: Path) -> str:
+    """The guarantee that a queue's first line says it breaks; empty in most."""
+    match = None if name in PROGRAMS else _DEFECT.match(_text(name, directory))
+    return match[1] if match else ""
+
+
+def _text(name: str, directory: Path) -> str:
+    return (directory / f"{name}.sql").read_text(encoding="utf-8")
+
+
+# --- cards that are kept ------------------------------------------------------------------------
+
+
+def _state(directory: Path, postgres: str | None) -> str:
+    """What all cards are made from, beside the queue: our code, what is installed, the server."""
+    hashed = hashlib.sha256(f"{SEED} {PROFILE} {postgres}".encode())
+    with as_file(files("queueproof")) as package:
+        sources = sorted(path for path in package.rglob("*") if path.suffix in {".py", ".sql"})
+        sources += sorted(path for path in (directory / "peers").iterdir() if path.is_file())
+        for path in sources:
+            hashed.update(path.read_bytes())
+    for found in sorted(f"{one.name} {one.version}" for one in metadata.distributions()):
+        hashed.update(found.encode())
+    pgbouncer = find_pgbouncer()
+    hashed.update((version(pgbouncer) if pgbouncer else "").encode())
+    return hashed.hexdigest()
+
+
+def _place(kept: Path, state: str, name: str, directory: Path) -> Path:
+    """Where the card of a queue is kept: a change of anything is another place."""
+    text = "" if name in PROGRAMS else _text(name, directory)
+    digest = hashlib.sha256(f"{state} {text}".encode()).hexdigest()
+    return kept / f"{name.replace('/', '.')}.{digest[:16]}.json"
+
+
+def _keep(kept: Path, state: str, name: str, directory: Path) -> Row | None:
+    place = _place(kept, state, name, directory)
+    if not place.exists():
+        return None
+    return Row(name, read_card(place.read_text(encoding="utf-8")), _defect(name, directory))
+
+
+def _put(kept: Path, state: str, row: Row, directory: Path) -> None:
+    kept.mkdir(parents=True, exist_ok=True)
+    place = _place(kept, state, row.name, directory)
+    for older in kept.glob(f"{row.name.replace('/', '.')}.*.json"):
+        older.unlink()
+    half = place.with_suffix(".half")
+    half.write_text(row.card.to_json(), encoding="utf-8")
+    half.replace(place)
+
+
+# --- queues and remarks -------------------------------------------------------------------------
 
 
 def strategy(name: str, directory: Path) -> Queue:
@@ -340,8 +505,14 @@ def names(directory: Path) -> list[str]:
     return sorted(found, key=lambda name: name != _FIRST)
 
 
-def render(rows: Iterable[Row]) -> str:
-    """The matrix as Markdown."""
+def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = "") -> str:
+    """The matrix as Markdown.
+
+    Args:
+        rows: What was found.
+        failures: What could not be judged.
+        pooler: The PgBouncer that `pooler-safe` was asked with; empty where it was not there.
+    """
     rows = list(rows)
     environment = Environment(
         loader=PackageLoader("queueproof.report", "."),
@@ -372,6 +543,8 @@ def render(rows: Iterable[Row]) -> str:
     ]
     return environment.get_template("conformance.md.j2").render(
         seed=SEED,
+        pooler=pooler,
+        failures=list(failures),
         postgres=rows[0].card.postgres,
         tables=tables,
         peers=others,
@@ -380,18 +553,29 @@ def render(rows: Iterable[Row]) -> str:
     )
 
 
-def write(rows: Sequence[Row], results: Path) -> None:
-    """Write the matrix, its data and the stories; stories of what no longer breaks go."""
+def write(
+    rows: Sequence[Row], results: Path, failures: Sequence[Failure] = (), pooler: str = ""
+) -> None:
+    """Write the matrix, its data and the stories; stories of what no longer breaks go.
+
+    What stands there of a queue that could not be judged stays, and the page says so.
+    """
     stories = results / "stories"
     stories.mkdir(parents=True, exist_ok=True)
+    unjudged = {failure.stem for failure in failures}
     for old in stories.glob("*.md"):
-        old.unlink()
+        if old.name.partition(".")[0] not in unjudged:
+            old.unlink()
     for row in rows:
         for file, text in row.stories().items():
             (results / file).write_text(text, encoding="utf-8")
+    path = results / "conformance.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     data = {row.name: row.verdicts for row in rows}
-    (results / "conformance.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    (results / "conformance.md").write_text(render(rows), encoding="utf-8")
+    data |= {one.name: known[one.name] for one in failures if one.name in known}
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    page = render(rows, failures, pooler)
+    (results / "conformance.md").write_text(page, encoding="utf-8")
 
 
 def drift(recorded: Recorded, name: str, card: Card) -> dict[str, tuple[str, str]]:
@@ -409,31 +593,40 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m queueproof.report.conformance", description=__doc__)
     parser.add_argument("--postgres", help="embedded, local, container or a DSN")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
+    parser.add_argument("--anew", action="store_true", help="keep no card of an earlier run")
     options = parser.parse_args(arguments)
     console = Console(stderr=True, highlight=False)
-    rows, failures = [], []
+    pgbouncer = find_pgbouncer()
+    if pgbouncer is None:
+        console.print(f"real queues are not asked for pooler-safe: {MISSING}", markup=False)
+    rows: list[Row] = []
+    failures: list[Failure] = []
+    kept = options.results / CARDS
+    if options.anew:
+        shutil.rmtree(kept, ignore_errors=True)
     try:
         with as_file(files("queueproof.strategies")) as directory:
             everything = [*names(directory), *peers(directory), *PROGRAMS]
-            for found in examine(everything, directory, options.postgres):
+            for found in examine(everything, directory, options.postgres, kept):
                 if isinstance(found, Failure):
                     failures.append(found)
                     told = f"not judged: {found.message}"
                 else:
                     rows.append(found)
                     told = f"{summary(found.card.guarantees)}; {found.card.seconds:.0f} s"
-                console.print(f"{found.name}: {told}", markup=False)
+                done = f"{len(rows) + len(failures)}/{len(everything)}"
+                console.print(f"{done} {found.name}: {told}", markup=False)
     except QueueproofError as error:
         console.print(str(error), markup=False)
         return Exit.UNUSABLE
     rows.sort(key=lambda row: everything.index(row.name))
     if rows:
-        write(rows, options.results)
+        write(rows, options.results, failures, version(pgbouncer) if pgbouncer else "")
     counts = Counter(verdict for row in rows for verdict in row.verdicts.values())
     told = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     console.print(f"{len(rows)} queues: {told}; see {options.results / 'conformance.md'}")
     for failure in failures:
-        console.print(f"missing there: {failure.name}", markup=False)
+        console.print(f"not judged, its old verdicts stay: {failure.name}", markup=False)
     return Exit.UNUSABLE if failures else Exit.HOLDS
 
 
