@@ -533,19 +533,47 @@ def test_complete_fail_enqueue_and_cleanup_may_wait(kind: str) -> None:
     assert waiting(kind, "claim") == []
 
 
-def test_a_heartbeat_may_wait_for_an_operation_on_its_own_job() -> None:
-    """Rule 10: waiting for an operation on the very job that it names is allowed."""
+def meeting(
+    kind: str, blocker: str, *, after: float, answered: bool = True, facts: Declared | None = None
+) -> list[str]:
+    """What is said when one waits for the other, both of or for a job claimed a while ago."""
     told = Told()
     told.enqueue("1")
-    stale = told.claim("w1", "1")
-    told.wait(LEASE + 1)
-    takeover = told.begin("claim", "w2", limit=1)
-    beat = told.begin("heartbeat", "w1", refs=(Ref(stale.index, "1"),))
-    beat.waits.append(Wait("w2", takeover.index))
-    told.end(takeover, "1")
-    told.end(beat, answer="rejected")
-    told.on("complete", takeover)
-    assert broken(told.finally_(j1="completed"), declared(recovers=False)) == []
+    mine = told.claim("w1", "1")
+    told.wait(after)
+    ref = (Ref(mine.index, "1"),)
+    free = {"claim", "recover"}
+    other = told.begin(
+        blocker, "w1" if blocker not in free else "w2", refs=() if blocker in free else ref, limit=1
+    )
+    call = told.begin(
+        kind, "w1" if kind not in free else "w3", refs=() if kind in free else ref, limit=1
+    )
+    call.waits.append(Wait(other.actor, other.index))
+    told.end(other, *(["1"] if answered and blocker in free else []))
+    told.end(call, answer="rejected" if kind == "heartbeat" and answered else "accepted")
+    found = check(told.finally_(j1="running"), facts or declared()).violations
+    return sorted({v.guarantee for v in found if v.guarantee == "non-blocking"})
+
+
+@pytest.mark.parametrize("kind", ["claim", "recover"])
+@pytest.mark.parametrize("blocker", ["complete", "fail", "heartbeat", "recover"])
+def test_no_claim_or_recovery_waits_for_a_late_worker_or_a_reaper(kind: str, blocker: str) -> None:
+    """Rule 10: not even for the operation of a worker whose lease has run out."""
+    assert meeting(kind, blocker, after=LEASE + 1) == ["non-blocking"]
+
+
+@pytest.mark.parametrize("blocker", ["claim", "recover"])
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, *, answered: bool) -> None:
+    """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
+    assert meeting("heartbeat", blocker, after=LEASE + 1, answered=answered) == []
+
+
+@pytest.mark.parametrize("blocker", ["claim", "recover"])
+def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: str) -> None:
+    """Rule 10: a claim or a recovery must leave alone what is alive."""
+    assert meeting("heartbeat", blocker, after=1, answered=False) == ["non-blocking"]
 
 
 def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> None:
@@ -567,16 +595,6 @@ def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> N
     told.on("complete", told.claim("w2", "1"), "1")
     facts = declared(worker_heartbeat=True)
     assert broken(told.finally_(j1="completed", j2="completed"), facts) == []
-
-
-def test_two_reapers_may_wait_for_each_other() -> None:
-    """Another reaper is not a worker."""
-    told = Told()
-    one, other = told.begin("recover", "reaper1"), told.begin("recover", "reaper2")
-    other.waits.append(Wait("reaper1", one.index))
-    told.end(one)
-    told.end(other)
-    assert broken(told.finally_()) == []
 
 
 def test_who_races_another_for_a_job_waits_for_it_and_that_is_one_violation() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,22 @@ from queueproof.explore.programs import (
     RECOVER,
     JobSpec,
     Program,
+    advance,
     claim,
     complete,
     crash,
     heartbeat,
     in_turn,
     script,
+    whole,
 )
-from queueproof.explore.runner import RETRIES, Run, Runner
+from queueproof.explore.runner import RETRIES, Run, Runner, past
 from queueproof.explore.schedules import explore
 from queueproof.history import Call
 
 LabOf = Callable[[str], Lab]
 REFERENCE = Path(__file__).parent.parent / "strategies" / "skip_locked.sql"
+BROKEN = REFERENCE.parent / "broken"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 
@@ -264,6 +268,18 @@ def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> No
     assert {call.answer for call in beats} == {"accepted", "rejected"}
     assert any(call.waits for call in beats)
     assert all(run.history.final == {"1": "completed"} for run in runs)
+
+
+def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -> None:
+    """A recovery in two statements, taken whole, is met at its ends only."""
+    lab = lab_of((BROKEN / "live_lease_two_step.sql").read_text())
+    over = in_turn(script("w1", claim()), script("clock", advance(past(30.0))))
+    both = (script("reaper", whole(RECOVER)), script("w2", claim(), claim()))
+    runs = [run for _, run in every(lab, Program((*TWO, *ONE), (*over, both)))]
+    assert len(runs) == 5  # before, after or between the steps of the claims, and their commits
+    for run in runs:
+        turns = [actor for actor, _ in groupby(beat.actor for beat in run.trace)]
+        assert turns.count("reaper") == 1
 
 
 def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:

@@ -22,6 +22,7 @@ ONE_BY_ONE = 12
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
+WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
 SLACK = 1.5  # seconds of real time that a probe may take on a busy machine
 WORKER = identity("w1")
 
@@ -33,11 +34,13 @@ class Wait(NamedTuple):
         attempt: The attempt that failed, from 1.
         least: Seconds after which a claim still came back empty.
         most: Seconds after which the job was claimed; infinite where it never was.
+        worked: Seconds from the claim to the failure.
     """
 
     attempt: int
     least: float
     most: float
+    worked: float = 0.0
 
 
 @dataclass(slots=True)
@@ -68,6 +71,10 @@ def watch(lab: Lab, offer: Offer) -> Waits:
         exact = attempt <= ONE_BY_ONE or attempt in LATER
         if attempt == BEATEN:
             _beat(lab, queue, job)
+        # A wait is counted from the failure, and not from the claim: every other job takes long.
+        worked = _work(queue) if attempt % 2 else 0.0
+        if worked:
+            lab.advance(worked)
         failed_at = lab.now()
         try:
             accepted = _end(lab, "fail", job)
@@ -80,7 +87,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
         wait, job = _measure(lab, attempt, failed_at, least, FINE if exact else COARSE)
         if job is None and _has_ended(lab, queue):
             break
-        waits.found.append(wait)
+        waits.found.append(wait._replace(worked=worked))
         waits.broken = _complaint(wait, least)
         if waits.broken:
             return waits
@@ -135,6 +142,11 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
         f"after a {what} the failed job came back within {waited:.1f} s; "
         f"it had to wait at least {wait:.1f} s"
     )
+
+
+def _work(queue: Queue) -> float:
+    """How long a job takes, in seconds: well inside its lease."""
+    return WORK if queue.lease_time is None else 0.6 * queue.lease_time.total_seconds()
 
 
 def _least(queue: Queue, found: Sequence[Wait]) -> float:

@@ -853,28 +853,24 @@ class _Allowed:
         )
 
     def may_wait(self, call: Call, blocker: Call | None) -> bool:
-        """Queue-file.md, 10: waiting for an operation on the very job that it names is allowed."""
+        """Queue-file.md, 10: a heartbeat may wait for who takes its job, nobody else for a worker.
+
+        A claim may take a job without answering it: it buries the job, or puts it back.
+        """
         if blocker is None:
             return False
         if blocker.kind == "cleanup":
             return True
-        if call.kind == "recover" and blocker.kind == "recover":
-            return True  # another reaper is not a worker
-        if call.kind == "heartbeat":
-            if blocker.kind == "recover" and all(self._maybe_stale(r, call) for r in call.refs):
-                return True
-            jobs = {ref.job for ref in blocker.refs} | set(blocker.ids)
-            if self._declared.worker_heartbeat:  # it names all jobs of its worker
-                refs = self._of_actor[call.actor]
-                if blocker.kind == "recover" and any(self._maybe_stale(r, call) for r in refs):
-                    return True
-                if any(claim.actor == call.actor for job in jobs for claim in self._of_job[job]):
-                    return True
-            return not jobs.isdisjoint(ref.job for ref in call.refs)
-        # A claim or a reaper may meet a job's late owner, whose lease must then have run out.
-        return blocker.kind in {"complete", "complete_many", "fail", "heartbeat"} and any(
-            self._maybe_stale(ref, call) for ref in blocker.refs
-        )
+        if call.kind != "heartbeat":
+            return False
+        mine = list(call.refs)
+        if self._declared.worker_heartbeat:  # it names all jobs of its worker
+            mine += self._of_actor[call.actor]
+        takes = blocker.kind in {"claim", "recover"}
+        if takes and any(self._maybe_stale(ref, call) for ref in mine):
+            return True
+        jobs = {ref.job for ref in blocker.refs} | set(blocker.ids)
+        return not jobs.isdisjoint(ref.job for ref in mine)
 
     def _maybe_stale(self, ref: Ref, call: Call) -> bool:
         """Whether the lease of a claimed job may have run out before a call ended."""

@@ -19,7 +19,7 @@ class Do(NamedTuple):
             actor itself; for an enqueue which of the program's job specifications.
         seconds: For an advance.
         queue: For a claim.
-        whole: Whether its statements are not split, and stop nowhere inside.
+        whole: Whether it is one step: its statements follow each other, and stop nowhere inside.
     """
 
     kind: str
@@ -166,6 +166,11 @@ def lose(worker: int) -> Do:
 def terminate(worker: int) -> Do:
     """End a worker's backend; the worker sees an error and connects anew."""
     return Do("terminate", worker)
+
+
+def whole(do: Do) -> Do:
+    """The same as one step."""
+    return do._replace(whole=True)
 
 
 RESTART = Do("restart")

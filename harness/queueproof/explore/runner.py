@@ -132,6 +132,7 @@ class _Flight:
     step: Step
     named: Sequence[Claim] = ()
     split: bool = True  # its statements are split from their commits, and stop inside
+    whole: bool = False  # nobody acts between its statements, unless it waits
     gated: bool = False  # it has stopped inside its statement
     cursor: Literal["declared", "fetched"] | None = None  # what was last done to its query's
     blockers: Sequence[int] = ()  # the backends that it was last seen to wait for
@@ -322,6 +323,9 @@ class Runner:
             last = able[taken]
             self._go_on(last)
             self._settle_blocked()
+            while last.flight is not None and last.flight.whole and not last.blocked:
+                self._go_on(last)
+                self._settle_blocked()
 
     def _able(self, actor: _Actor) -> bool:
         if not actor.alive or actor.blocked:
@@ -610,7 +614,7 @@ class Runner:
             self._finish(actor, flight, stop.value)
             return None
         split = self._splitting and not do.whole
-        actor.flight = _Flight(call, session, generator, step, named, split)
+        actor.flight = _Flight(call, session, generator, step, named, split, do.whole)
         return actor.flight
 
     def _connection(self, actor: _Actor, call: Call) -> Session:

@@ -28,6 +28,7 @@ from queueproof.explore.programs import (
     lose,
     script,
     terminate,
+    whole,
 )
 from queueproof.explore.runner import DAY, past
 from queueproof.guarantees import CATALOGUE, Offer
@@ -117,9 +118,9 @@ class Suite:
         """
         if self.lease is None or not self.takes_limit or "complete_many" not in self.offers:
             return []
-        between = [advance(past(self.lease)), claim(2)._replace(whole=True)]
+        between = [advance(past(self.lease)), whole(claim(2))]
         if "recover" in self.offers:
-            between.insert(1, RECOVER._replace(whole=True))
+            between.insert(1, whole(RECOVER))
         late, next_one = script("w1", COMPLETE_ALL), script("w2", *between, COMPLETE_ALL)
         program = Program(TWO, (*in_turn(script("w1", claim(2))), (late, next_one)))
         return [program] if self.through is None or program.does(self.through) else []
@@ -412,18 +413,23 @@ class Suite:
             over = in_turn(script("clock", advance(past(self.lease))))
             pair: Stage = (script("w1", heartbeat()), *self.reaper())
             yield Program(ONE, (*first, *over, pair, *in_turn(script("w2", claim()))))
-            race: Stage = (*pair, script("w2", claim()))
+            meanwhile = script("w1", whole(heartbeat()))
+            if self.reaper() and 1 in self.bounds():
+                yield Program((JobSpec(bound=1),), (*first, *over, (meanwhile, *self.reaper())))
+            # A claim may take over as well.
+            race: Stage = (meanwhile, script("w2", claim()))
             yield Program(ONE, (*first, *over, race, *in_turn(script("w3", claim()))))
             if self.takes_limit:
                 two = in_turn(script("w1", claim(2)))
                 yield Program(TWO, (*two, *beat, *steal))
         over = in_turn(script("clock", advance(past(self.lease))))
-        reapers: Stage = (
-            *self.reaper(),
-            *(script("reaper2", *one[1]) for one in self.reaper()),
-            script("w2", claim()),
-        )
-        yield Program(ONE, (*first, *over, reapers, *in_turn(script("w3", claim()))))
+        # What a reaper has read is old when it acts: another job was claimed, or this one freed by
+        # somebody else and claimed anew.
+        for reaper in self.reaper():
+            freed = () if self.offer.queue.leader else (whole(RECOVER), whole(claim()))
+            others = script("w2", whole(claim()), *freed)
+            later = in_turn(script("w3", claim()))
+            yield Program(TWO, (*first, *over, (reaper, others), *later))
         if "fail" in self.offers and (self.bound is None or self.bound > 1):
             failed = in_turn(script("w1", claim(), fail()))
             late = in_turn(script("w2", claim()), self.within(), *self.reaper())
@@ -535,24 +541,45 @@ class Suite:
     def _non_blocking(self) -> Iterator[Program]:
         pair = (script("w1", claim()), script("w2", claim()))
         yield Program(TWO, (pair,))
-        yield Program((JobSpec(),) * 3, ((*pair, script("w3", claim())),))
         if self.takes_limit:
             yield Program((JobSpec(),) * 4, ((script("w1", claim(2)), script("w2", claim(2))),))
-        for ender in self.enders():
-            yield Program(TWO, ((script("w1", claim(), ender), script("w2", claim())),))
+        # Whoever would wait does so wherever in the other's operation it comes.
+        rival = script("w2", whole(claim()))
+        lives = [do for n, ender in enumerate(self.enders()) for do in (claim(), _nth(ender, n))]
+        if lives:
+            yield Program((JobSpec(),) * len(lives), ((script("w1", *lives), rival),))
         if "heartbeat" in self.offers:
             mine = in_turn(script("w1", claim()), script("w2", claim()))
-            for other in [*self.enders(), claim()]:
-                yield Program(
-                    (JobSpec(),) * 3, (*mine, (script("w1", heartbeat()), script("w2", other)))
-                )
-            if self.reaper():
-                yield Program(ONE, (*mine[:1], (script("w1", heartbeat()), *self.reaper())))
-        if self.reaper():
-            yield Program(TWO, ((script("w1", claim()), *self.reaper()),))
-            held = in_turn(script("w1", claim()))
-            yield Program(TWO, (*held, (*self.reaper(), script("w2", claim()))))
+            others = script("w2", *self.enders()[::-1], claim())
+            beat = script("w1", heartbeat())
+            yield Program(TWO, (*mine[:1], (beat, rival)))
+            yield Program(THREE, (*mine, (script("w1", whole(heartbeat())), others)))
+        yield from self._late()
         yield Program(ONE, ((script("producer", Do("enqueue")), *pair),), reserve=ONE)
+
+    def _late(self) -> Iterator[Program]:
+        """A recovery, or a claim that takes over, while somebody is in the middle of something."""
+        if self.lease is None or self.offer.held:
+            return
+        over = script("clock", advance(past(self.lease)))
+        stale = in_turn(script("w1", claim()), over)
+        for reaper in self.reaper():
+            yield Program(TWO, (*stale, (reaper, script("w2", claim()))))
+            if not self.offer.queue.leader:
+                yield Program(ONE, (*stale, (reaper, script("reaper2", whole(RECOVER)))))
+            if "heartbeat" in self.offers:
+                fresh = in_turn(script("w2", claim()))
+                yield Program(TWO, (*stale, *fresh, (reaper, script("w2", heartbeat()))))
+        # One job for each of what its late worker may do; one of them has no other attempt left.
+        enders = [_nth(do, n) for n, do in enumerate(self.enders())]
+        if not enders:
+            return
+        jobs = [JobSpec(bound=int(do.kind == "fail" and 1 in self.bounds())) for do in enders]
+        taken = in_turn(script("w1", *[claim()] * len(jobs)), over)
+        rivals = [script("w2", whole(claim(len(jobs))))]
+        rivals += [script("reaper", whole(do)) for _, dos in self.reaper() for do in dos]
+        for rival in rivals:
+            yield Program(tuple(jobs), (*taken, (script("w1", *enders), rival)))
 
     def _no_deadlock(self) -> Iterator[Program]:
         if self.takes_limit:
@@ -699,6 +726,11 @@ _PREFIXED = "default.high"  # a queue whose name begins as another's
 SPENT = 12
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
+
+
+def _nth(ender: Do, n: int) -> Do:
+    """The same on the worker's `n`th job."""
+    return ender._replace(n=n)
 
 
 def _beside(program: Program, fault: Do) -> Program:

@@ -121,7 +121,8 @@ def tell_waits(waits: Waits) -> str:
     """The story of a job whose waits after its failures are wrong."""
     guarantee = CATALOGUE["backoff"]
     told = [
-        f"    attempt {wait.attempt} failed; the job was claimable after {_duration(wait)}"
+        f"    attempt {wait.attempt} failed{_work(wait)}; the job was claimable after "
+        f"{_duration(wait)}"
         for wait in waits.found
     ]
     parts = [
@@ -132,7 +133,7 @@ def tell_waits(waits: Waits) -> str:
         f"Why it matters: {guarantee.why}.",
         "```mermaid\nsequenceDiagram\n"
         + "\n".join(
-            f"    w1->>PostgreSQL: fail at attempt {wait.attempt}\n"
+            f"    w1->>PostgreSQL: fail at attempt {wait.attempt}{_work(wait)}\n"
             f"    Note over w1: {_duration(wait)}"
             for wait in waits.found
         )
@@ -178,6 +179,11 @@ def _duration(wait: Wait) -> str:
     if wait.most == float("inf"):
         return f"more than {wait.least:.0f} s"
     return f"{wait.least:.0f} to {wait.most:.0f} s"
+
+
+def _work(wait: Wait) -> str:
+    """How long a job had taken, where it took long."""
+    return f" after {wait.worked:.0f} s of work" if wait.worked else ""
 
 
 # --- what belongs into the story ----------------------------------------------------------------
