@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,33 @@ def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabO
     replayed = replay(lab, judgement.replay)
     assert replayed is not None
     assert replayed.story == judgement.story
+
+
+GUARD = re.compile(r"\n  AND locked_by = :worker\n(?:  --.*\n)?  AND attempts = :attempt;")
+WAIT = re.compile(
+    r"run_at     = now\(\)\n .*?10\)\),|run_at     = now\(\) \+ .*?10\)\),", re.DOTALL
+)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, waits: bool) -> None:
+    """A late complete, fail and heartbeat have a story each, in which another worker is hurt."""
+    text = GUARD.sub(";", (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8"))
+    text = re.sub(r"\((id), worker, attempt", r"(\1", text)
+    if not waits:  # then a worker may meet its own late operation in the shortest program
+        text = WAIT.sub("run_at     = now(),", text).replace('-- backoff = "5 seconds"\n', "")
+    lab = lab_of(text)
+    (judgement,) = check_queue(lab, select(("fencing",)), profile="quick").guarantees
+    late = re.compile(r"w1 was allowed to (\w+) a job with a claim .*: w2 has the job now")
+    found = [late.fullmatch(one.reason) for one in judgement.stories]
+    told = [match[1] for match in found if match]
+    assert sorted(told) == ["complete", "extend", "fail"]
+    assert (judgement.reason, judgement.story) == astuple(judgement.stories[0])[:2]
+    for one in judgement.stories:
+        assert one.replay is not None
+        replayed = replay(lab, one.replay)
+        assert replayed is not None
+        assert replayed.story == one.story
 
 
 def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:

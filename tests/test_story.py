@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,29 @@ from queueproof.explore.lab import Lab
 from queueproof.explore.programs import JobSpec, Program, claim, script
 from queueproof.explore.runner import Runner
 from queueproof.explore.shrink import Failure, find
+from queueproof.report.card import Card, Judgement, Story
+from queueproof.report.junit import to_junit
+from queueproof.report.page import read_card, to_page
 from queueproof.report.story import tell
+from queueproof.report.terminal import Output, print_card
 
+FURTHER = Card(
+    "q.sql",
+    "PostgreSQL",
+    0,
+    1.0,
+    [
+        Judgement(
+            "fencing",
+            "broken",
+            "w1 completed it",
+            "fencing: ...\nBroken: w1 completed it.",
+            "TOKEN1",
+            {"schedules": 2},
+            (Story("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
+        )
+    ],
+)
 LabOf = Callable[[str], Lab]
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
 
@@ -112,3 +134,15 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     }
     assert len(stories) == 1
     assert "job 1" in stories.pop()
+
+
+def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:
+    """Terminal, page and JUnit tell each with its token, and a card is read back as it was."""
+    assert read_card(FURTHER.to_json()) == FURTHER
+    with (tmp_path / "out").open("w+", encoding="utf-8") as file:
+        print_card(Output(file), FURTHER, "queueproof check q.sql --replay")
+        file.seek(0)
+        printed = file.read()
+    for report in (printed, to_page([FURTHER]), to_junit(FURTHER)):
+        assert [told for told in ("completed it.", "failed it.") if told not in report] == []
+        assert [token for token in ("TOKEN1", "TOKEN2") if token not in report] == []

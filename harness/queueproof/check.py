@@ -60,7 +60,7 @@ from queueproof.free import Free, free_run
 from queueproof.guarantees import CATALOGUE, Guarantee, Offer
 from queueproof.history import Call
 from queueproof.probes import PROBES, Seen
-from queueproof.report.card import Card, Judgement, Verdict
+from queueproof.report.card import Card, Judgement, Story, Verdict
 from queueproof.report.story import tell
 
 
@@ -122,15 +122,6 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(slots=True)
-class _Broken:
-    """How a guarantee was seen to break."""
-
-    reason: str
-    story: str
-    replay: str | None
-
-
-@dataclass(slots=True)
 class Examination:
     """A queue on a server, with what has been found so far.
 
@@ -149,6 +140,8 @@ class Examination:
     named: frozenset[str] = frozenset()  # asked for by name: no tool may be lacking
     required: frozenset[str] = frozenset()  # and the queue must offer what they need
     failures: dict[str, Failure] = field(default_factory=dict)
+    causes: bool = False  # whether other operations that break the same are looked for
+    others: dict[str, dict[str, Failure]] = field(default_factory=dict)  # by guarantee, by `cause`
     probed: dict[str, Seen] = field(default_factory=dict)
     freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
@@ -221,9 +214,13 @@ class Examination:
         inside = conditions.gate is not None
         budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
-            if guarantee in self.failures or (self.lab.unmoved and guarantee in TIMED):
+            if self.lab.unmoved and guarantee in TIMED:
                 return
-            if program.races or not inside:
+            if guarantee in self.failures:
+                if conditions != PLAIN or not self.causes:
+                    return
+                self._look_further(program, guarantee)
+            elif program.races or not inside:
                 self._explore(program, guarantee, conditions, budget)
         if conditions == PLAIN:
             self._plain.add(guarantee)
@@ -252,6 +249,16 @@ class Examination:
             if conditions.gate and not any(beat.event == "stops" for beat in run.trace):
                 break  # these are the runs without a gate
         self._explored[what] = count
+
+    def _look_further(self, program: Program, guarantee: str) -> None:
+        """Look a little for another operation that breaks what is broken, or hurts another."""
+        known = [self.failures[guarantee], *self.others.get(guarantee, {}).values()]
+        if len(known) == STORIES and not any(one.violation.alone for one in known):
+            return
+        runner = self._runner()
+        for schedule, run in explore(runner, program, budget=FURTHER, seed=self.seed):
+            self.evidence[guarantee, "schedules"] += 1
+            self._judge(program, schedule, run, runner)
 
     def _overtake(self, suite: Suite) -> None:
         """Look for what a late batch does once another has gone past it."""
@@ -298,21 +305,42 @@ class Examination:
                 return
 
     def _record(self, name: str, failure: Failure) -> None:
-        """Keep a breach, if none is known that is as firm."""
+        """Keep a breach, if none is known that is as firm, or none of the same operation."""
         known = self.failures.get(name)
-        if known is not None and failure.firmness <= known.firmness:
-            return
+        others = self.others.setdefault(name, {})
+        if known is None or failure.firmness > known.firmness:
+            if (kept := self._confirmed(name, failure)) is not None:
+                self.failures[name] = kept
+                if known is not None and self.causes:
+                    others[known.cause] = known
+                others.pop(kept.cause, None)
+        elif self._is_another(name, failure):
+            kept = self._confirmed(name, failure)
+            if kept is not None and kept.cause != known.cause:
+                others[kept.cause] = kept
+
+    def _is_another(self, name: str, failure: Failure) -> bool:
+        """Whether a breach has a cause that no story tells yet, or tells it better."""
+        certain = not failure.violation.doubtful and not failure.run.ambiguous
+        if not self.causes or _apart(name) or not certain or not failure.cause:
+            return False
+        others = self.others[name]
+        if (other := others.get(failure.cause)) is not None:
+            return other.violation.alone and not failure.violation.alone
+        return failure.cause != self.failures[name].cause and 1 + len(others) < STORIES
+
+    def _confirmed(self, name: str, failure: Failure) -> Failure | None:
+        """A breach that counts, as it is to be told; None where it does not."""
         if not self.lab.by_clients:
-            self.failures[name] = failure
-        elif self.lab.unmoved and _clock_moved(failure):
+            return failure
+        if self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
         elif self._doubts[name] < DOUBTS:
-            again = self._happens_again(failure)
-            if again is not None:
-                self.failures[name] = again
-            else:
-                self._doubts[name] += 1
-                self.unsure[name] = f"{failure.violation.because}, but {_ONCE}"
+            if (again := self._happens_again(failure)) is not None:
+                return again
+            self._doubts[name] += 1
+            self.unsure[name] = f"{failure.violation.because}, but {_ONCE}"
+        return None
 
     def _happens_again(self, failure: Failure) -> Failure | None:
         """The breach with new lives of the programs, if it is not of what they keep between runs.
@@ -441,6 +469,8 @@ class Examination:
             if name not in self.failures or self._is_probed(name) or self._explained(name):
                 continue
             self.failures[name] = failure = self._shortened(self.failures[name])
+            others = self.others.get(name, {})
+            self.others[name] = {one: self._shortened(others[one]) for one in others}
             broken = failure.violation.guarantee
             if broken != name:
                 plain = find(self._runner(), self.declared, failure.program.undisturbed, broken)
@@ -466,12 +496,13 @@ class Examination:
             return Judgement(name, verdict, reason)
         evidence = self._evidence(name)
         accepted = self.offer.queue.breaks.get(name)
-        broken = self._broken(name)
-        if broken is not None:
+        if stories := self._stories(name):
+            first, *more = stories
+            reason = first.reason
             if accepted is not None:
-                reason = f"{broken.reason} (declared: {accepted})"
-                return Judgement(name, "accepted", reason, broken.story, broken.replay, evidence)
-            return Judgement(name, "broken", broken.reason, broken.story, broken.replay, evidence)
+                reason = f"{reason} (declared: {accepted})"
+            found: Verdict = "broken" if accepted is None else "accepted"
+            return Judgement(name, found, reason, first.story, first.replay, evidence, (*more,))
         if watched.lacks and not watched.partial:
             return Judgement(name, "inconclusive" if named else "not-offered", watched.lacks)
         unsure = self._unsure(name, watched, evidence)
@@ -539,17 +570,22 @@ class Examination:
         evidence |= watched.evidence
         return {what: n for what, n in evidence.items() if n or watched.lacks}
 
-    def _broken(self, name: str) -> _Broken | None:
+    def _stories(self, name: str) -> list[Story]:
+        """How a guarantee was seen to break, the story that says most first."""
         seen = self.probed.get(name)
         if seen is not None and seen.broken:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
-            return _Broken(seen.broken, seen.story, token)
+            return [Story(seen.broken, seen.story, token)]
         failure = self.failures.get(name)
         if failure is None and name in self.freed:
             free, violation = self.freed[name]
-            return _Broken(f"{violation.because} (in a free run)", free.story(violation), None)
+            return [Story(f"{violation.because} (in a free run)", free.story(violation), None)]
         if failure is None or self._explained(name):
-            return None
+            return []
+        others = sorted(self.others.get(name, {}).values(), key=lambda one: one.violation.alone)
+        return [self._told(name, one) for one in (failure, *others)]
+
+    def _told(self, name: str, failure: Failure) -> Story:
         token = encode_token(
             self.lab.queue.digest,
             name,
@@ -560,7 +596,7 @@ class Examination:
             broken=failure.violation.guarantee,
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
-        return _Broken(failure.violation.because, story, token)
+        return Story(failure.violation.because, story, token)
 
 
 def _clock_moved(failure: Failure) -> bool:
@@ -668,6 +704,8 @@ TIMED = frozenset(
 )
 """What cannot be told of a queue whose time stands still while the database's is moved."""
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
+STORIES = 3  # of one guarantee, each of another operation that breaks it
+FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
 OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 AGAIN = 24  # schedules of a breach's program with programs started anew; each takes a second
@@ -732,6 +770,7 @@ def check_queue(
         budget,
         named=frozenset(named),
         required=frozenset(required),
+        causes=profile in PROFILES,
     )
     examination.examine(wanted, progress)
     progress("stories", 1.0)

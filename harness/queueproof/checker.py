@@ -52,6 +52,7 @@ class Violation(NamedTuple):
         call: Index of the call whose answer shows it.
         in_turn: See `spec.Breach`.
         doubtful: See `spec.Breach`.
+        alone: See `spec.Breach`.
     """
 
     guarantee: str
@@ -60,6 +61,7 @@ class Violation(NamedTuple):
     call: int
     in_turn: bool = False
     doubtful: bool = False
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -418,6 +420,7 @@ class _JobCheck:
                 call.index,
                 breach.in_turn,
                 breach.doubtful,
+                breach.alone,
             )
         )
 

@@ -135,11 +135,12 @@ class Verdict:
             case "broken":
                 from queueproof.report.terminal import without_diagram
 
-                again = (
-                    f"queueproof check {shlex.quote(self.queue.name)} --replay {judgement.replay}"
-                )
-                told = without_diagram(judgement.story or judgement.reason)
-                self._fail(f"{told}\n\nOnce more:\n  {again}")
+                again = f"queueproof check {shlex.quote(self.queue.name)} --replay"
+                told = [
+                    f"{without_diagram(one.story)}\n\nOnce more:\n  {again} {one.replay}"
+                    for one in judgement.stories
+                ]
+                self._fail("\n\n".join(told or [judgement.reason]))
 
     def _fail(self, message: str) -> NoReturn:
         pytest.fail(f"{self.queue.name}: {message}", pytrace=False)

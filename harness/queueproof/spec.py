@@ -42,12 +42,14 @@ class Breach(NamedTuple):
         in_turn: A job was claimed twice although nothing raced and no lease was in play.
         doubtful: It looks like a lease that was cut short, but a queue that hands out its jobs
             twice `in_turn` does the same whatever the lease.
+        alone: It hurts nobody but the worker that did it.
     """
 
     guarantee: str
     because: str
     in_turn: bool = False
     doubtful: bool = False
+    alone: bool = False
 
 
 class Job(NamedTuple):
@@ -257,6 +259,7 @@ def _still_held(rules: Rules, job: Job, call: Call) -> bool:
 def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     """Blame (queue-file.md, 21): a lease that was taken over, or a claim that raced another."""
     call = act.call
+    mine = holder.actor == call.actor
     owner = "the same claim" if holder is call else f"{holder.actor}"
     raced = holder.overlaps(call)
     taken_over = (
@@ -265,9 +268,9 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     if not raced and (job.recovered or taken_over):
         until = "its transaction is open" if rules.held else "its lease is fresh"
         because = f"{call.actor} got a job that {owner} holds, while {until}"
-        return Breach("live-lease", because, doubtful=not job.recovered)
+        return Breach("live-lease", because, doubtful=not job.recovered, alone=mine)
     because = f"{call.actor} got a job that {owner} already holds"
-    return Breach("single-claim", because, in_turn=not raced)
+    return Breach("single-claim", because, in_turn=not raced, alone=mine)
 
 
 def _claimed_unseen(rules: Rules, job: Job, act: Act) -> list[Job]:
@@ -307,15 +310,14 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
         since = (
             "it has claimed the job again since" if mine else f"{job.holder.actor} has the job now"
         )
-        return Breach(
-            "fencing", f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
-        )
+        because = f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
+        return Breach("fencing", because, alone=mine)
+    mine = job.last is not None and job.last.actor == who and job.last is not act.holder
     if job.phase in FINISHED:
-        return Breach(
-            "fencing",
-            f"{who} was allowed to {verb} a job that it had lost and that had {job.phase}",
-        )
-    return Breach("fencing", f"{who} was allowed to {verb} a job that it had given back")
+        because = f"{who} was allowed to {verb} a job that it had lost and that had {job.phase}"
+        return Breach("fencing", because, alone=mine)
+    because = f"{who} was allowed to {verb} a job that it had given back"
+    return Breach("fencing", because, alone=mine)
 
 
 def _repeated(job: Job, act: Act) -> list[Job]:
@@ -337,7 +339,7 @@ def _strayed(job: Job, act: Act) -> Job:
         f"{act.call.actor} was allowed to {act.kind} a job that it had ended, and lost another"
         " that it holds"
     )
-    return job._replace(unsure=job.unsure or Breach("fencing", because))
+    return job._replace(unsure=job.unsure or Breach("fencing", because, alone=True))
 
 
 def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:

@@ -33,9 +33,22 @@ class Failure:
     conditions: Conditions = PLAIN
 
     @property
-    def firmness(self) -> tuple[bool, bool]:
-        """How well it stands: what is not doubtful, and then what the schedule alone decided."""
-        return not self.violation.doubtful, not self.run.ambiguous
+    def firmness(self) -> tuple[bool, bool, bool]:
+        """How well it stands: what is not doubtful, and then what the schedule alone decided.
+
+        Of two that stand as well, the one in which another worker is hurt says more.
+        """
+        return not self.violation.doubtful, not self.run.ambiguous, not self.violation.alone
+
+    @property
+    def cause(self) -> str:
+        """The operation whose answer breaks the guarantee; nothing where the end of a run does."""
+        kind = self.run.history.calls[self.violation.call].kind
+        return "" if kind in {"jobs", "sweep"} else kind
+
+    def tells(self, other: Failure) -> bool:
+        """Whether it says of the same operation at least what another one says."""
+        return self.cause == other.cause and self.violation.alone <= other.violation.alone
 
 
 def breaches(run: Run, declared: Declared) -> list[Violation]:
@@ -71,16 +84,28 @@ def find(
     *,
     budget: int = TRIES,
     seed: int = 0,
+    like: Failure | None = None,
 ) -> Failure | None:
     """The first schedule of a program under which a guarantee breaks, if there is one.
 
     A schedule that alone decides what happens goes before one that leaves a choice to the server.
+
+    Args:
+        runner: Runs the program.
+        declared: What the checker must know of the queue.
+        program: Who does what.
+        guarantee: What is to break.
+        budget: Most schedules.
+        seed: See `explore`.
+        like: What is found must tell it, see `Failure.tells`.
     """
     found = None
     for schedule, run in explore(runner, program, budget=budget, seed=seed):
         for violation in breaches(run, declared):
             if violation.guarantee == guarantee:
                 failure = Failure(program, schedule, run, violation, runner.conditions)
+                if like is not None and not failure.tells(like):
+                    continue
                 if not run.ambiguous:
                     return failure
                 found = found or failure
@@ -90,19 +115,22 @@ def find(
 def shrink(runner: Runner, declared: Declared, failure: Failure) -> Failure:
     """Remove jobs and operations one at a time while the same guarantee still breaks.
 
+    What breaks it stays the same operation: a guarantee may have several stories.
+
     Removing one at a time until nothing more can go gives a 1-minimal program (A. Zeller and
     R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002); each candidate is
     searched anew, so that the schedule shrinks with it.
     """
-    guarantee = failure.violation.guarantee
-    smaller: Failure | None = find(runner, declared, failure.program, guarantee) or failure
+    guarantee, like = failure.violation.guarantee, failure
+    smaller: Failure | None = find(runner, declared, failure.program, guarantee, like=like)
+    smaller = smaller or failure
     while smaller is not None:
         failure = smaller
         smaller = next(
             (
                 found
                 for candidate in _smaller(failure.program)
-                if (found := find(runner, declared, candidate, guarantee))
+                if (found := find(runner, declared, candidate, guarantee, like=like))
             ),
             None,
         )

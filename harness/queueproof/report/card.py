@@ -13,6 +13,21 @@ Verdict: TypeAlias = Literal["holds", "broken", "inconclusive", "not-offered", "
 
 
 @dataclass(frozen=True, slots=True)
+class Story:
+    """One way in which a guarantee breaks.
+
+    Attributes:
+        reason: One sentence.
+        story: How it broke.
+        replay: A token for `--replay`; None where it cannot be repeated at will.
+    """
+
+    reason: str
+    story: str
+    replay: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """The verdict on one guarantee.
 
@@ -23,6 +38,7 @@ class Judgement:
         story: How it broke; None where it did not.
         replay: A token for `--replay`; None where there is no story.
         evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
+        more: Further stories, each of another operation that breaks the guarantee.
     """
 
     id: str
@@ -31,6 +47,13 @@ class Judgement:
     story: str | None = None
     replay: str | None = None
     evidence: Mapping[str, int] = field(default_factory=dict)
+    more: Sequence[Story] = ()
+
+    @property
+    def stories(self) -> list[Story]:
+        """All of them, the one that says most first."""
+        first = [Story(self.reason, self.story, self.replay)] if self.story else []
+        return [*first, *self.more]
 
 
 @dataclass(frozen=True, slots=True)

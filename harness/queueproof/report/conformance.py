@@ -35,7 +35,7 @@ from queueproof.guarantees import CATALOGUE, nearest, select
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
 from queueproof.processes import MOST, own_server, processes
 from queueproof.queue import Queue
-from queueproof.report.card import Card, Verdict
+from queueproof.report.card import Card, Story, Verdict
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
 from queueproof.sqlfile import load
@@ -242,9 +242,7 @@ class Row:
     def stories(self) -> dict[str, str]:
         """Every story of this queue by its file."""
         return {
-            self.story_file(j.id): _page(self, j.story, j.replay)
-            for j in self.card.guarantees
-            if j.story is not None
+            self.story_file(j.id): _page(self, j.stories) for j in self.card.guarantees if j.stories
         }
 
     def _remark(self, guarantee: str) -> Remark | None:
@@ -254,12 +252,16 @@ class Row:
         return any(j.id == guarantee and j.story for j in self.card.guarantees)
 
 
-def _page(row: Row, story: str, replay: str | None) -> str:
-    """A story as Markdown: its text as it is, its diagram drawn."""
-    told, _, diagram = story.partition("```mermaid")
-    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {replay}"
+def _page(row: Row, stories: Sequence[Story]) -> str:
+    """Stories as Markdown: their text as it is, their diagrams drawn."""
+    return f"# {row.stem}\n\n" + "\n".join(_told(row, story) for story in stories)
+
+
+def _told(row: Row, story: Story) -> str:
+    told, _, diagram = story.story.partition("```mermaid")
+    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {story.replay}"
     return (
-        f"# {row.stem}\n\n```text\n{told.rstrip()}\n```\n\n"
+        f"```text\n{told.rstrip()}\n```\n\n"
         + (f"```mermaid{diagram.rstrip()}\n\n" if diagram else "")
         + f"Once more:\n\n```sh\n{again}\n```\n"
     )

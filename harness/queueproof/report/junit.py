@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from queueproof.guarantees import CATALOGUE
-from queueproof.report.card import Card, Judgement
+from queueproof.report.card import Card, Judgement, Story
 
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 _TAGS = {"broken": "failure", "inconclusive": "error", "not-offered": "skipped"}
@@ -38,15 +38,19 @@ def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
         suite, "testcase", {"classname": _legal(queue), "name": judgement.id, "time": "0"}
     )
     text = f"{CATALOGUE[judgement.id].sentence}\n{judgement.verdict}: {judgement.reason}\n"
-    if judgement.story:
-        token = f"\nReplay token: {judgement.replay}\n" if judgement.replay else ""
-        text = f"{judgement.story}\n{token}"
+    if judgement.stories:
+        text = "\n".join(map(_told, judgement.stories))
     text = _legal(text)
     if tag := _TAGS.get(judgement.verdict):
         outcome = ET.SubElement(case, tag, {"message": _legal(judgement.reason)})
         outcome.text = text if judgement.verdict != "not-offered" else None
     else:
         ET.SubElement(case, "system-out").text = text
+
+
+def _told(story: Story) -> str:
+    token = f"\nReplay token: {story.replay}\n" if story.replay else ""
+    return f"{story.story}\n{token}"
 
 
 def _legal(text: str) -> str:

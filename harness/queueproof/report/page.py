@@ -6,12 +6,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees import CATALOGUE
-from queueproof.report.card import Card, Judgement, MutantJudgement
+from queueproof.report.card import Card, Judgement, MutantJudgement, Story
 from queueproof.report.terminal import mutants_summary, summary, without_diagram
 
 
@@ -46,7 +47,7 @@ def read_card(text: str) -> Card:
     """
     try:
         found = json.loads(text)
-        judgements = [Judgement(**judgement) for judgement in found["guarantees"]]
+        judgements = [_judgement(judgement) for judgement in found["guarantees"]]
         mutants = [MutantJudgement(**mutant) for mutant in found.get("mutants", ())]
         facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
         unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
@@ -57,6 +58,11 @@ def read_card(text: str) -> Card:
     if "mutants" not in found:
         return Card(*facts, judgements)
     return Card(*facts, judgements, mutants, found["not_mutated"])
+
+
+def _judgement(facts: dict[str, Any]) -> Judgement:
+    more = tuple(Story(**story) for story in facts.pop("more", ()))
+    return Judgement(**facts, more=more)
 
 
 def _pieces(story: str) -> list[tuple[bool, str]]:

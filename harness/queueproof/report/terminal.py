@@ -67,16 +67,17 @@ def print_card(out: Output, card: Card, replay: str) -> None:
         for judgement in card.guarantees:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
     broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
-    for judgement in broken:
+    stories = [story for judgement in broken for story in judgement.stories]
+    for story in stories:
         out.say()
         out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-        print_story(out, judgement.story or judgement.reason)
-    told = [judgement for judgement in broken if judgement.replay]
-    if told:
+        print_story(out, story.story)
+    tokens = [story.replay for story in stories if story.replay]
+    if tokens:
         out.say()
-        out.say("Once more:" if len(told) == 1 else "Each once more:")
-    for judgement in told:
-        out.say(f"  {replay} {judgement.replay}")
+        out.say("Once more:" if len(tokens) == 1 else "Each once more:")
+    for token in tokens:
+        out.say(f"  {replay} {token}")
     out.say()
 
 
