@@ -509,6 +509,16 @@ class Suite:
     def _retry_given(self) -> Iterator[Program]:
         """The same: who drives a job to its last attempt sees whether it gets that far."""
         yield from self._retry_bound()
+        if "fail" in self.offers and self.bound is not None and self.bound > 1:
+            yield self._repeated(fail())
+
+    def _repeated(self, late: Do) -> Program:
+        """What follows a fail that leaves attempts: said twice it counts once, and requeues once.
+
+        Of two attempts none is left where it counts twice.
+        """
+        left = (JobSpec(bound=2),) if 2 in self.bounds() else ONE  # noqa: PLR2004
+        return Program(left, in_turn(script("w1", claim(), fail()), script("w1", late)))
 
     def _final_state(self) -> Iterator[Program]:
         first = in_turn(script("w1", claim()))
@@ -520,9 +530,7 @@ class Suite:
                 after = in_turn(script("w1", late), script("w2", claim()))
                 yield Program(jobs, (*done, *after))
                 if ended.kind == "fail" and (self.bound is None or self.bound > 1):
-                    # What is said twice counts once, and puts the job back once.
-                    left = (JobSpec(bound=2),) if 2 in self.bounds() else ONE  # noqa: PLR2004
-                    yield Program(left, (*done, *in_turn(script("w1", late))))
+                    yield self._repeated(late)
             if "heartbeat" in self.offers and not self.offer.held:
                 # A worker's heartbeats may come from a thread of their own (rule 3).
                 both: Stage = (script("w1", ended), script(f"w1{HEARTBEATS}", heartbeat()))
