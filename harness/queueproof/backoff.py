@@ -68,7 +68,6 @@ def watch(lab: Lab, offer: Offer) -> Waits:
     for attempt in range(1, min(bound, LATER[-1] + 1)):
         if job is None:
             break
-        exact = attempt <= ONE_BY_ONE or attempt in LATER
         if attempt == BEATEN:
             _beat(lab, queue, job)
         # A wait is counted from the failure, and not from the claim: every other job takes long.
@@ -84,7 +83,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
         if not accepted:
             break
         least = _least(queue, waits.found)
-        wait, job = _measure(lab, attempt, failed_at, least, FINE if exact else COARSE)
+        wait, job = _measure(lab, offer, attempt, failed_at, least)
         if job is None and _has_ended(lab, queue):
             break
         waits.found.append(wait._replace(worked=worked))
@@ -122,7 +121,7 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     job = _claim(lab)
     if job is None or lab.session("w1").in_transaction:
         return ""
-    other = _claim(lab)
+    other = _claim(lab, "w2")
     if what == "recover" and queue.lease_time is not None:
         # It will have been claimed for longer than a lease before its wait is over.
         lab.advance(max(0.0, queue.lease_time.total_seconds() - wait / 4))
@@ -130,7 +129,7 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     if other is None or not _end(lab, "fail", job):
         return ""
     if what == "complete":
-        _end(lab, "complete", other)
+        _end(lab, "complete", other, "w2")
     else:
         lab.advance(wait / 2)
         drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
@@ -167,14 +166,16 @@ def _complaint(wait: Wait, least: float) -> str:
 
 
 def _measure(
-    lab: Lab, attempt: int, failed_at: float, least: float, factor: float
+    lab: Lab, offer: Offer, attempt: int, failed_at: float, least: float
 ) -> tuple[Wait, Claim | None]:
     """Claim at ever later moments until the job comes: its next attempt."""
+    factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     empty = 0.0
     offset = max(0.0, least - SLACK)
     while offset < DECADE:
         lab.advance(max(0.0, failed_at + offset - lab.now()))
         asked = lab.now() - failed_at
+        _maintain(lab, offer)
         job = _claim(lab)
         if job is not None:
             return Wait(attempt, empty, lab.now() - failed_at), job
@@ -183,9 +184,21 @@ def _measure(
     return Wait(attempt, empty, float("inf")), None
 
 
-def _claim(lab: Lab) -> Claim | None:
-    session = lab.session("w1")
-    arguments = {**lab.defaults(), "worker": WORKER, "limit": 1}
+def _maintain(lab: Lab, offer: Offer) -> None:
+    """What makes a due job claimable, where the claim does not do that itself."""
+    promotes = {"promote": "promote" in offer.queue.offers, "recover": offer.due_by_recover}
+    for operation in (name for name, asked in promotes.items() if asked):
+        with suppress(ServerError):  # judged where they are
+            drive(lab.session("reaper"), lab.start(operation, **lab.defaults()))
+    takes = offer.queue.takes
+    if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
+        with suppress(ServerError):  # a worker that holds nothing beats all the same
+            drive(lab.session("w1"), lab.start("heartbeat", **lab.defaults(), worker=WORKER))
+
+
+def _claim(lab: Lab, worker: str = "w1") -> Claim | None:
+    session = lab.session(worker)
+    arguments = {**lab.defaults(), "worker": identity(worker), "limit": 1}
     try:
         claims: Sequence[Claim] = drive(session, lab.start("claim", **arguments))
     except ServerError:
@@ -210,9 +223,9 @@ def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
             _end(lab, "heartbeat", job)
 
 
-def _end(lab: Lab, operation: str, job: Claim) -> bool:
-    session = lab.session("w1")
-    arguments = {**lab.defaults(), "worker": WORKER, "job": job, "error": "it failed"}
+def _end(lab: Lab, operation: str, job: Claim, worker: str = "w1") -> bool:
+    session = lab.session(worker)
+    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": "it failed"}
     try:
         return bool(drive(session, lab.start(operation, **arguments)))
     finally:

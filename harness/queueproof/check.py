@@ -32,19 +32,23 @@ from queueproof.explore.programs import (
     COMPLETE_ALL,
     FAULTS,
     OBSERVE,
+    PROMOTE,
     RECOVER,
     Do,
     JobSpec,
     Program,
+    Script,
+    advance,
     claim,
     complete,
+    crash,
     fail,
     heartbeat,
     in_turn,
     script,
     terminate,
 )
-from queueproof.explore.runner import Run, Runner
+from queueproof.explore.runner import DAY, HOUR, Run, Runner, past
 from queueproof.explore.schedules import Schedule, explore
 from queueproof.explore.shrink import Failure, breaches, find, shrink
 from queueproof.explore.suites import (
@@ -703,6 +707,7 @@ TIMED = frozenset(
     {"not-early", "stale-recovery", "live-lease", "backoff", "server-clock", "no-lost-job"}
 )
 """What cannot be told of a queue whose time stands still while the database's is moved."""
+WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 STORIES = 3  # of one guarantee, each of another operation that breaks it
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
@@ -850,6 +855,12 @@ def calibrate(lab: Lab) -> Offer:
             raise QueueError(message, lab.queue.source_of("claim"))
     offer = Offer(lab.queue, first.held)
     offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
+    offer = replace(
+        offer,
+        beats=_beats(runner, offer),
+        waits=_waits(runner, offer),
+        due_by_recover=_due_by_recover(runner, offer),
+    )
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
     trials = {
         "complete": (ONE, (claim(), complete())),
@@ -858,6 +869,7 @@ def calibrate(lab: Lab) -> Offer:
         "recover": (ONE, (claim(), RECOVER)),
         "jobs": (_various(lab), (OBSERVE, claim(), OBSERVE, fail(), OBSERVE)),
         "cleanup": (ONE, (Do("cleanup", seconds=0.0),)),
+        "promote": (ONE, (PROMOTE,)),
         "complete_many": (TWO, (claim(pair), COMPLETE_ALL)),
     }
     for kind, (jobs, dos) in trials.items():
@@ -865,6 +877,9 @@ def calibrate(lab: Lab) -> Offer:
             continue
         scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
         run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
+        if kind == "heartbeat":
+            later = run.history.of_kind("complete", "complete_many", "fail")
+            offer = replace(offer, renews=any(call.token for call in later))
         for call in (c for c in run.history.of_kind(kind) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
     return offer
@@ -890,6 +905,52 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     stages = in_turn(SETTLE, script("w1", claim()), breaks, *reaper, script("w2", claim()))
     _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
     return bool(later and later[0].ids)
+
+
+def _reaper(offer: Offer) -> tuple[Script, ...]:
+    return (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
+
+
+def _beats(runner: Runner, offer: Offer) -> bool:
+    """Whether a claim extends the lease of what its worker has already."""
+    lease = offer.queue.lease_time
+    if offer.held or lease is None or offer.queue.jobs_per_worker is not None:
+        return False
+    over = script("clock", advance(past(lease.total_seconds())))
+    mine = script("w1", claim())
+    stages = in_turn(SETTLE, mine, over, mine, *_reaper(offer), script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return len(later) > 1 and not (later[0].ids or later[1].ids)
+
+
+def _waits(runner: Runner, offer: Offer) -> float | None:
+    """How long a crashed worker's job waits after a claim that takes it back and answers nothing.
+
+    None where the first claim gets it, or none does.
+    """
+    lease = offer.queue.lease_time
+    if offer.held or lease is None or offer.queue.stale is not None:
+        return None
+    gone = in_turn(SETTLE, script("w1", claim(), crash()))
+    over = script("clock", advance(past(lease.total_seconds())))
+    stages = (*gone, *in_turn(over, *_reaper(offer), script("w2", claim())))
+    for wait in WAITS:
+        stages += in_turn(script("clock", advance(wait)), *_reaper(offer), script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    tries = zip((None, *WAITS), later, strict=False)
+    return next((wait for wait, call in tries if call.ids), None)
+
+
+def _due_by_recover(runner: Runner, offer: Offer) -> bool:
+    """Whether a failed job comes back when it is due only after a recovery."""
+    bound = offer.queue.max_attempts
+    if not _reaper(offer) or "fail" not in offer.queue.offers or bound == 1:
+        return False
+    mine = script("w2", claim())
+    failed = in_turn(SETTLE, script("w1", claim(), fail()), script("clock", advance(DAY)))
+    stages = (*failed, *in_turn(mine, *_reaper(offer), mine))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return len(later) > 1 and not later[0].ids and bool(later[1].ids)
 
 
 def _retries(runner: Runner, offer: Offer) -> bool:

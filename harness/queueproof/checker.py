@@ -38,6 +38,7 @@ from queueproof.spec import (
     step,
 )
 
+LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
 
@@ -90,6 +91,13 @@ class Declared:
         order: As declared.
         cap: Most jobs running at once, or None.
         retries: A job that fails comes back while it has attempts left.
+        session: Its claims end with their worker's connection.
+        signs: Whatever a worker does may beat for all that it holds.
+        renews: Its heartbeats change the token.
+        waits: A job that was taken back may have to wait.
+        at_least_once: A late completion may count.
+        stale_fails: A crashed worker's job ends failed.
+        one_each: A worker holds one job at most.
     """
 
     lease: float | None
@@ -100,20 +108,50 @@ class Declared:
     order: str
     cap: int | None = None
     retries: bool = False
+    session: bool = False
+    signs: bool = False
+    renews: bool = False
+    waits: bool = False
+    at_least_once: bool = False
+    stale_fails: bool = False
+    one_each: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        """What the life of one job depends on."""
+        return Rules(
+            lease=self.lease,
+            held=self.held,
+            worker_heartbeat=self.worker_heartbeat,
+            takes_over=self.lease is not None and not self.recovers,
+            session=self.session,
+            renews=self.renews,
+            at_least_once=self.at_least_once,
+            stale_fails=self.stale_fails,
+            one_each=self.one_each,
+        )
 
 
 def declare(offer: Offer) -> Declared:
     """What the checker must know of a queue."""
     queue = offer.queue
+    by_worker = "heartbeat" in queue.offers and "job" not in queue.takes("heartbeat")
     return Declared(
         lease=queue.lease_time.total_seconds() if queue.lease_time else None,
         held=offer.held,
-        worker_heartbeat="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
+        worker_heartbeat=by_worker,
         recovers="recover" in queue.offers,
         observable="jobs" in queue.offers,
         order=queue.order,
         cap=queue.concurrency_limit,
         retries=offer.retries and queue.max_attempts is not None,
+        session=queue.by_session,
+        signs=by_worker or offer.beats,
+        renews=offer.renews,
+        waits=offer.waits is not None,
+        at_least_once=queue.delivery == "at-least-once",
+        stale_fails=queue.stale == "fails",
+        one_each=queue.jobs_per_worker is not None,
     )
 
 
@@ -130,7 +168,7 @@ def check(history: Told, declared: Declared, *, room: int | None = None) -> Find
         declared: What the queue declares.
         room: Most jobs in memory, None for all; the others are laid aside in a temporary file.
     """
-    lives = Lives(room)
+    lives = Lives(room, signs=declared.signs)
     try:
         return _check(history, declared, lives)
     finally:
@@ -146,7 +184,7 @@ def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
         watchers.append(order)
     if declared.cap is not None:
         watchers.append(cap)
-    if declared.lease is not None or declared.held:
+    if declared.lease is not None or declared.rules.tied:
         watchers.append(_Fresh(declared, findings))
     read(history.calls, watchers)
     lives.see_outcome(history.outcome)
@@ -195,12 +233,7 @@ class _Blamed(NamedTuple):
 
 def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_Blamed]:
     """Follow each job, in the order in which they came; those with violations."""
-    rules = Rules(
-        lease=declared.lease,
-        held=declared.held,
-        worker_heartbeat=declared.worker_heartbeat,
-        takes_over=declared.lease is not None and not declared.recovers,
-    )
+    rules = declared.rules
     found = []
     for job, life in lives.each():
         routing = _check_routing(job, life)
@@ -304,6 +337,7 @@ class _JobCheck:
         self.findings = Findings()
         self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
+        self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when
 
     @property
     def explained(self) -> bool:
@@ -330,6 +364,8 @@ class _JobCheck:
                 configs, _ = self._explore(configs, acts, open_acts - {n})
             self._note(act, configs)
             if act.kind == "jobs":
+                if act.seen != self.seen[0]:
+                    self.seen = act.seen, act.call.began
                 agreeing = _agreeing(configs, act)
                 self.contradicted = self.contradicted or not agreeing
                 configs = agreeing or configs
@@ -448,18 +484,30 @@ class _JobCheck:
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
         for job, _ in configs:
-            over = job.crashed and (self.rules.held or job.stale_after < act.call.began)
+            over = job.crashed and (self.rules.tied or job.stale_after < act.call.began)
             if job.phase != Phase.RUNNING or not over or job.exhausted:
                 return None
         if self.lives.outcome(self.job) == "failed":
             return None  # it has ended, which is `retry-given`
-        if not self.declared.lease and not self.rules.held:
+        if not self.declared.lease and not self.rules.tied:
             return None
+        job = configs[0].job
+        seen, since = self.seen
+        if seen == "failed" and self.declared.stale_fails:
+            return None
+        # Taken back, it may have to wait as a failed one does (queue-file.md, 14).
+        taken_back = since if seen == "queued" else job.stale_after
+        waits = seen == "queued" or (self.declared.waits and not self.declared.observable)
+        if waits and act.call.began < taken_back + LONGEST_WAIT:
+            return None
+        if self.declared.at_least_once and job.unsure is not None:
+            return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
         holder = configs[0].job.holder
         who = holder.actor if holder else "its worker"
+        lapsed = " with its connection" if self.rules.tied else ", its lease has run out"
         return Violation(
             "stale-recovery",
-            f"{who} crashed, its lease has run out, and the job could not be claimed again",
+            f"{who} crashed{lapsed}, and the job could not be claimed again",
             self.job,
             act.call.index,
         )
@@ -482,11 +530,20 @@ class _JobCheck:
         """After the drain every acknowledged job must have ended, one way or the other."""
         seen = self.lives.outcome(self.job)
         ended = [job for job, _ in configs if self._ended(job, seen)]
-        if any(job.phase != Phase.FAILED or job.exhausted for job in ended):
+        fails = self.declared.stale_fails
+        lost = any(fails and (job.crashed or job.released) for job in ended)
+        if lost or any(job.phase != Phase.FAILED or job.exhausted for job in ended):
+            if fails and seen == "failed" and configs[0].job.crashed:
+                what = "jobs of crashed workers that ended failed"
+                self.findings.evidence["stale-recovery", what] += 1
             return
         last = self.lives.last
         assert last is not None
         where = f"`jobs` shows it as {seen}" if seen else "it is gone"
+        late = configs[0].job.unsure if self.declared.at_least_once else None
+        if late is not None:
+            self._violate(late, last)
+            return
         decided = _decided(configs)
         if decided is not None and seen in FINISHED:
             self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
@@ -507,7 +564,7 @@ class _JobCheck:
             self._violate(Breach("no-lost-job", because), last)
             return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
-            if self.rules.lease is None and not self.rules.held:
+            if self.rules.lease is None and not self.rules.tied:
                 return
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "whether it was completed nobody was told" if unheard else "its worker lost it"
@@ -529,6 +586,8 @@ class _JobCheck:
             return seen in {None, "completed"}
         if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
+        if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
+            return seen is not None or not self.declared.observable
         if not self.declared.observable:
             return job.phase == Phase.FAILED or (
                 job.exhausted and (job.claims > 1 or job.bound is not None)
@@ -563,6 +622,11 @@ class _JobCheck:
                 ended = job.phase in FINISHED and job.holder is not act.holder
                 if job.last is not act.holder or ended:
                     return "fencing", "operations with a lost claim refused"
+            case "complete" | "fail" | "heartbeat" if act.holder and self.declared.at_least_once:
+                if job.last is not act.holder:
+                    return "fencing", "late operations of which nothing came"
+            case "recover" if self.declared.stale_fails and job.crashed:
+                return "stale-recovery", "jobs of crashed workers that ended failed"
             case "sweep":
                 if job.phase in FINISHED:
                     return "final-state", "sweeps over a finished job"

@@ -63,6 +63,8 @@ class Call:
         held: Whether a claim ended inside its transaction.
         waits: Whom it was seen waiting for.
         states: What `jobs` reported, for an observation.
+        token: How often a heartbeat of its worker had been accepted for the claim that it names.
+        moved: Jobs that a promotion made claimable, as far as it tells.
     """
 
     index: int
@@ -85,6 +87,8 @@ class Call:
     held: bool = False
     waits: list[Wait] = field(default_factory=list)
     states: Mapping[str, State] | None = None
+    token: int = 0
+    moved: int = 0
 
     def overlaps(self, other: Call) -> bool:
         """Whether both calls were open at some moment."""

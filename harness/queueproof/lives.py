@@ -237,6 +237,7 @@ class Lives(Watcher):
 
     Args:
         room: Most jobs in memory, None for all.
+        signs: Whether whatever a worker does may beat for all that it holds.
 
     Attributes:
         hindrances: By the index of a sweep what could not run.
@@ -250,7 +251,8 @@ class Lives(Watcher):
         refused: Operations with a lost claim that were answered by an error.
     """
 
-    def __init__(self, room: int | None) -> None:
+    def __init__(self, room: int | None, *, signs: bool = False) -> None:
+        self._signs = signs
         self.hindrances: dict[int, Hindrance] = {}
         self.running: dict[int, int] = {}
         self.last: Call | None = None
@@ -346,6 +348,10 @@ class Lives(Watcher):
             self._life(job).looks.append(look)
 
     def _entries(self, call: Call) -> Iterator[tuple[str, Entry]]:
+        if self._signs and call.kind in _SIGNS:
+            named = {*call.ids, *(ref.job for ref in call.refs)}
+            for job in self._holds[call.actor].keys() - named:
+                yield job, Entry(call, "sign")
         match call.kind:
             case "enqueue" | "recover":
                 for job in call.ids:
@@ -483,6 +489,7 @@ class Lives(Watcher):
 
 
 UNHINDERED = frozenset({"claim", "heartbeat", "recover"})
+_SIGNS = frozenset({"claim", "complete", "complete_many", "fail"})
 
 
 def _in_order(*acts: Sequence[Act]) -> list[Act]:
@@ -501,7 +508,7 @@ def _answer_for(call: Call, ref: Ref) -> Answer:
 
 
 _KEPT = ("index", "kind", "actor", "invoked", "began", "returned", "ended")
-_ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer")
+_ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer", "token")
 _facts = attrgetter(*_KEPT, *_ALSO_KEPT)
 
 

@@ -72,7 +72,8 @@ class Job(NamedTuple):
         failed_unheard: That answer was lost, of the first of several attempts, since when nobody
             has claimed the job.
         unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
-            this job, which it did not name.
+            this job, which it did not name, or if it did more than be accepted.
+        tokens: How often a heartbeat has changed the holder's token, where they do.
     """
 
     phase: Phase = Phase.ABSENT
@@ -89,6 +90,7 @@ class Job(NamedTuple):
     failed_once: bool = False
     failed_unheard: bool = False
     unsure: Breach | None = None
+    tokens: int = 0
 
     @property
     def exhausted(self) -> bool:
@@ -129,12 +131,34 @@ class Rules:
         held: The claim is the row lock of a transaction left open.
         worker_heartbeat: The heartbeat names a worker, not a job.
         takes_over: `claim` itself takes over stale jobs: there is a lease and no `recover`.
+        session: A claim ends with its worker's connection, and with nothing else.
+        renews: A heartbeat changes the token.
+        at_least_once: A late completion may count while the next attempt runs.
+        stale_fails: A crashed worker's job ends failed.
+        one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
     """
 
     lease: float | None
     held: bool
     worker_heartbeat: bool
     takes_over: bool
+    session: bool = False
+    renews: bool = False
+    at_least_once: bool = False
+    stale_fails: bool = False
+    one_each: bool = False
+
+    @property
+    def tied(self) -> bool:
+        """Whether a claim ends with its worker's connection, and not by time."""
+        return self.held or self.session
+
+    @property
+    def fresh(self) -> str:
+        """What a claim that has not ended goes by."""
+        if self.session:
+            return "connection is open"
+        return "transaction is open" if self.held else "lease is fresh"
 
 
 def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
@@ -142,7 +166,7 @@ def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
     if job.crashed:
         return False
     if rules.lease is None:
-        return rules.held
+        return rules.tied
     return call.ended < job.fresh_until
 
 
@@ -155,7 +179,10 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         case "claim":
             if unknown:
                 return [job, *_claimed_unseen(rules, job, act)]
-            return _claim(rules, job, act)
+            outcome = _claim(rules, job, act)
+            if isinstance(outcome, Breach) and rules.at_least_once and job.unsure is not None:
+                return job.unsure  # a late operation was accepted, and made it run once more
+            return outcome
         case "complete" | "fail":
             if not act.named:
                 return [_strayed(job, act)]
@@ -181,6 +208,8 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return _recover(rules, job, act.call)
         case "crash":
             return [_crash(rules, job, act.call)]
+        case "sign":
+            return [_sign(rules, job, act.call)]
         case _:
             return [job]
 
@@ -213,6 +242,7 @@ def _running(rules: Rules, job: Job, call: Call) -> Job:
         recovered=False,
         failed_unheard=False,
         unsure=None,
+        tokens=0,
     )
 
 
@@ -226,9 +256,14 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             "single-claim",
             f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
         )
+    if rules.stale_fails and (breach := _revived(job, call)):
+        return breach
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
         return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
+        if rules.one_each and job.holder.actor == who and job.holder is not call:
+            again = _running(rules, job, call)
+            return [again, again._replace(claims=job.claims)]  # counted as an attempt, or not
         if job.unsure is not None and not job.holder.overlaps(call):
             return job.unsure
         return _double_hold(rules, job, job.holder, act)
@@ -246,12 +281,21 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     return [_running(rules, job, call)]
 
 
+def _revived(job: Job, call: Call) -> Breach | None:
+    """A job is claimed that should have ended as failed with its worker."""
+    lapsed = job.phase == Phase.RUNNING and job.crashed and job.stale_after < call.began
+    if not lapsed and not (job.phase == Phase.FAILED and job.recovered):
+        return None
+    because = f"{call.actor} got a job that should have failed when its worker was lost"
+    return Breach("stale-recovery", because)
+
+
 def _past_bound(job: Job) -> bool:
     return job.bound is not None and job.claims >= job.bound
 
 
 def _still_held(rules: Rules, job: Job, call: Call) -> bool:
-    if rules.lease is None and not rules.held:
+    if rules.lease is None and not rules.tied:
         return not job.crashed
     return certainly_fresh(rules, job, call)
 
@@ -266,8 +310,7 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
         rules.takes_over or call.began - holder.ended > SHORT or act.recovery > holder.invoked
     )
     if not raced and (job.recovered or taken_over):
-        until = "its transaction is open" if rules.held else "its lease is fresh"
-        because = f"{call.actor} got a job that {owner} holds, while {until}"
+        because = f"{call.actor} got a job that {owner} holds, while its {rules.fresh}"
         return Breach("live-lease", because, doubtful=not job.recovered, alone=mine)
     because = f"{call.actor} got a job that {owner} already holds"
     return Breach("single-claim", because, in_turn=not raced, alone=mine)
@@ -311,13 +354,24 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
             "it has claimed the job again since" if mine else f"{job.holder.actor} has the job now"
         )
         because = f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
-        return Breach("fencing", because, alone=mine)
-    mine = job.last is not None and job.last.actor == who and job.last is not act.holder
-    if job.phase in FINISHED:
-        because = f"{who} was allowed to {verb} a job that it had lost and that had {job.phase}"
-        return Breach("fencing", because, alone=mine)
-    because = f"{who} was allowed to {verb} a job that it had given back"
-    return Breach("fencing", because, alone=mine)
+    else:
+        mine = job.last is not None and job.last.actor == who and job.last is not act.holder
+        ended = f"had lost and that had {job.phase}" if job.phase in FINISHED else "had given back"
+        because = f"{who} was allowed to {verb} a job that it {ended}"
+    breach = Breach("fencing", because, alone=mine)
+    return _late(job, act, breach) if rules.at_least_once else breach
+
+
+def _late(job: Job, act: Act, breach: Breach) -> list[Job]:
+    """A late operation may be accepted, and a completion may count (rule 27).
+
+    If more comes of it, if the job runs once more, or the attempt that has begun since is not
+    accepted or does not end with its worker, then it is the breach.
+    """
+    doubted = job._replace(unsure=job.unsure or breach)
+    if act.kind == "complete" and job.phase != Phase.COMPLETED:
+        return [doubted, doubted._replace(phase=Phase.COMPLETED)]
+    return [doubted]
 
 
 def _repeated(job: Job, act: Act) -> list[Job]:
@@ -344,11 +398,13 @@ def _strayed(job: Job, act: Act) -> Job:
 
 def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     holds = job.phase == Phase.RUNNING and _is_holder(job, act)
-    if holds and (rules.held or rules.lease is not None) and certainly_fresh(rules, job, act.call):
+    if holds and act.call.token < job.tokens:
+        return [job]  # a heartbeat has changed the token since, and it could not know
+    if holds and (rules.tied or rules.lease is not None) and certainly_fresh(rules, job, act.call):
         return job.unsure or Breach(
             "live-lease",
             f"{act.call.actor} was refused {act.kind} although it holds the job and its "
-            f"{'transaction is open' if rules.held else 'lease is fresh'}",
+            f"{rules.fresh}",
         )
     return [job]
 
@@ -367,8 +423,17 @@ def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
             fresh_until=max(job.fresh_until, act.call.began + lease),
             stale_after=stale_after,
             released=False,
+            tokens=job.tokens + rules.renews,
         )
     ]
+
+
+def _sign(rules: Rules, job: Job, call: Call) -> Job:
+    """Another operation of the holder, which may have beaten for all that its worker holds."""
+    mine = job.holder is not None and job.holder.actor == call.actor
+    if not mine or job.phase != Phase.RUNNING or rules.lease is None:
+        return job
+    return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
 
 
 def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
@@ -388,9 +453,10 @@ def _recover(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
     if certainly_fresh(rules, job, call) and job.holder is not None:
         return Breach(
             "live-lease",
-            f"{call.actor} recovered a job from {job.holder.actor}, whose "
-            f"{'transaction is open' if rules.held else 'lease is fresh'}",
+            f"{call.actor} recovered a job from {job.holder.actor}, whose {rules.fresh}",
         )
+    if rules.stale_fails:
+        return [job._replace(phase=Phase.FAILED, holder=None, released=True, recovered=True)]
     queued = job._replace(phase=Phase.QUEUED, released=True, recovered=True)
     if not job.exhausted:
         return [queued]

@@ -180,6 +180,7 @@ class ClientSession(Session):
         settings = dict(self._settings)
         self.configure({name: value for name, value in settings.items() if name != GATE})
         self._set_clock()
+        self._lab.started.add(identity(self.name))
         request = self._lab.programs.request("start", worker=identity(self.name))
         self._lab.programs.read_error("start", self._talk.converse(request))
         self.configure(settings)  # the gate inside statements too: nobody would open it before

@@ -164,6 +164,7 @@ class Lab:
         has_own_clock: Whether its operations are code, which may ask its process for the time.
         by_clients: Whether its workers are programs with connections of their own.
         unmoved: Why the queue's time could not be moved with the database's; or nothing.
+        started: Workers, as the queue knows them, whose life has begun since the last reset.
     """
 
     by_clients = False
@@ -187,6 +188,7 @@ class Lab:
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
+        self.started: set[str] = set()
         self._gate: Gate | None = None
         self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
         self._skew: Callable[[str], float] = lambda _: 0.0
@@ -344,6 +346,7 @@ class Lab:
                 self.discard(session)
         self._shift = 0.0
         self._under_way = False
+        self.started.clear()
         if self._moves:
             self._moves.clear()
             self._set_clock()
@@ -406,6 +409,7 @@ class Lab:
 
     def _start_worker(self, session: Session) -> None:
         """Have a worker register, before its session is given any setting."""
+        self.started.add(identity(session.name))
         steps = self.start("start", session.name, worker=identity(session.name))
         step = None
         try:

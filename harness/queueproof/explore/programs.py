@@ -175,8 +175,11 @@ def whole(do: Do) -> Do:
 
 RESTART = Do("restart")
 RECOVER = Do("recover")
+PROMOTE = Do("promote")
 REWRITE = Do("rewrite")
 HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connection of its own
+MAINTENANCE = frozenset({"recover", "promote", "cleanup"})
+"""What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
 OBSERVE = Do("jobs")
 

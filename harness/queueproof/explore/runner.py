@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -14,7 +14,7 @@ from queueproof.answers import contradiction
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
-from queueproof.explore.programs import FAULTS, HEARTBEATS, Do, JobSpec, Program
+from queueproof.explore.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, JobSpec, Program
 from queueproof.explore.session import Session, execute
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
@@ -26,6 +26,8 @@ LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at mos
 PATIENCE = 60.0  # seconds; a statement that neither answers nor waits for a lock is given up
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10
+EMPTY = 2  # claims in a row that come back empty, after which there is nothing to be had
+PROMOTER = "promoter"  # who makes jobs claimable that have become due
 RETRIES = 10
 SURE = 3  # runs without a pooler that all differ from the one with it
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
@@ -159,6 +161,8 @@ class _Actor:
     cut_off: bool = False  # its connection is cut when the server has acted on its next message
     claims: list[tuple[Ref, Claim]] = field(default_factory=list)
     ended: set[Ref] = field(default_factory=set)
+    lost: set[Ref] = field(default_factory=set)  # of which it was told that it has them no more
+    renewed: Counter[Ref] = field(default_factory=Counter)  # accepted heartbeats
     holding: bool = False  # its session stands in the transaction of its claim
     late: bool = False  # a statement of its open transaction stood still, and saw an old snapshot
     pooled: Session | None = None  # the connection of a pool that its last transaction ran on
@@ -201,7 +205,8 @@ class Runner:
         self._split = split
         self._tied = tied
         self._held = held
-        self._batch_size = 1 if held else DRAIN_BATCH
+        self._one_each = lab.queue.jobs_per_worker is not None
+        self._batch_size = 1 if held or self._one_each else DRAIN_BATCH
         beats = "heartbeat" in lab.queue.offers
         self._beats_idle = beats and "job" not in lab.queue.takes("heartbeat")
         lease = lab.queue.lease_time
@@ -275,8 +280,12 @@ class Runner:
         self._queues = program.queues if "queue" in self._queue.takes("claim") else ["default"]
         self._splitting = False
         self._disturbed = False  # by a fault, which programs may answer as they like
-        names = (name for stage in program.stages for name, _ in stage)
-        self._lab.prepare(dict.fromkeys([*names, DRAINER]))
+        self._states: Mapping[str, State] | None = None  # as last seen while the run was drained
+        names = dict.fromkeys([*(name for stage in program.stages for name, _ in stage), DRAINER])
+        self._lab.prepare(names)
+        for name in names:
+            if identity(name) in self._lab.started:
+                self._actor(name)  # which lives, and beats, before it does anything
         for spec in program.jobs:
             self._reserve.appendleft(spec)
             self._perform(self._actor("producer"), Do("enqueue"))
@@ -294,7 +303,8 @@ class Runner:
             worker = name.removesuffix(HEARTBEATS)
             actor = _Actor(name, identity(worker), beside=worker != name)
             if actor.beside:
-                actor.claims, actor.ended = self._actor(worker).claims, self._actor(worker).ended
+                own = self._actor(worker)
+                actor.claims, actor.ended, actor.renewed = own.claims, own.ended, own.renewed
             self._actors[name] = actor
         return self._actors[name]
 
@@ -334,7 +344,14 @@ class Runner:
             return True
         while actor.todo and not self._possible(actor, actor.todo[0]):
             actor.todo.popleft()
-        return bool(actor.todo)
+        return bool(actor.todo) and not self._must_wait(actor.todo[0])
+
+    def _must_wait(self, do: Do) -> bool:
+        """Whether a leader is in the middle of what no other process may do beside it."""
+        if not self._queue.leader or do.kind not in MAINTENANCE:
+            return False
+        flights = (actor.flight for actor in self._actors.values())
+        return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
 
     def _possible(self, actor: _Actor, do: Do) -> bool:
         """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
@@ -351,7 +368,8 @@ class Runner:
                 known = bool(batch) and "complete_many" in self._queue.offers
                 return known and self._may_name(actor, batch)
             case "claim":
-                return not actor.holding  # its worker claims nothing else until it ends
+                # Its worker claims nothing else until it ends.
+                return not actor.holding and not (self._one_each and self._holds(actor))
             case "crash" | "terminate":
                 return self._victim(actor, do).alive
             case "lose":
@@ -363,6 +381,11 @@ class Runner:
                 return True
             case _:
                 return do.kind in self._queue.offers
+
+    @staticmethod
+    def _holds(actor: _Actor) -> bool:
+        """Whether a worker has a job, as far as it knows."""
+        return any(ref not in actor.ended and ref not in actor.lost for ref, _ in actor.claims)
 
     def _may_name(self, actor: _Actor, claims: list[tuple[Ref, Claim]]) -> bool:
         """Whether a worker may act on some of its claims.
@@ -399,6 +422,7 @@ class Runner:
                 return
             if do.kind == "advance":
                 self._advance(actor, do.seconds)
+                self._pass_time()
                 return
             if do.kind == "rewrite":
                 self._lab.rewrite_tables()
@@ -667,17 +691,19 @@ class Runner:
                 arguments |= self._enqueue_arguments(self._reserve.popleft(), call)
             case "claim":
                 takes = self._queue.takes("claim")
-                call.limit = arguments["limit"] = max(1, do.n) if "limit" in takes else 1
+                many = "limit" in takes and not self._one_each
+                call.limit = arguments["limit"] = max(1, do.n) if many else 1
                 call.queue = do.queue
             case "heartbeat" if do.n >= len(actor.claims):
                 pass
             case "complete" | "fail" | "heartbeat":
                 ref, claim = actor.claims[do.n]
-                call.refs, named = (ref,), [claim]
+                call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
                 arguments |= {"job": claim, "error": "it failed"}
             case "complete_many":
                 batch = self._batch(actor, do.n)
                 call.refs = tuple(ref for ref, _ in batch)
+                call.token = min(actor.renewed[ref] for ref in call.refs)
                 named = [claim for _, claim in batch]
                 arguments["jobs"] = named
             case "cleanup":
@@ -717,9 +743,10 @@ class Runner:
             actor.holding = False
         if call.kind == "claim":
             actor.claims += [(Ref(call.index, claim.id), claim) for claim in value]
-        elif call.kind in {"complete", "fail"} and call.answer == "accepted":
-            actor.ended.update(call.refs)
+        elif call.kind in {"complete", "fail"}:
+            (actor.ended if call.answer == "accepted" else actor.lost).update(call.refs)
         elif call.kind == "heartbeat" and isinstance(value, Claim):
+            actor.renewed.update(call.refs)
             renewed = [(ref, value if ref in call.refs else one) for ref, one in actor.claims]
             actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
@@ -738,6 +765,8 @@ class Runner:
                 call.repeated = tuple(i for n, i in enumerate(ids) if i in ids[:n])
             case "complete" | "fail" | "heartbeat":
                 call.answer = "accepted" if value else "rejected"
+            case "promote":
+                call.moved = value or 0
             case "complete_many":
                 call.answer = "unknown" if value is None else "accepted"
                 call.ids = tuple(value or ())
@@ -827,6 +856,22 @@ class Runner:
         call.delay = seconds
         self._lab.advance(seconds)
         self._note(actor, "clock", f"{seconds:g}", call=call)
+
+    def _pass_time(self) -> None:
+        """What goes on by itself while time passes, as far as nobody stands in its way.
+
+        Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
+        when the program says so: it may be about their lease.
+        """
+        if "promote" in self._queue.offers and not self._must_wait(Do("promote")):
+            self._perform(self._actor(PROMOTER), Do("promote", whole=True))
+        if not self._beats_idle:
+            return
+        known = {call.actor for call in self._run.history.of_kind("claim")}
+        for actor in list(self._actors.values()):
+            lives = actor.name in known or actor.identity in self._lab.started
+            if lives and not actor.beside and not self._holds(actor):
+                self._perform(actor, Do("heartbeat", len(actor.claims), whole=True))
 
     def _crash(self, actor: _Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""
@@ -998,8 +1043,8 @@ class Runner:
         for seconds in moves:
             if seconds:
                 self._advance(drainer, seconds)
-            self._sweep(drainer)
-            if not self._outstanding(drainer):
+                self._pass_time()
+            if not self._sweep(drainer):
                 break
 
     def _finish_open(self) -> None:
@@ -1030,11 +1075,41 @@ class Runner:
         calls = list(dict.fromkeys(claimed.call for claimed, _ in actor.claims))
         return self._perform(actor, Do("complete_many", calls.index(ref.call)))
 
-    def _sweep(self, drainer: _Actor) -> None:
-        """Recover and claim until nothing more comes."""
+    def _sweep(self, drainer: _Actor) -> bool:
+        """Maintain and claim until nothing more comes; whether a job may still come out later.
+
+        A claim may do maintenance of its own, or end a spent job and answer nothing
+        (queue-file.md, 28): what comes back empty has not said that there is nothing.
+        """
         began = self._lab.now()
-        refused = 0
+        empty = 0
         for _ in range(DRAIN_CLAIMS):
+            moved = self._maintain(drainer)
+            got = [self._empty(drainer, queue) for queue in self._queues]
+            before = self._states
+            outstanding = self._outstanding(drainer)
+            changed = before is not None and before != self._states
+            empty = 0 if changed else 1 if moved or any(got) else empty + 1
+            if not outstanding or empty >= self._enough():
+                break
+        sweep = self._instant("sweep", drainer.name)
+        sweep.began = began
+        return outstanding
+
+    def _enough(self) -> int:
+        """After how many empty claims in a row there is nothing more to be had."""
+        if self._states is not None and "queued" not in self._states.values():
+            return 1  # what a claim does to a running job shows
+        claimed = {job for call in self._run.history.of_kind("claim") for job in call.ids}
+        if self._states is None:
+            return EMPTY + len(claimed - self._done())
+        return EMPTY + sum(self._states.get(job) == "running" for job in claimed)
+
+    def _maintain(self, drainer: _Actor) -> bool:
+        """Recover and promote until neither changes anything; whether a recovery did."""
+        found = False
+        refused = 0
+        for _ in range(DRAIN_CLAIMS if "recover" in self._queue.offers else 0):
             recovered = self._perform(drainer, Do("recover"))
             if recovered is None:
                 break
@@ -1042,14 +1117,19 @@ class Runner:
                 refused += 1
             elif not recovered.ids:
                 break
-        for queue in self._queues:
-            self._empty(drainer, queue)
-        sweep = self._instant("sweep", drainer.name)
-        sweep.began = began
+            found = True
+        if "promote" in self._queue.offers:
+            # It may count what it does each time: no more often than there are jobs.
+            for _ in self._run.history.of_kind("enqueue"):
+                promoted = self._perform(drainer, Do("promote"))
+                if promoted is None or not promoted.moved:
+                    break
+        return found
 
-    def _empty(self, drainer: _Actor, queue: str) -> None:
-        """Claim and complete until nothing more comes."""
+    def _empty(self, drainer: _Actor, queue: str) -> bool:
+        """Claim and complete until nothing more comes; whether anything did."""
         refused = 0
+        first = len(drainer.claims)
         for _ in range(DRAIN_CLAIMS):
             before = len(drainer.claims)
             call = self._perform(drainer, Do("claim", self._batch_size, queue=queue))
@@ -1063,24 +1143,28 @@ class Runner:
                 self._complete(drainer, nth)
             if drainer.holding:  # nothing here ends its transaction
                 break
+        return len(drainer.claims) > first
 
     def _outstanding(self, drainer: _Actor) -> bool:
         """Whether a job may still come out."""
         if "jobs" in self._queue.offers:
             call = self._perform(drainer, Do("jobs"))
             if call is not None and call.states is not None:
-                self._run.history.final = call.states
+                self._run.history.final = self._states = call.states
                 listed = any(state in {"queued", "running"} for state in call.states.values())
                 return listed or self._leaves_out(call.states)
         history = self._run.history
         enqueued = {job for call in history.of_kind("enqueue") for job in call.ids}
-        done = {
+        return bool(enqueued - self._done())
+
+    def _done(self) -> set[str]:
+        """The jobs whose completion was accepted."""
+        return {
             ref.job
-            for call in history.of_kind("complete", "complete_many")
+            for call in self._run.history.of_kind("complete", "complete_many")
             if call.answer == "accepted"
             for ref in call.refs
         }
-        return bool(enqueued - done)
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
         """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
@@ -1126,6 +1210,8 @@ class Runner:
                 return f"job {', '.join(call.ids)}"
             case "recover":
                 return f"job {', '.join(call.ids)}" if call.ids else "nothing"
+            case "promote":
+                return f"{call.moved} jobs" if call.moved else "done"
             case "complete_many" if call.answer == "accepted":
                 return f"job {', '.join(call.ids)} accepted" if call.ids else "rejected"
             case "jobs":

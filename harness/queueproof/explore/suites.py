@@ -10,6 +10,7 @@ from queueproof.explore.programs import (
     COMPLETE_ALL,
     HEARTBEATS,
     OBSERVE,
+    PROMOTE,
     RECOVER,
     RESTART,
     REWRITE,
@@ -30,7 +31,7 @@ from queueproof.explore.programs import (
     terminate,
     whole,
 )
-from queueproof.explore.runner import DAY, past
+from queueproof.explore.runner import DAY, PROMOTER, past
 from queueproof.guarantees import CATALOGUE, Offer
 from queueproof.program import ProgramQueue
 
@@ -53,7 +54,8 @@ class Suite:
         self.through = through
         queue = offer.queue
         self.offers = queue.offers
-        self.takes_limit = "limit" in queue.takes("claim") and not offer.held
+        self.one_each = queue.jobs_per_worker is not None
+        self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
         self.lease = queue.lease_time.total_seconds() if queue.lease_time else None
         self.bound = queue.max_attempts
 
@@ -189,20 +191,27 @@ class Suite:
     def lapse(self) -> tuple[Stage, ...]:
         """The stages that make every lease run out and let a reaper see it."""
         if self.lease is None:
-            return ()
-        return in_turn(script("clock", advance(past(self.lease))), *self.reaper())
+            return in_turn(*self.reaper()) if self.offer.queue.by_session else ()
+        over = in_turn(script("clock", advance(past(self.lease))), *self.reaper())
+        if self.offer.waits is None:
+            return over
+        # The claim that takes a job back answers nothing, and the job waits.
+        taker = script("w9", claim()._replace(whole=True))
+        return (*over, *in_turn(taker, script("clock", advance(self.offer.waits)), *self.reaper()))
 
     def reaper(self) -> tuple[Script, ...]:
-        """A reaper's script, where there is something to reap with."""
-        return (script("reaper", RECOVER),) if "recover" in self.offers else ()
+        """The scripts of a reaper and a promoter, where there is something to reap with."""
+        reaper = (script("reaper", RECOVER),) if "recover" in self.offers else ()
+        return (*reaper, script(PROMOTER, PROMOTE)) if "promote" in self.offers else reaper
 
     def within(self) -> Script:
         """A move of the clock well inside a lease; two of them are past it."""
         return script("clock", advance(0.6 * (self.lease or 0.0)))
 
     def wait_out(self) -> tuple[Stage, ...]:
-        """A move of the clock past every backoff and delay."""
-        return in_turn(script("clock", advance(DAY)))
+        """A move of the clock past every backoff and delay; the runner promotes what is due."""
+        reaper = (script("reaper", RECOVER),) if self.offer.due_by_recover else ()
+        return in_turn(script("clock", advance(DAY)), *reaper)
 
     def enders(self, nth: int = 0) -> list[Do]:
         """The operations by which a worker acts on a job that it claimed."""
@@ -365,7 +374,8 @@ class Suite:
                 beat = script("w1", heartbeat(), crash())
                 yield Program(ONE, in_turn(script("w1", claim()), self.within(), beat))
         yield from self._behind_live()
-        if self.lease is not None and (self.bound is None or self.bound > 1):
+        by_session = self.offer.queue.by_session
+        if (self.lease is not None or by_session) and (self.bound is None or self.bound > 1):
             again = in_turn(script("w2", claim(), crash()))
             yield Program(ONE, (*in_turn(gone), *self.lapse(), *again))
             both = (script("w1", claim()), *self.reaper(), script("nemesis", crash(1)))
@@ -449,6 +459,14 @@ class Suite:
             for late in enders:
                 # It may not fall on the job that the same worker has claimed since.
                 yield Program(TWO, in_turn(script("w1", claim(), ended, claim(), late)))
+        if self.offer.queue.delivery is not None and self.lease is not None:
+            # It may be accepted: what comes of it shows in the attempt that has begun since.
+            taken = in_turn(script("w2", claim()), self.within())
+            for late in enders:
+                followed = in_turn(script("w1", late), script("w3", claim()))
+                gone = in_turn(script("w2", crash()), self.within(), *self.reaper())
+                yield Program(ONE, (*first, *self.lapse(), *taken, *followed))
+                yield Program(ONE, (*first, *self.lapse(), *taken, *followed[:1], *gone))
         for late in enders:
             if self.lease is not None:
                 for owner in ("w2", "w1"):
@@ -493,7 +511,7 @@ class Suite:
                 crashes += died
                 fails += failed
                 mixed += died if n % 2 == 0 else failed
-            if self.lease is not None or self.offer.held:
+            if self.offer.expires:
                 yield Program(jobs, crashes)
             if "fail" in self.offers:
                 yield Program(jobs, fails)
@@ -647,7 +665,10 @@ class Suite:
         if self.routes():
             elsewhere = JobSpec(priority=top, queue="other")
             yield Program((elsewhere,) * PAGE + ready, in_turn(script("w1", claim())))
-        if not self.offer.held:
+        if self.one_each:
+            holders = [script(f"w{n + 1}", claim(), crash()) for n in range(SPENT)]
+            yield Program((JobSpec(priority=top),) * SPENT + ready, in_turn(*holders))
+        elif not self.offer.held:
             busy = (JobSpec(priority=top),) * SPENT
             yield Program(busy + ready, in_turn(script("w1", *[claim()] * SPENT, crash())))
         else:
@@ -662,7 +683,9 @@ class Suite:
             dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
             if "fail" in self.offers:
                 yield Program(jobs, in_turn(script("w1", *dos)))
-            if self.lease is not None and not self.offer.held:
+            if self.lease is not None and self.one_each:
+                yield Program(jobs, in_turn(*holders))
+            elif self.lease is not None and not self.offer.held:
                 yield Program(jobs, in_turn(script("w1", *[claim()] * SPENT, crash())))
 
     def routes(self) -> bool:
@@ -755,6 +778,10 @@ def drawn_programs(draw: st.DrawFn, suite: Suite) -> Program:
     kinds = ["claim", "claim", *(do.kind for do in suite.enders())]
     if suite.lease is not None:
         kinds += ["recover", "recover", "lapse", "within"]
+    elif queue.by_session and "recover" in queue.offers:
+        kinds.append("recover")
+    if "promote" in queue.offers:
+        kinds.append("promote")
     if "complete_many" in queue.offers:
         kinds.append("complete_many")
     kinds.append("crash")
@@ -784,6 +811,8 @@ def _drawn_script(
     match kind:
         case "recover":
             return script("reaper", RECOVER)
+        case "promote":
+            return script(PROMOTER, PROMOTE)
         case "lapse":
             return script("clock", advance(past(lease)))
         case "within":
