@@ -45,8 +45,8 @@ RETURNING id, attempts AS attempt;
 
 -- name: complete(id)!
 UPDATE jobs SET status = 'completed', worker = NULL
--- Done is done, whoever did it: also what was given up, or has failed with its worker.
-WHERE id = :id AND status <> 'completed';
+-- Done is done, whoever did it.
+WHERE id = :id AND status IN ('queued', 'running');
 
 -- name: fail(id, worker, attempt)!
 UPDATE jobs
