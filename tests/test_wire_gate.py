@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import asyncpg
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -1418,13 +1418,17 @@ def test_no_protocol_at_all(bench: Bench, data: bytes) -> None:
     bench.finish(bench.start(by_psycopg, bench.dsn, [INSERT]))
 
 
-FRAMES = st.builds(
-    protocol.message,
-    st.sampled_from("BCDEFHPQSXcdfp"),
-    st.one_of(
-        st.binary(max_size=40),
-        st.sampled_from([b"\0", b"SELECT 1\0", b"\0SELECT 1\0\0\0", b"\0" * 8, b"\0" * 5, b"S\0"]),
-    ),
+# What means something as the body of several kinds of messages.
+BODIES = (
+    *(b"\0", b"\0" * 8, b"\0" * 5, b"S\0", b"P\0"),
+    *(b"SELECT 1\0", b"SELECT 1/0; SELECT 1\0", b"BEGIN\0", b"COMMIT\0", b"\0SELECT 1\0\0\0"),
+    *(b"COPY jobs FROM STDIN\0", b"COPY jobs TO STDOUT\0", b"\0COPY jobs FROM STDIN\0\0\0"),
+    *(b"\0INSERT INTO jobs VALUES (1)\0\0\0", b"\0BEGIN\0\0\0", b"1\n", b"x\n"),
+)
+FRAMES = st.one_of(
+    st.builds(protocol.message, st.sampled_from("BCDEFHPQSXcdfp"), st.binary(max_size=40)),
+    st.builds(protocol.message, st.sampled_from("BCDEFPQdf"), st.sampled_from(BODIES)),
+    st.builds(protocol.message, st.sampled_from("HSc")),
 )
 
 
@@ -1432,16 +1436,21 @@ FRAMES = st.builds(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(frames=st.lists(FRAMES, max_size=12), held=st.booleans())
+@example(frames=[protocol.message("H", b"\0"), protocol.message("Q", b"\0")], held=True)
+@example(frames=[protocol.message("P", b"\0SELECT 1\0\0\0"), protocol.message("d")], held=True)
 def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None:  # noqa: FBT001
     """Whatever a client sends after login, only its own connection can suffer."""
     bench.wire.hold(OWNER, on=held)
     raw = Raw(bench).log_in()
     raw.send(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
-    while not raw.ended:
+
+    def let_through() -> bool:
         for connection in bench.wire.connections(OWNER):
             if connection.held is not None:
                 connection.release()
-        bench.wire.pump(1.0)
+        return raw.ended
+
+    bench.until(let_through)
     assert bench.wire.connections(OWNER) == []
     bench.wire.hold(OWNER, on=False)
     other = Raw(bench).log_in()
@@ -1449,6 +1458,15 @@ def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None
     assert [m.kind for m in other.until("Z")] == ["T", "D", "C", "Z"]
     other.close()
     bench.until(lambda: not bench.wire.connections(OWNER))
+
+
+def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
+    """A malformed message behind a held one is told to its client, not to who opens the gate."""
+    raw = Raw(holding).log_in()
+    raw.send(protocol.query("SELECT 1") + protocol.message("C"))
+    holding.held()
+    holding.wire.hold(OWNER, on=False)
+    assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 
 # --- large rows ---------------------------------------------------------------------------------

@@ -199,7 +199,10 @@ class Connection:
         """Act on the owner's being held from now on, or no more."""
         if not self._pipeline.answered and self._wire.holds(self.owner):
             self._to_server.append(protocol.FLUSH)  # what has passed has to be answered first
-        self._advance()
+        try:
+            self._advance()
+        except ProtocolError as error:
+            self._refuse(_MALFORMED, f"the gate cannot read this: {error}")
 
     def close(self) -> None:
         """Close both sides now."""
@@ -316,6 +319,10 @@ class Connection:
                     return self._hold_alone(COMMIT)
                 case "P" | "B" | "C" | "D":
                     self._gather()
+                case "d":  # which nobody has asked for, and which brings no answer
+                    self._pass_group()
+                    self._to_server.append(protocol.FLUSH)
+                    return self._pass_on()
                 case _:
                     self._pass_group()
                     return self._pass_on()

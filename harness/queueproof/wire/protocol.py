@@ -35,7 +35,10 @@ _MAJOR = 3
 
 FRONTEND: Mapping[bytes, int] = MappingProxyType(
     dict.fromkeys((b"B", b"F", b"P", b"Q", b"d"), LARGE)
-    | dict.fromkeys((b"C", b"D", b"E", b"H", b"S", b"X", b"c", b"f"), _SMALL)
+    | dict.fromkeys((b"C", b"D", b"E", b"f"), _SMALL)
+    # Nothing but their letter: the server refuses a Flush with more, and nobody could tell that
+    # error from the answer to what came behind it.
+    | dict.fromkeys((b"H", b"S", b"X", b"c"), _INT4.size)
     | {b"p": _TOKEN}
 )
 BACKEND: Mapping[bytes, int] = MappingProxyType(
