@@ -12,7 +12,6 @@ import os
 import random
 import select
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from psycopg.conninfo import make_conninfo
 
+from queueproof import waits
 from queueproof.checker import Declared, Findings, Violation, check
 from queueproof.errors import QueueError, QueueproofError, ServerError
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
@@ -31,7 +31,6 @@ from queueproof.explore.runner import (
     DECADE,
     DRAIN_BATCH,
     HOUR,
-    PATIENCE,
     RETRIES,
     past,
 )
@@ -440,7 +439,7 @@ class _Run:
         self._born: Counter[str] = Counter()
         self._answered = 0  # operations of workers
         self._recover_at = RECOVERED
-        self._heard = time.monotonic()  # when somebody answered last
+        self._listen()
 
     # --- the run --------------------------------------------------------------------------------
 
@@ -594,7 +593,7 @@ class _Run:
         names = self._names() if self._ghosts else set()
         for ghost in [ghost for ghost in self._ghosts if ghost.name not in names]:
             self._ghosts.remove(ghost)
-            self._heard = time.monotonic()
+            self._listen()
             for call in ghost.calls:
                 self._return(call)
 
@@ -687,6 +686,10 @@ class _Run:
 
     # --- answers --------------------------------------------------------------------------------
 
+    def _listen(self) -> None:
+        """Somebody was heard: from now on it may be silent for so long."""
+        self._silence = waits.Limit(waits.STATEMENT, "an answer of any worker")
+
     def _until(self, condition: Callable[[], bool]) -> None:
         """Take answers until something is so."""
         while not condition():
@@ -699,12 +702,13 @@ class _Run:
             for life in self._lives
             if (life.flight or not life.ready) and not life.paused
         }
+        self._silence.is_over()  # raises where the run is to stop
         poll = select.poll()
         for one in asked:
             poll.register(one, select.POLLIN)
         struck = any(life.flight and life.flight.fate for life in self._lives)
         watching = self._ghosts or self._pauses or struck or not asked
-        found = poll.poll((_LOOK if watching else PATIENCE) * 1000)
+        found = poll.poll((_LOOK if watching else waits.SLICE) * 1000)
         for one, _ in found:
             self._hear(asked[one])
         self._strike_the_busy()
@@ -714,12 +718,13 @@ class _Run:
         for pause in list(self._pauses):
             if self._lab.execute(_HINDERS.format(_NAME + pause.life.name)) == [(True,)]:
                 self._resume(pause)
-        if time.monotonic() - self._heard > PATIENCE:
+        if self._silence.is_over():
             self._give_up(list(asked.values()))
 
     def _give_up(self, asked: Sequence[_Life]) -> NoReturn:
         """Nothing has happened for too long."""
-        waited = f"for {PATIENCE:.0f} s"
+        waits.connect(self._lab.conninfo).finish()  # a frozen server is nobody's fault here
+        waited = f"for {self._silence.seconds:g} s"
         if not asked:
             raise QueueError(f"{self._queue.name}: a killed worker's backend goes on {waited}")
         kind = asked[0].flight.call.kind if asked[0].flight else "init"
@@ -754,7 +759,7 @@ class _Run:
 
     def _take(self, life: _Life) -> None:
         """Take the answer of a program."""
-        self._heard = time.monotonic()
+        self._listen()
         flight, answer = life.flight, life.program.take()
         if flight is None:
             self._greet(life, answer)
@@ -910,7 +915,7 @@ class _Run:
         self._note("resume", life.name)
         life.paused = False
         life.program.resume()
-        self._heard = time.monotonic()
+        self._listen()
         if life.flight is None:
             self._choose(life, late=True)
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psycopg
 
-from queueproof import sqlfile
+from queueproof import sqlfile, waits
 from queueproof.errors import Exit, QueueproofError, ServerError
 from queueproof.explore import wallclock
 from queueproof.explore.session import ARRAYS, ConnectionLostError, LibpqSession, execute
@@ -189,7 +189,8 @@ def run(session: LibpqSession, operation: Operation[T]) -> T:
             answer: T = stop.value
             return answer
         try:
-            result = execute(session, step)
+            # Whoever asked gives up before: it knows who waits for whom.
+            result = execute(session, step, waits.BULK)
         except ServerError as error:
             if session.in_transaction:
                 session.run("ROLLBACK")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
+from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.explore.conditions import PLANNERS
 from queueproof.explore.lab import Lab, identity
@@ -150,7 +151,7 @@ def _fill(lab: Lab, offer: Offer, filling: Filling) -> None:
     _enqueue(lab, session, filling.before)
     if filling.analyze:
         for table in lab.tables:
-            lab.execute(f"ANALYZE {table}")
+            lab.execute(f"ANALYZE {table}", waits.BULK)
     _enqueue(lab, session, filling.after)
 
 

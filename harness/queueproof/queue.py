@@ -62,6 +62,7 @@ class Step(NamedTuple):
         request: What a worker's program is asked to do, where it sends statements of its own; the
             SQL is empty then.
         commits: Whether it is no statement, but the commit that a client's next message brings.
+        block: In which block of a queue file it stands.
     """
 
     sql: str
@@ -69,6 +70,7 @@ class Step(NamedTuple):
     source: Source | None = None
     request: Mapping[str, object] | None = None
     commits: bool = False
+    block: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,7 +236,7 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
             name: _lookup(name, known, block, source)
             for name, source in statement.parameters.items()
         }
-        result = yield Step(statement.text, params, statement.source)
+        result = yield Step(statement.text, params, statement.source, block=block.name)
         if result.command in _CHANGES:
             changed = result.affected
         if not result.columns:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.explore.lab import Lab
-from queueproof.explore.session import Session, drive, execute
+from queueproof.explore.session import LibpqSession, Session, drive, execute
 from queueproof.queue import Step
 
 SEEDS = 64  # jobs that are made with the operations
@@ -107,7 +108,7 @@ class Filling:
         self._lab = lab
         self._copies = 0
         # The copies get smaller numbers, as older jobs have.
-        lab.execute(_ADVANCE.format(count=3 * most))
+        lab.execute(_ADVANCE.format(count=3 * most), waits.BULK)
         try:
             self._reported = [self._report()]
             self._remember()
@@ -121,6 +122,8 @@ class Filling:
     def _session(self) -> Session:
         """Where the copies are made, without the queue's triggers and foreign keys acting."""
         session = self._lab.session("filler")
+        assert isinstance(session, LibpqSession)
+        session.patience = waits.BULK
         if self._lab.server.superuser:
             session.run("SET session_replication_role = replica")
         return session

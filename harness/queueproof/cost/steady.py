@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from queueproof import waits
 from queueproof.cost.filling import Filling, NotMultipliedError
 from queueproof.errors import ServerError
 from queueproof.explore.lab import Lab, identity
@@ -453,7 +454,7 @@ class _Meter:
 
     def _vacuum(self) -> None:
         for table in self.lab.tables:
-            self.lab.execute(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) {table}")
+            self.lab.execute(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) {table}", waits.BULK)
 
     def _counted(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
         """A claim, with what each of its statements touched."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from psycopg import sql
 
+from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore.lab import GATE, Lab, identity
 from queueproof.explore.session import LibpqSession, Session
@@ -29,7 +30,6 @@ from queueproof.queue import Operation, Result, Step
 from queueproof.sql import move_times
 from queueproof.wire.gate import Connection, Wire
 
-PATIENCE = 30.0  # seconds; a program that neither answers nor sends anything is given up
 SPARES = 2  # programs that are started before they are needed
 _LOOK = 0.1  # seconds
 _HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
@@ -74,13 +74,14 @@ class _Conversation:
 
     def heard(self, operation: str) -> Any:  # noqa: ANN401
         """Wait for the answer to what it was asked last."""
-        given_up = time.monotonic() + PATIENCE
+        limit = waits.Limit(waits.BEGIN, operation)
         while self.program.answer is None:
             self._lab.wire.pump(_LOOK)
             self.program.check()
-            if time.monotonic() > given_up:
+            if limit.is_over():
+                waits.connect(self._lab.conninfo).finish()  # a frozen server is not its fault
                 raise _SilentError(
-                    f"{self._lab.queue.name}: no answer to {operation} after {PATIENCE:.0f} s"
+                    f"{self._lab.queue.name}: no answer to {operation} after {limit.seconds:g} s"
                 )
         return self.program.take()
 
@@ -233,8 +234,9 @@ class ClientSession(Session):
 
     def ready(self, seconds: float) -> bool:
         """Wait up to some seconds until it has answered or offers its next statement."""
+        enough = time.monotonic() + max(seconds, _LOOK)  # where it sends something all the time
         while not self._settled():
-            if not self._wire.pump(seconds):
+            if not self._wire.pump(seconds) or time.monotonic() > enough:
                 return False
             seconds = 0.0
         return True
@@ -323,8 +325,17 @@ class ClientSession(Session):
         for connection in self.connections:
             if connection.running:
                 connection.disguise = ("40P01", "deadlock detected")
-        while not self.ready(_LOOK):
+        limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
+        while not self.ready(limit.left(_LOOK)):
             self._lab.cancel(self.waiting)
+
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+        waits.connect(self._lab.conninfo).finish()
 
     def close(self) -> None:
         """Kill the program, and close its connections."""
@@ -360,6 +371,7 @@ class ClientLab(Lab):
         self.wire.rewrite = self._rewritten
         self._written: dict[str, str] = {}  # what the server gets to what a program wrote
         self._spares: deque[_Conversation] = deque()
+        self._ahead = SPARES
         self.lives = itertools.count(1)
         try:
             super().__init__(queue, server, conninfo)
@@ -460,9 +472,28 @@ class ClientLab(Lab):
 
     def _spare(self) -> _Conversation:
         """A program that has been started already, while others are to come."""
-        while len(self._spares) <= SPARES:
+        while len(self._spares) <= self._ahead:
             self._spares.append(self._started())
         return self._spares.popleft()
+
+    @property
+    def _meanwhile(self) -> waits.Meanwhile:
+        """What has to be done while one of the harness's own connections is waited for.
+
+        It may wait for a program that has begun a transaction and gets no further, as what it sends
+        is moved here.
+        """
+        return self._attend
+
+    def _attend(self) -> None:
+        self.wire.pump(0)
+
+    def _make_way(self) -> bool:
+        """End the programs that were started ahead: as they begin, they open a transaction."""
+        self._ahead = 0
+        found = bool(self._spares)
+        self._drop_spares()
+        return found
 
     def _drop_spares(self) -> None:
         """What they are connected to is gone."""
@@ -527,8 +558,9 @@ class ClientLab(Lab):
     def _lose(self, session: ClientSession, pids: Sequence[int]) -> None:
         """Wait until the gate has seen that backends are gone."""
         session.disturbed = True
+        limit = waits.Limit(waits.GONE, f"the connections of {session.name} to break")
         while set(pids) & set(session.pids):
-            self.wire.pump(_LOOK)
+            self.wire.pump(limit.left(_LOOK))
 
     def _reconnect(self) -> None:
         """The server came back: workers see for themselves that their connections are gone.

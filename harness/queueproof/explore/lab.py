@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 import psycopg
 from psycopg import pq, sql
 
+from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
 from queueproof.explore.session import (
@@ -130,6 +131,14 @@ SELECT EXISTS (
   WHERE locktype = 'relation' AND pid = %s AND relation = ANY (%s::text[]::regclass[])
 )
 """
+_HOLDERS = """
+SELECT DISTINCT l.relation::regclass::text, l.pid, a.state, left(a.query, 200)
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND l.relation = ANY (%s::text[]::regclass[])
+  AND l.pid IS DISTINCT FROM %s AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY 1, 2
+"""
+_LOCKED = "55P03"  # lock_not_available: lock_timeout is over
 _OPEN = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend'
@@ -201,19 +210,31 @@ class Lab:
         self._control = self._scheduler()
         self._set_clock()
 
-    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _connect(self) -> waits.Connection:
         """The harness's own connection: its clock is the real one, its names are qualified."""
-        connection = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=None)
-        # The database's setting would put the queue's schema and the moved clock first.
-        connection.execute("SET search_path = public")
+        connection = waits.Connection.open(self.conninfo)
+        connection.meanwhile = self._meanwhile
+        # The database's setting would put the queue's schema and the moved clock first. And a name
+        # that one connection reads must mean the same on the other: no schema of a queue is here.
+        connection.execute("SET search_path = pg_catalog")
+        connection.execute(self._impatient)
         return connection
 
     def _scheduler(self) -> LibpqSession:
-        control = LibpqSession(self.conninfo, "the scheduler")
-        control.run("SET search_path = pg_catalog")
+        control = LibpqSession(self.conninfo, "the scheduler", meanwhile=self._meanwhile)
+        control.run(f"SET search_path = pg_catalog; {self._impatient}")
         for name, asked in _ASKED.items():
-            control.pgconn.prepare(name.encode(), (asked % GATE_KEYS).encode())
+            control.prepare(name, asked % GATE_KEYS)
         return control
+
+    @property
+    def _impatient(self) -> str:
+        return f"SET lock_timeout = {waits.LOCK * 1000:.0f}"
+
+    @property
+    def _meanwhile(self) -> waits.Meanwhile | None:
+        """What has to be done while one of the harness's own connections is waited for."""
+        return None
 
     # --- installation ---------------------------------------------------------------------------
 
@@ -338,10 +359,10 @@ class Lab:
             self._pooler.renew()
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
-        self._control.run(self._renew_sql if full else self._reset_sql)
+        self._lock_tables(partial(self._restore, self._renew_sql if full else self._reset_sql))
         for session in emptied:
             try:
-                settle(session)
+                settle(session, _EMPTY)
             except (ConnectionLostError, ServerError):
                 self.discard(session)
         self._shift = 0.0
@@ -350,6 +371,48 @@ class Lab:
         if self._moves:
             self._moves.clear()
             self._set_clock()
+
+    def _restore(self, reset: str) -> None:
+        try:
+            self._control.run(reset)
+        except ServerError:
+            self._control.run("ROLLBACK")
+            raise
+
+    def _lock_tables(self, act: Callable[[], None]) -> None:
+        """Do something that takes locks on the queue's tables while nobody should hold any.
+
+        Raises:
+            QueueError: Somebody holds one, and does not let go.
+        """
+        try:
+            try:
+                act()
+            except (ServerError, psycopg.Error) as error:
+                if error.sqlstate != _LOCKED or not self._make_way():
+                    raise
+                act()
+        except (ServerError, psycopg.Error) as error:
+            if error.sqlstate != _LOCKED:
+                raise
+            raise QueueError(
+                f"waited {waits.LOCK:g} s for a lock on the queue's tables, between two runs: "
+                + (" and ".join(self._holders()) or "somebody has held one")
+            ) from None
+
+    def _make_way(self) -> bool:
+        """Have those let go of their locks who need not be there; whether there were any."""
+        return False
+
+    def _holders(self) -> list[str]:
+        """Who has a lock on one of the queue's tables, and what it did last."""
+        found = self._admin.execute(_HOLDERS, [self.tables, self._control.pid]).fetchall()
+        return [
+            f"a prepared transaction has one on {table}"
+            if pid is None
+            else f"backend {pid} has one on {table} ({state}, last statement: {query})"
+            for table, pid, state, query in found
+        ]
 
     def _quiet(self, session: Session) -> bool:
         """Cancel, drain and roll back a session; whether it may be used again, once emptied."""
@@ -383,7 +446,7 @@ class Lab:
     def _open(self, key: str) -> Session:
         """A new connection for a key."""
         conninfo = self._pooler.conninfo if self._pooler else self.conninfo
-        session = LibpqSession(conninfo, key, self.arrays)
+        session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
         self._lock_gate(session.pid)
         return session
 
@@ -438,6 +501,9 @@ class Lab:
         if gate == self._gate:
             return
         self.reset()
+        self._lock_tables(partial(self._make_gate, gate))
+
+    def _make_gate(self, gate: Gate | None) -> None:
         views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
         for relation in (*self.tables, *views):
             for level in _EVENTS:
@@ -481,7 +547,7 @@ class Lab:
         """
         if self.server.superuser:
             for statements in self.rewriting:
-                self._control.run(statements)
+                self._lock_tables(partial(self._restore, statements))
 
     @property
     def rewriting(self) -> list[str]:
@@ -527,16 +593,23 @@ class Lab:
         self._until_gone(pids)
         if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
             still = sum(session.in_transaction for session in self._sessions.values())
-            while self._admin.execute(_OPEN).fetchone() != (still,):
-                pass
+            waits.until(
+                lambda: self._admin.execute(_OPEN).fetchone() == (still,),
+                waits.GONE,
+                f"the connection of {session.name} to roll back behind the pooler",
+            )
 
     def _until_gone(self, pids: Sequence[int]) -> None:
         """Wait until backends have rolled back and gone, and take their gates' keys back."""
         for pid in pids:
             self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
         gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = ANY (%s))"
-        while self._admin.execute(gone, [list(pids)]).fetchone() != (True,):
-            pass
+        waits.until(
+            lambda: self._admin.execute(gone, [list(pids)]).fetchone() == (True,),
+            waits.GONE,
+            f"{'backend' if len(pids) == 1 else 'backends'} {', '.join(map(str, pids))} to end",
+            look=0.0001,
+        )
 
     @contextmanager
     def through(self, pooler: Pooler) -> Iterator[None]:
@@ -619,9 +692,7 @@ class Lab:
 
     def _ask(self, name: str, *values: int) -> bytes:
         """The scheduler's answer to one of its prepared queries."""
-        bound = [str(value).encode() for value in values]
-        answer = self._control.pgconn.exec_prepared(name.encode(), bound)
-        value = answer.get_value(0, 0) if answer.ntuples else None
+        value = self._control.ask(name, *values)
         if value is None:
             raise ConnectionLostError("the server closed the scheduler's connection")
         return value
@@ -710,9 +781,18 @@ class Lab:
             table for (table,) in self._admin.execute(emptied).fetchall() if table in self.tables
         ]
 
-    def execute(self, statement: str) -> Sequence[tuple[object, ...]]:
-        """Run a statement of the harness's own, outside the queue's sessions."""
-        cursor = self._admin.execute(statement)
+    def execute(self, statement: str, seconds: float | None = None) -> Sequence[tuple[object, ...]]:
+        """Run a statement of the harness's own, outside the queue's sessions.
+
+        Args:
+            statement: The statement.
+            seconds: How long it may take; None for `waits.OWN`.
+        """
+        self._admin.seconds = seconds
+        try:
+            cursor = self._admin.execute(statement)
+        finally:
+            self._admin.seconds = None
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
+from queueproof import waits
 from queueproof.answers import contradiction
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
 from queueproof.explore.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, JobSpec, Program
-from queueproof.explore.session import Session, execute
+from queueproof.explore.session import Session, execute, unanswered
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
 from queueproof.queue import Claim, JobRow, Operation, Result, State, Step
@@ -23,7 +23,6 @@ from queueproof.sql import first_keyword, only_selects
 
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
 LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
-PATIENCE = 60.0  # seconds; a statement that neither answers nor waits for a lock is given up
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10
 EMPTY = 2  # claims in a row that come back empty, after which there is nothing to be had
@@ -507,7 +506,7 @@ class Runner:
             look: Seconds until somebody asks whom it waits for; none for one that has waited.
         """
         session = flight.session
-        given_up = time.monotonic() + PATIENCE
+        limit: waits.Limit | None = None
         while not session.ready(look):
             pids = self._lab.blockers(flight.session)
             if self._lab.control_pid in pids:
@@ -519,14 +518,12 @@ class Runner:
                 flight.blockers = pids
                 return False
             look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
-            if time.monotonic() > given_up:
-                last = flight.step.sql.strip()[:200]
-                shown = f"; its last statement was {last}" if self._lab.by_clients else f": {last}"
-                raise QueueError(
-                    f"{flight.call.kind} has neither answered nor waited for another worker "
-                    f"after {PATIENCE:.0f} s{shown if last else ''}",
-                    flight.step.source,
-                )
+            limit = limit or waits.Limit(waits.STATEMENT, flight.call.kind)
+            if limit.is_over():
+                step = flight.step
+                if self._lab.by_clients and step.sql:
+                    step = step._replace(sql=f"its last statement was {step.sql}")
+                raise unanswered(step, limit.seconds, flight.call.kind)
         return True
 
     def _owner(self, pid: int) -> _Actor | None:

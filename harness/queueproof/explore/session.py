@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import select
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from psycopg import OperationalError, postgres, pq
 from psycopg.pq.abc import PGconn, PGresult
 
+from queueproof import waits
 from queueproof.errors import COPYING, QueueError, QueueproofError, ServerError, Source
 from queueproof.queue import Operation, Parameter, Result, Step, T, Value, Values
 from queueproof.sql import compile_statement
@@ -25,7 +26,6 @@ WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """The array type of each type that is not the server's own."""
 INTERVAL_OID = 1186
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
-_SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
 _FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
@@ -41,10 +41,12 @@ class Session(ABC):
     Attributes:
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
+        meanwhile: What is done while an answer is waited for that nobody else waits for.
     """
 
     name: str
     stepped: bool = True
+    meanwhile: waits.Meanwhile | None = None
 
     @property
     @abstractmethod
@@ -109,6 +111,14 @@ class Session(ABC):
         """Ask the server to cancel the running statement, and wait until it has answered."""
 
     @abstractmethod
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Close the connection; the server rolls back what was open."""
 
@@ -123,12 +133,31 @@ class LibpqSession(Session):
 
     Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
+        patience: Seconds that `run` waits, where it is not `waits.OWN`.
+
+    Args:
+        conninfo: Where to.
+        name: Whose it is, for messages.
+        arrays: Array type of each type that is not the server's own.
+        meanwhile: What is done while an answer is waited for that nobody else waits for.
+
+    Raises:
+        LimitError: The server does not answer.
+        ConnectionLostError: It refuses.
     """
 
-    def __init__(self, conninfo: str, name: str, arrays: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        conninfo: str,
+        name: str,
+        arrays: Mapping[int, int] | None = None,
+        meanwhile: waits.Meanwhile | None = None,
+    ) -> None:
         self.name = name
+        self.meanwhile = meanwhile
+        self._conninfo = conninfo
         self._arrays = arrays or {}
-        self.pgconn: PGconn = pq.PGconn.connect(conninfo.encode())
+        self.pgconn: PGconn = waits.connect(conninfo)
         if self.pgconn.status != pq.ConnStatus.OK:
             raise ConnectionLostError(f"cannot connect: {self.pgconn.get_error_message()}")
         self._pids = (self.pgconn.backend_pid,)
@@ -136,6 +165,7 @@ class LibpqSession(Session):
         self._pipelined = False
         self._source: Source | None = None
         self.names_settings = False
+        self.patience: float | None = None
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -166,6 +196,9 @@ class LibpqSession(Session):
         self._send(step)
         if begin:
             self.pgconn.pipeline_sync()
+        if self.pgconn.flush():
+            limit = waits.Limit(waits.OWN, f"PostgreSQL to read {_shown(step.sql)}")
+            waits.flush(self.pgconn, limit, self.meanwhile)
 
     def _send(self, step: Step) -> None:
         self.names_settings = self.names_settings or _names_setting(step.sql)
@@ -217,7 +250,7 @@ class LibpqSession(Session):
     def ready(self, seconds: float) -> bool:
         """Wait up to some seconds for the running statement; whether its answer is complete."""
         while not self._complete():
-            if not readable(self.pgconn.socket, seconds):
+            if not waits.readable(self.pgconn.socket, seconds):
                 return False
             try:
                 self.pgconn.consume_input()
@@ -293,11 +326,37 @@ class LibpqSession(Session):
             ServerError: The server answered with an error.
             ConnectionLostError: The connection broke.
         """
-        answer = self.pgconn.exec_(sql.encode())
-        if self.pgconn.status != pq.ConnStatus.OK:
+        self.pgconn.send_query(sql.encode())
+        self._answered(sql)
+
+    def ask(self, prepared: str, *values: int) -> bytes | None:
+        """The one value that a prepared query answers; None where it answers no row."""
+        bound = [str(value).encode() for value in values]
+        self.pgconn.send_query_prepared(prepared.encode(), bound)
+        answer = self._answered(prepared)
+        return answer.get_value(0, 0) if answer.ntuples else None
+
+    def prepare(self, name: str, sql: str) -> None:
+        """Prepare a query for `ask`."""
+        self.pgconn.send_prepare(name.encode(), sql.encode())
+        self._answered(sql)
+
+    def _answered(self, sql: str) -> PGresult:
+        """What the server says to the harness's own statement."""
+
+        def what() -> str:
+            return f"PostgreSQL to answer {self.name}: {_shown(sql)}"
+
+        seconds = self.patience or waits.OWN
+        try:
+            answer = waits.answer(self.pgconn, seconds, what, self.meanwhile)
+        except OperationalError:
+            answer = None
+        if answer is None or self.pgconn.status != pq.ConnStatus.OK:
             raise ConnectionLostError(f"the server closed the connection of {self.name}")
         if answer.status in _FATAL:
             raise _server_error(answer)
+        return answer
 
     def explain(self, step: Step, options: str) -> Result:
         """The plan of a statement, as it would be now on this connection."""
@@ -305,45 +364,83 @@ class LibpqSession(Session):
 
     def cancel(self) -> None:
         """Ask the server to cancel the running statement, and wait until it has answered."""
-        canceller = self.pgconn.get_cancel()
-        while not self.ready(0.01):
-            canceller.cancel()
+        limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
+        while not self.ready(limit.left(0.01)):
+            waits.cancel(self.pgconn)
+
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+        waits.connect(self._conninfo).finish()
 
     def close(self) -> None:
         """Close the connection; the server rolls back what was open."""
         self.pgconn.finish()
 
 
-def readable(fd: int, seconds: float) -> bool:
-    """Wait up to some seconds, to the microsecond, until a file descriptor can be read."""
-    if fd < _SELECTS:
-        return bool(select.select([fd], [], [], seconds)[0])
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def execute(session: Session, step: Step) -> Result:
+def execute(session: Session, step: Step, seconds: float | None = None) -> Result:
     """Run a statement to its end; for sessions that nobody can make wait.
 
+    Args:
+        session: The session.
+        step: The statement.
+        seconds: How long it may take; None for `waits.STATEMENT`.
+
     Raises:
         ServerError: The server answered with an error.
         ConnectionLostError: The connection broke.
+        QueueError: The server did not answer in time.
     """
     session.send(step)
-    return settle(session)
+    return settle(session, step, seconds)
 
 
-def settle(session: Session) -> Result:
+def settle(session: Session, step: Step, seconds: float | None = None) -> Result:
     """The answer to what was sent last, once it is there.
+
+    Args:
+        session: The session.
+        step: What was sent.
+        seconds: How long it may take; None for `waits.STATEMENT`.
 
     Raises:
         ServerError: The server answered with an error.
         ConnectionLostError: The connection broke.
+        QueueError: The server did not answer in time.
     """
-    while not session.ready(1.0):
-        pass
+    if session.ready(waits.SOON):
+        return session.result()
+    limit = waits.Limit(seconds or waits.STATEMENT, "an answer")
+    look = waits.SLICE
+    try:
+        while not session.ready(limit.left(look)):
+            if session.meanwhile is not None:
+                session.meanwhile()
+                look = waits.OTHERS
+    except waits.StoppedError:
+        raise
+    except waits.LimitError:
+        session.probe()
+        raise unanswered(step, limit.seconds) from None
     return session.result()
+
+
+def unanswered(step: Step, seconds: float, operation: str = "") -> QueueError:
+    """The user's error for a statement that neither ends nor waits for anybody."""
+    asked = str(step.request["op"]) if step.request else step.block
+    sql = _shown(step.sql)
+    return QueueError(
+        f"{operation or asked or 'a statement'} has neither answered nor waited for another worker "
+        f"after {seconds:g} s{': ' if sql else ''}{sql}",
+        step.source,
+    )
+
+
+def _shown(sql: str) -> str:
+    return textwrap.shorten(sql, 200, placeholder=" ...")
 
 
 def drive(session: Session, operation: Operation[T]) -> T:

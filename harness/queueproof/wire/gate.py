@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from urllib.parse import quote
 
+from queueproof import waits
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.wire import protocol
 from queueproof.wire.channel import Channel
@@ -178,17 +179,21 @@ class Connection:
 
         Raises:
             ServerError: The server answered with an error, or the connection broke.
+            LimitError: The server does not answer, or the client does not end what it has begun.
             QueueproofError: A step is running, or the client is in the middle of a pipeline.
         """
+        limit = waits.Limit(
+            waits.OWN, f"PostgreSQL to answer {sql} on a connection of {self.owner}"
+        )
         while not self._rests and not self.closed:
             if self._step is not None or self.held is not None:
                 raise QueueproofError(f"{self.owner} is in the middle of something: {sql}")
-            self._wire.pump(None)
+            self._wire.pump(limit.left())
         self._own.append(sql)
         self._to_server.append(protocol.query(sql))
         self._flush()
         while self._own and not self.closed:
-            self._wire.pump(None)
+            self._wire.pump(limit.left())
         error, self._own_error = self._own_error, None
         if error is not None:
             raise error

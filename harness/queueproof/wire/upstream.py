@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from queueproof import waits
 from queueproof.errors import QueueproofError, ServerUnavailableError
 
-PATIENCE = 10.0  # seconds for the server to take a connection
 _ENCRYPTED = frozenset({"require", "verify-ca", "verify-full"})
 
 
@@ -32,7 +32,7 @@ class Upstream:
         """
         opened = socket.socket(self.family, socket.SOCK_STREAM)
         try:
-            opened.settimeout(PATIENCE)
+            opened.settimeout(waits.Limit(waits.CONNECT, "the server").left(waits.CONNECT))
             opened.connect(self.address)
         except BaseException:
             opened.close()
@@ -55,7 +55,7 @@ def resolve(conninfo: str) -> Upstream:
         )
     plain = make_conninfo(conninfo, sslmode="disable", gssencmode="disable")
     try:
-        with psycopg.connect(plain) as connection:
+        with waits.Connection.open(plain) as connection:
             login = connection.pgconn
             family, address = _place(login.host.decode(), login.hostaddr.decode(), int(login.port))
             user, password, database = (

@@ -1,0 +1,386 @@
+"""How long the harness waits for others, and how: no wait is without an end.
+
+While a server is frozen (a paused container, a network that drops packets), libpq's blocking calls
+do not return, and as long as they do not, Python runs no signal handler. So libpq is only called
+where it does not block, and the waiting is done here, a moment at a time. A wait ends with what it
+is for, or when its limit is over, which is told with what it was for; or `GRACE` seconds after
+somebody has asked the run to stop.
+
+Every limit is named here; `postgres/watchdog.py`, which imports nothing, has its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import capabilities, pq
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import TupleRow, tuple_row
+from psycopg.waiting import Ready, Wait
+
+from queueproof.errors import QueueproofError
+
+T = TypeVar("T")
+
+# Seconds.
+CONNECT = 10.0  # a server takes a connection, where the DSN names no connect_timeout
+STATEMENT = 60.0  # a statement of the queue's, or what a program is asked for, while nobody acts
+OWN = 60.0  # a statement of the harness's own
+BULK = 600.0  # the same where it fills, vacuums or copies tables
+LOCK = 5.0  # a lock on the queue's tables that should be free, and once more without spare workers
+CANCEL = 10.0  # a statement ends that was cancelled
+GONE = 10.0  # a backend or a process ends that was told to, or a connection of it
+BEGIN = 30.0  # a program begins its life or installs its queue
+ANSWER = 10.0  # a program reads what it is asked
+TOOL = 10.0  # a program of PostgreSQL's says its version
+START = 300.0  # the watchdog starts a server: see there
+CLEAN = 120.0  # the watchdog has removed everything
+GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
+STOP = 1.9  # a signal has ended the process
+
+SLICE = 0.25  # between two looks at whether to go on waiting
+SOON = 0.02  # before somebody looks after others while he waits
+OTHERS = 0.002  # between two looks at these
+
+_SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
+_COPY = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
+
+
+class LimitError(QueueproofError):
+    """Something did not happen in time; the message says what, and how long it was waited for."""
+
+
+class StoppedError(LimitError):
+    """Somebody has asked the run to stop, and it has waited for `GRACE` seconds since."""
+
+
+# --- stopping -----------------------------------------------------------------------------------
+
+_ends = math.inf  # by `time.monotonic`, when every wait of this process ends
+
+
+def stop() -> None:
+    """End every wait of this process, in any thread, `GRACE` seconds from now."""
+    global _ends  # noqa: PLW0603 - of the process, as the signal is
+    _ends = min(_ends, time.monotonic() + GRACE)
+
+
+def go_on() -> None:
+    """Wait as before again, when the threads of a run that was stopped are gone."""
+    global _ends  # noqa: PLW0603 - the same
+    _ends = math.inf
+
+
+def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
+    """Have signals end the process within `STOP` seconds, whatever it is doing then.
+
+    Args:
+        numbers: The signals.
+        told: Called in the main thread with the one that came; it raises.
+    """
+    numbers = frozenset(numbers)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        stop()
+        told(number)
+
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)  # noqa: FBT003 - the standard library's
+    signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_anyway, args=(woken, numbers), daemon=True).start()
+    for number in numbers:
+        signal.signal(number, end)
+
+
+def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
+    """End a process whose main thread does not get to its handler of a signal, or not to its end.
+
+    The byte that this waits for is written when the kernel delivers the signal, even while the main
+    thread stands in a call that does not return. What is left is removed by the watchdog.
+    """
+    number = 0
+    while number not in numbers:
+        (number,) = woken.recv(1)
+    time.sleep(STOP)
+    if _ends == math.inf:  # nobody has said it, nor will
+        with suppress(OSError):
+            os.write(2, f"queueproof: stopped by {signal.Signals(number).name}\n".encode())
+    os._exit(128 + number)
+
+
+# --- one wait -----------------------------------------------------------------------------------
+
+
+class Limit:
+    """The end of one wait.
+
+    Args:
+        seconds: How long it may take.
+        what: What is waited for, such as `PostgreSQL to answer`; or what says it.
+
+    Raises:
+        StoppedError: The run is to stop.
+    """
+
+    def __init__(self, seconds: float, what: str | Callable[[], str]) -> None:
+        self.seconds = seconds
+        self._what = what
+        self._ends = time.monotonic() + seconds
+        self.is_over()
+
+    @property
+    def what(self) -> str:
+        """What is waited for."""
+        return self._what if isinstance(self._what, str) else self._what()
+
+    def is_over(self) -> bool:
+        """Whether it has been waited as long as may be.
+
+        Raises:
+            StoppedError: The run is to stop.
+        """
+        now = time.monotonic()
+        if now >= _ends:
+            raise StoppedError(f"stopped while it waited for {self.what}")
+        return now >= self._ends
+
+    def left(self, at_most: float = SLICE) -> float:
+        """For how many seconds to wait before this is asked again.
+
+        Args:
+            at_most: So many.
+
+        Raises:
+            LimitError: The limit is reached.
+            StoppedError: The run is to stop.
+        """
+        if self.is_over():
+            raise LimitError(f"waited {self.seconds:g} s for {self.what}")
+        now = time.monotonic()
+        return max(0.0, min(at_most, self._ends - now, _ends - now))
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str, *, look: float = 0.001) -> None:
+    """Wait until something is so, and ask again and again.
+
+    Args:
+        condition: Asked with ever longer pauses.
+        seconds: How long at most.
+        what: What is waited for.
+        look: The first pause.
+
+    Raises:
+        LimitError: It did not become so.
+    """
+    limit = Limit(seconds, what)
+    while not condition():
+        time.sleep(limit.left(look))
+        look = min(2 * look, 0.05)
+
+
+def ended(process: subprocess.Popen[Any], seconds: float) -> bool:
+    """Whether a process ends, and is reaped, within some seconds, or `GRACE`."""
+    with suppress(LimitError):
+        until(lambda: process.poll() is not None, seconds, "a process")
+    return process.returncode is not None
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Wait up to some seconds, to the microsecond, until a file descriptor can be read."""
+    if fd < _SELECTS:
+        return bool(select.select([fd], [], [], seconds)[0])
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+# --- libpq --------------------------------------------------------------------------------------
+
+Meanwhile: TypeAlias = Callable[[], object]
+"""What somebody does again and again while he waits: others may have to act before he can go on."""
+
+
+def _ready(fd: int, wanted: Wait, limit: Limit, meanwhile: Meanwhile | None = None) -> Ready:
+    """Wait until a descriptor is ready for reading, writing, or one of both."""
+    poll = select.poll()
+    poll.register(
+        fd, select.POLLIN * bool(wanted & Wait.R) | select.POLLOUT * bool(wanted & Wait.W)
+    )
+    look = SLICE if meanwhile is None else SOON
+    while not (found := poll.poll(math.ceil(limit.left(look) * 1000))):
+        if meanwhile is not None:
+            meanwhile()
+            look = OTHERS
+    ((_, events),) = found
+    if events & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
+        return Ready(wanted)  # which libpq then finds out
+    return Ready(Ready.R * bool(events & select.POLLIN) | Ready.W * bool(events & select.POLLOUT))
+
+
+def _place(conninfo: str) -> str:
+    """Where a connection string leads, without its secrets."""
+    given = conninfo_to_dict(conninfo)
+    found = given.get("host") or given.get("hostaddr") or "its default address"
+    return f"{found}:{given['port']}" if "port" in given else str(found)
+
+
+def connect(conninfo: str) -> PGconn:
+    """A connection of libpq's, whose `status` says whether it is one.
+
+    Raises:
+        LimitError: The server neither took nor refused it within its connect_timeout, or `CONNECT`.
+    """
+    seconds = float(conninfo_to_dict(conninfo).get("connect_timeout") or 0) or CONNECT
+    limit = Limit(seconds, f"PostgreSQL at {_place(conninfo)} to take a connection")
+    pgconn = pq.PGconn.connect_start(conninfo.encode())
+    try:
+        while pgconn.status != pq.ConnStatus.BAD:
+            match pgconn.connect_poll():
+                case pq.PollingStatus.READING:
+                    _ready(pgconn.socket, Wait.R, limit)
+                case pq.PollingStatus.WRITING:
+                    _ready(pgconn.socket, Wait.W, limit)
+                case _:
+                    break
+    except BaseException:
+        pgconn.finish()
+        raise
+    pgconn.nonblocking = 1
+    return pgconn
+
+
+def flush(pgconn: PGconn, limit: Limit, meanwhile: Meanwhile | None = None) -> None:
+    """Wait until the server has taken what is sent."""
+    while pgconn.flush():
+        _ready(pgconn.socket, Wait.RW, limit, meanwhile)
+        pgconn.consume_input()
+
+
+def answer(
+    pgconn: PGconn,
+    seconds: float,
+    what: str | Callable[[], str],
+    meanwhile: Meanwhile | None = None,
+) -> PGresult | None:
+    """The last result of what was sent, as PQexec would give it; None of a broken connection.
+
+    Args:
+        pgconn: The connection.
+        seconds: How long to wait.
+        what: As for a `Limit`.
+        meanwhile: What to do while it is waited for.
+
+    Raises:
+        LimitError: It has not come in time.
+        psycopg.OperationalError: The connection broke.
+    """
+    limit: Limit | None = None  # most answers come too soon for one
+    if pgconn.flush():
+        limit = Limit(seconds, what)
+        flush(pgconn, limit, meanwhile)
+    last: PGresult | None = None
+    while True:
+        while pgconn.is_busy():
+            if not readable(pgconn.socket, SOON):
+                limit = limit or Limit(seconds, what)
+                _ready(pgconn.socket, Wait.R, limit, meanwhile)
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None or pgconn.status == pq.ConnStatus.BAD:
+            return last
+        last = result
+        if result.status in _COPY:
+            return last
+
+
+def cancel(pgconn: PGconn) -> None:
+    """Ask a server to cancel what a connection runs.
+
+    Raises:
+        LimitError: The server does not take the request.
+        psycopg.Error: It refuses it.
+    """
+    if not capabilities.has_cancel_safe():  # libpq before 17 has only a call that blocks
+        pgconn.get_cancel().cancel()
+        return
+    limit = Limit(CANCEL, "PostgreSQL to take a request to cancel")
+    asking = pgconn.cancel_conn()
+    try:
+        asking.start()
+        while (wanted := _UNDER_WAY.get(pq.PollingStatus(asking.poll()))) is not None:
+            _ready(asking.socket, wanted, limit)
+    finally:
+        asking.finish()
+
+
+_UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
+
+
+class Connection(psycopg.Connection[TupleRow]):
+    """A connection of the harness's own, none of whose statements waits without an end.
+
+    After a wait that was broken off it is closed: its answer may still come.
+
+    Attributes:
+        seconds: How long a statement may take.
+        meanwhile: What to do while one is waited for.
+    """
+
+    seconds: float | None = None
+    meanwhile: Meanwhile | None = None
+
+    @classmethod
+    def open(cls, conninfo: str) -> Self:
+        """Connect; each statement is a transaction of its own, and none is prepared.
+
+        Raises:
+            LimitError: The server did not answer.
+            psycopg.OperationalError: It refused.
+        """
+        pgconn = connect(conninfo)
+        if pgconn.status != pq.ConnStatus.OK:
+            refused = pgconn.get_error_message().strip()
+            pgconn.finish()
+            raise psycopg.OperationalError(refused)
+        opened = cls(pgconn, tuple_row)
+        opened.autocommit = True
+        opened.prepare_threshold = None
+        return opened
+
+    def wait(
+        self,
+        gen: PQGen[T],
+        interval: float = 0.0,  # noqa: ARG002 - psycopg's, for Ctrl-C
+        timeout: float | None = None,
+    ) -> T:
+        """Run what psycopg does on this connection, and wait whenever that has to."""
+        seconds = timeout or self.seconds or OWN
+        limit = Limit(seconds, "PostgreSQL to answer the harness")
+        try:
+            wanted = next(gen)
+            while True:
+                try:
+                    ready = _ready(self.pgconn.socket, wanted, limit, self.meanwhile)
+                except BaseException:
+                    self.pgconn.finish()
+                    raise
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            value: T = done.value
+            return value

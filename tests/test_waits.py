@@ -1,0 +1,252 @@
+"""Every wait has an end, and what ran into it is told with what it waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from queueproof import waits
+from queueproof.errors import QueueError
+from queueproof.explore.client import ClientLab
+from queueproof.explore.lab import Lab, open_lab
+from queueproof.explore.session import LibpqSession, drive, execute
+from queueproof.postgres import Server
+from queueproof.program import from_command
+from queueproof.queue import Queue, Step
+from queueproof.sqlfile import load_text
+from queueproof.target import resolve
+
+PATIENCE = 30.0  # seconds
+REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
+WORKER = files("queueproof").joinpath("templates/worker.py").read_text()
+OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
+
+
+@pytest.fixture
+def install(server: Server) -> Iterator[Callable[[Queue], Lab]]:
+    """Installs a queue in a database of its own."""
+    with ExitStack() as stack:
+        yield lambda queue: stack.enter_context(open_lab(queue, server))
+
+
+@contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """Backends that do not answer."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+# --- where a queue's tables are -------------------------------------------------------------------
+
+IN_PUBLIC = """
+from queueproof import Client
+import psycopg
+
+class Public(Client):
+    def open(self):
+        self.db = psycopg.connect(self.dsn, autocommit=True)
+
+    def install(self):
+        self.db.execute("CREATE TABLE public.jobs (id bigserial PRIMARY KEY, held boolean)")
+
+    def enqueue(self):
+        insert = "INSERT INTO public.jobs (held) VALUES (false) RETURNING id"
+        return self.db.execute(insert).fetchone()[0]
+
+    def claim(self):
+        update = (
+            "UPDATE public.jobs SET held = true WHERE id = (SELECT id FROM public.jobs "
+            "WHERE NOT held ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id"
+        )
+        return [{"id": id} for (id,) in self.db.execute(update).fetchall()]
+"""
+
+
+@pytest.fixture(params=["file", "class", "program"])
+def in_public(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Queue:
+    """A queue whose tables are in the schema public, whoever creates them."""
+    if request.param == "file":
+        text = REFERENCE.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
+        for clause in ("INSERT INTO ", "UPDATE ", "FROM ", " ON "):
+            text = text.replace(f"{clause}jobs", f"{clause}public.jobs")
+        return load_text(text.replace("jobs.", "public.jobs."), "public.sql")
+    if request.param == "class":
+        (tmp_path / "in_public.py").write_text(IN_PUBLIC)
+        monkeypatch.syspath_prepend(tmp_path)
+        return resolve("in_public:Public")
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        WORKER.replace(OPENED, f'{OPENED}{" " * 16}db.execute("SET search_path = public")\n')
+    )
+    return from_command(f"exec: {sys.executable} {worker}")
+
+
+def test_tables_in_the_schema_public(install: Callable[[Queue], Lab], in_public: Queue) -> None:
+    """They are found, gated, and brought back to the beginning like those of any schema."""
+    lab = install(in_public)
+    assert lab.tables == ["public.jobs"]
+    for gate in ("row", None):
+        lab.set_gate(gate)
+        drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+        lab.reset(renew=gate is None)
+        assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
+
+
+# --- what the reset waits for ---------------------------------------------------------------------
+
+
+def worker_that(opens: str, tmp_path: Path) -> Queue:
+    """The template's worker, which does something more when it begins and its tables are there."""
+    assert OPENED in WORKER
+    there = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        WORKER.replace(OPENED, f"{OPENED}{' ' * 16}if {there} is not None:\n{' ' * 20}{opens}\n")
+    )
+    return from_command(f"exec: {sys.executable} {worker}")
+
+
+@pytest.mark.parametrize(
+    "opens",
+    [
+        'with db.transaction(): [db.execute("TABLE jobs") for _ in range(50)]',
+        'db.execute("BEGIN"); db.execute("TABLE jobs")',
+    ],
+    ids=["that it ends", "that it leaves open"],
+)
+def test_a_worker_started_ahead_is_in_a_transaction(
+    install: Callable[[Queue], Lab],
+    tmp_path: Path,
+    opens: str,
+) -> None:
+    """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
+    lab = install(worker_that(opens, tmp_path))
+    assert isinstance(lab, ClientLab)
+    lab._control.run("SET lock_timeout = 1000")
+
+    def stands() -> bool:
+        lab.wire.pump(0.01)
+        return bool(lab._holders())
+
+    lab._spares.append(lab._started())
+    waits.until(stands, PATIENCE, "a worker that was started ahead")
+    lab.reset(renew=True)
+    assert bool(lab._spares) == ("BEGIN" not in opens)
+
+
+def test_somebody_holds_a_lock_between_two_runs(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reset that cannot have its locks names who holds one, and what he did last."""
+    monkeypatch.setattr(waits, "LOCK", 0.1)
+    lab = install(load_text(REFERENCE, "queue.sql"))
+    with psycopg.connect(lab.conninfo) as stranger:
+        stranger.execute("LOCK TABLE jobs")
+        with pytest.raises(
+            QueueError,
+            match=rf"waited 0.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
+            r"queue.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)",
+        ):
+            lab.reset()
+        with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):
+            lab.set_gate("row")
+    lab.reset()
+
+
+# --- what the server does not answer --------------------------------------------------------------
+
+
+def test_a_statement_that_does_not_end(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside the runner too it is given up, with its block, its line and itself."""
+    monkeypatch.setattr(waits, "STATEMENT", 0.2)
+    text = REFERENCE.replace("CREATE TABLE", "SELECT pg_sleep(3600);\nCREATE TABLE", 1)
+    line = text[: text.index("SELECT pg_sleep")].count("\n") + 1
+    with pytest.raises(
+        QueueError,
+        match=rf"queue\.sql:{line}: schema has neither answered nor waited for another worker "
+        r"after 0\.2 s: SELECT pg_sleep\(3600\)",
+    ):
+        install(load_text(text, "queue.sql"))
+
+
+def test_a_backend_that_is_frozen(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harness's own statements are given up with what was asked."""
+    lab = install(load_text(REFERENCE, "queue.sql"))
+    monkeypatch.setattr(waits, "OWN", 0.2)
+    with (
+        frozen(lab.control_pid),
+        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
+    ):
+        lab.advance(1.0)
+    with (
+        frozen(lab._admin.info.backend_pid),
+        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
+    ):
+        lab.execute("SELECT 1")
+
+
+def test_a_server_that_is_frozen_is_not_the_queues_fault(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the server takes no connection either, no statement is blamed."""
+    lab = install(load_text(REFERENCE, "queue.sql"))
+    monkeypatch.setattr(waits, "STATEMENT", 0.2)
+    monkeypatch.setattr(waits, "CONNECT", 0.2)
+    session = lab.session("w1")
+    (found,) = lab.execute("SELECT pg_read_file('postmaster.pid')")
+    postmaster = int(str(found[0]).split()[0])
+    with (
+        frozen(postmaster, session.pid),
+        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL at .* to take a"),
+    ):
+        execute(session, Step("SELECT 1"))
+
+
+def test_a_cancelled_statement_that_does_not_end(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that is frozen does not hear of a request to cancel, which is given up too."""
+    lab = install(load_text(REFERENCE, "queue.sql"))
+    session = lab.session("w1")
+    session.send(Step("SELECT pg_sleep(3600)"))
+    with frozen(session.pid):
+        monkeypatch.setattr(waits, "CANCEL", 0.2)
+        with pytest.raises(waits.LimitError, match=r"waited 0\.2 s for what w1 runs to end"):
+            session.cancel()
+        monkeypatch.setattr(waits, "GONE", 0.2)
+        with pytest.raises(waits.LimitError, match=rf"0\.2 s for backend {session.pid} to end"):
+            lab.discard(session)
+
+
+def test_a_statement_larger_than_what_a_frozen_backend_takes(
+    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sending is a wait as well."""
+    lab = install(load_text(REFERENCE, "queue.sql"))
+    session = lab.session("w1")
+    assert isinstance(session, LibpqSession)
+    monkeypatch.setattr(waits, "OWN", 0.2)
+    with (
+        frozen(session.pid),
+        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
+    ):
+        session.send(Step(f"SELECT length('{'x' * 2**24}')"))
