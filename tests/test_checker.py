@@ -732,6 +732,54 @@ def test_a_job_whose_enqueue_took_long_is_not_starved_before_it_is_surely_due() 
     assert broken(told.finally_(j1="failed", j2="completed")) == []
 
 
+@pytest.mark.parametrize(
+    ("case", "found"),
+    [
+        ("plain", ["no-starvation"]),
+        ("once", []),  # rule 28: a claim may do maintenance and answer nothing
+        ("soon", []),  # a queue may keep whole seconds, rounded up
+        ("delayed", []),  # its time may have to be noticed by a promoter
+        ("never claimed", []),  # nobody knows whether it could be claimed
+        ("beside", []),  # a claim may come back empty while somebody acts
+        ("capped", []),
+        ("busy", []),  # who has a job may be given no other
+        ("lapsed", []),  # two stale jobs are two empty claims
+        ("lapsed, at last", ["no-starvation"]),
+        ("failed", []),
+        ("retry", []),
+    ],
+)
+def test_two_claims_in_turn_that_nobody_disturbs_find_a_ready_job(
+    case: str, found: list[str]
+) -> None:
+    """A job that is ready is not kept from a claim by those that others hold."""
+    told = Told()
+    for job in "12":
+        told.enqueue(job, bound=2)
+    told.enqueue("3", bound=2, delay=0.5 if case == "delayed" else 0.0)
+    first, second = told.claim("w1", "1"), told.claim("w2", "2")
+    if case == "failed":
+        told.on("fail", first)
+    told.wait({"soon": 0.5, "lapsed": LEASE, "lapsed, at last": LEASE}.get(case, 2.0))
+    other = told.begin("heartbeat", "w1") if case == "beside" else None
+    for _ in range({"once": 1, "lapsed": 3, "lapsed, at last": 4}.get(case, 2)):
+        told.claim(
+            "w2" if case == "busy" else "w3", answer="retry" if case == "retry" else "accepted"
+        )
+    if other is not None:
+        told.end(other)
+    for claim, job in ((first, "1"), (second, "2")):
+        told.on("complete", claim, job)
+    if case != "never claimed":
+        told.on("complete", told.claim("w3", "3"), "3")
+    history = told.finally_(j1="completed", j2="completed", j3="completed")
+    if case == "never claimed":
+        history.final = None
+    facts = declared(cap=2 if case == "capped" else None, observable=case != "never claimed")
+    ids = [violation.guarantee for violation in check(history, facts).violations]
+    assert [one for one in ids if one == "no-starvation"] == found
+
+
 @pytest.mark.parametrize(("cap", "expected"), [(1, []), (2, ["no-starvation"])])
 def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -> None:
     """Until its lease is over nobody can know that a crashed worker's job does not run."""

@@ -21,9 +21,10 @@ from queueproof.explore.programs import (
     heartbeat,
     in_turn,
     script,
+    until,
     whole,
 )
-from queueproof.explore.runner import RETRIES, Run, Runner, past
+from queueproof.explore.runner import MARGIN, RETRIES, Run, Runner, past
 from queueproof.explore.schedules import explore
 from queueproof.history import Call
 
@@ -318,3 +319,14 @@ def test_an_error_means_nothing_happened(lab_of: LabOf, retry_on: str, expected:
         assert (expected, ()) == (call.answer, call.ids)
         assert call.error.startswith("55P03")
         assert run.history.final in ({"1": "running"}, {"1": "completed"})
+
+
+def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
+    """Rule 24: what may be claimed later than that is looked for in the last tenths of a second."""
+    clock = script("clock", until(61.0))
+    program = Program(ONE, in_turn(script("w1", claim()), clock, script("w2", claim())))
+    lab = lab_of(QUEUE.format(retry_on="", lock="FOR UPDATE SKIP LOCKED"))
+    calls = Runner(lab).run(program).history.calls
+    first, second, *_ = (call for call in calls if call.kind == "claim")
+    (move,) = (call for call in calls if call.kind == "advance" and call.actor == "clock")
+    assert move.delay <= 61.0 - MARGIN <= second.began - first.began + 0.1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from queueproof.errors import ServerError
 from queueproof.explore.lab import DEFAULT_BOUND, Lab, identity
-from queueproof.explore.runner import DECADE
+from queueproof.explore.runner import DECADE, MARGIN
 from queueproof.explore.session import drive
 from queueproof.guarantees import Offer
 from queueproof.queue import Claim, JobRow, Queue
@@ -23,7 +23,6 @@ BEATEN = 3  # the attempt at which a heartbeat comes before the failure
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
-SLACK = 1.5  # seconds of real time that a probe may take on a busy machine
 WORKER = identity("w1")
 
 
@@ -72,8 +71,8 @@ def watch(lab: Lab, offer: Offer) -> Waits:
             _beat(lab, queue, job)
         # A wait is counted from the failure, and not from the claim: every other job takes long.
         worked = _work(queue) if attempt % 2 else 0.0
-        if worked:
-            lab.advance(worked)
+        lab.advance(worked)
+        lab.advance(lab.until_aligned())
         failed_at = lab.now()
         try:
             accepted = _end(lab, "fail", job)
@@ -171,7 +170,7 @@ def _measure(
     """Claim at ever later moments until the job comes: its next attempt."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     empty = 0.0
-    offset = max(0.0, least - SLACK)
+    offset = max(0.0, least - MARGIN)
     while offset < DECADE:
         lab.advance(max(0.0, failed_at + offset - lab.now()))
         asked = lab.now() - failed_at

@@ -40,6 +40,7 @@ from queueproof.spec import (
 
 LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
+TWICE = 2  # a claim that comes back empty once may have done maintenance
 _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
 
 
@@ -177,9 +178,9 @@ def check(history: Told, declared: Declared, *, room: int | None = None) -> Find
 
 def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
     findings = Findings()
-    limits, deadlocks = _Limits(), _Deadlocks()
+    limits, deadlocks, idle = _Limits(), _Deadlocks(), _Idle(declared)
     order, cap = _Order(declared, lives), _Cap(declared, findings)
-    watchers = [lives, limits, deadlocks, _Overlaps(findings)]
+    watchers = [lives, limits, deadlocks, idle, _Overlaps(findings)]
     if declared.order != "none":
         watchers.append(order)
     if declared.cap is not None:
@@ -204,6 +205,7 @@ def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
         order = _Order(declared, lives, bad)
         read(history.calls, [order])
     findings.violations += order.violations + cap.violations
+    findings.violations += [found for found in idle.violations if found.job not in bad]
     findings.evidence.update(order.evidence)
     if lives.refused:
         findings.evidence["fencing", "operations with a lost claim refused"] += lives.refused
@@ -947,6 +949,82 @@ class _Allowed:
         n = bisect_left(beats, call.invoked, key=lambda beat: beat.invoked)
         renewed = beats[n - 1] if n else self._calls[ref.call]
         return call.ended >= renewed.began + self._declared.lease
+
+
+class _Idle(Watcher):
+    """A claim that nobody disturbs gets a job that is ready, whatever the others hold.
+
+    A claim may do maintenance, or bury a spent job, and answer nothing (queue-file.md, 28): as many
+    in turn are let pass as there are jobs that this may be about, and one more. Judged are jobs
+    without a delay, which no maintenance has to make claimable, that a later claim has got.
+    """
+
+    def __init__(self, declared: Declared) -> None:
+        self.violations: list[Violation] = []
+        self._cap = FOREVER if declared.cap is None else declared.cap
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._over = False
+        self._ready: dict[str, Call] = {}  # never claimed, to its enqueue
+        self._begun: set[str] = set()  # claimed, and not completed
+        self._held: dict[Ref, Call] = {}  # by somebody who lives, to the claim
+        self._acting = 0  # calls that are open and meet somebody
+        self._alone: Call | None = None  # an empty claim, as long as no other call has met it
+        self._empty = 0  # such claims in turn
+        self._passed: dict[str, Violation] = {}  # if it is claimed later
+
+    def see(self, call: Call) -> None:
+        """A job comes, is taken, or ends; or a claim goes away empty."""
+        if self._over or call.kind in {"sweep", "jobs", "rewrite"}:
+            return
+        alone = not self._acting
+        self._alone = None
+        self._acting += call.kind not in _INSTANT
+        if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
+            self._over = True  # any job may have been taken
+        elif call.kind != "claim" or call.answer != "accepted":
+            self._empty = 0
+            self._take_effect(call)
+        elif call.ids:
+            self._empty = 0
+            self._take(call)
+        elif alone and not any(held.actor == call.actor for held in self._held.values()):
+            self._alone = call
+
+    def _take_effect(self, call: Call) -> None:
+        match call.kind:
+            case "enqueue" if call.answer == "accepted" and not call.delay:
+                self._ready |= dict.fromkeys(call.ids, call)
+            case "complete" | "complete_many" | "fail" if call.answer != "rejected":
+                for ref in call.refs:
+                    self._held.pop(ref, None)
+                    if call.kind != "fail" and call.answer == "accepted":
+                        self._begun.discard(ref.job)
+            case "crash":
+                for ref in [ref for ref, held in self._held.items() if held.actor == call.actor]:
+                    del self._held[ref]
+
+    def _take(self, claim: Call) -> None:
+        for job in claim.ids:
+            self._ready.pop(job, None)
+            self._begun.add(job)
+            self._held[Ref(claim.index, job)] = claim
+            if job in self._passed:
+                self.violations.append(self._passed.pop(job))
+                self._over = True
+
+    def settle(self, call: Call) -> None:
+        """A claim is over that nobody has met."""
+        self._acting -= call.kind not in _INSTANT
+        if call is not self._alone or self._over:
+            return
+        self._empty += 1
+        held = {ref.job for ref, one in self._held.items() if call.ended < one.began + self._lease}
+        if self._empty < len(self._begun - held) + TWICE or len(self._begun) >= self._cap:
+            return
+        for job, enqueue in self._ready.items():
+            if enqueue.answer == "accepted" and enqueue.ended + SHORT <= call.began:
+                because = f"{call.actor} got nothing, nobody else acted, and job {job} was ready"
+                self._passed.setdefault(job, Violation("no-starvation", because, job, call.index))
 
 
 class _Order(Watcher):

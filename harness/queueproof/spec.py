@@ -20,6 +20,9 @@ FOREVER = float("inf")
 SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
 
 
+LONG = 10.0  # seconds; of more than that nobody asks for fractions
+
+
 class Phase(StrEnum):
     """Where a job stands."""
 
@@ -274,10 +277,9 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             f"time{'s' if job.bound != 1 else ''}",
         )
     if job.claims == 0 and call.ended < job.due:
-        return Breach(
-            "not-early",
-            f"{who} claimed a job at least {job.due - call.ended:.0f} s before its time",
-        )
+        early = job.due - call.ended
+        least = f"{early:.0f}" if early >= LONG else f"{early:.2g}"
+        return Breach("not-early", f"{who} claimed a job at least {least} s before its time")
     return [_running(rules, job, call)]
 
 

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
@@ -41,6 +41,8 @@ GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
 _EMPTY = Step("DISCARD ALL")
 _WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
+# Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
+FRACTION = 0.42
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
 _TABLES = """
@@ -705,6 +707,11 @@ class Lab:
     def now(self) -> float:
         """Seconds on the database's clock since an arbitrary moment."""
         return time.monotonic() + self._shift
+
+    def until_aligned(self) -> float:
+        """Seconds until the moved clock shows the fraction at which what is timed begins."""
+        shown = datetime.fromisoformat(self._ask("moment").decode()).timestamp() + self._shift
+        return round((FRACTION - shown) % 1.0, 6)
 
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""

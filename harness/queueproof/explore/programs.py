@@ -11,13 +11,15 @@ class Do(NamedTuple):
 
     Attributes:
         kind: An operation of a queue, `crash` (the actor's connection is closed for good),
-            `advance` (the database's clock moves), `rewrite` (the tables' physical order turns) or
-            one of `FAULTS`.
+            `advance` (the database's clock moves), `until` (it moves on to a moment before a
+            limit), `align` (it moves on to a known fraction of a second), `rewrite` (the tables'
+            physical order turns) or one of `FAULTS`.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
             jobs, counted from 0 over its whole life, and for a batch which of its claims; for a
             crash and for a fault of a worker its number, 0 for the
             actor itself; for an enqueue which of the program's job specifications.
-        seconds: For an advance.
+        seconds: For an advance; of a limit after what it is counted from: the last enqueue,
+            successful claim, heartbeat or fail.
         queue: For a claim.
         whole: Whether it is one step: its statements follow each other, and stop nowhere inside.
     """
@@ -153,6 +155,11 @@ def advance(seconds: float) -> Do:
     return Do("advance", seconds=seconds)
 
 
+def until(seconds: float) -> Do:
+    """Move the clock to a moment before something is over that lasts so long."""
+    return Do("until", seconds=seconds)
+
+
 def crash(worker: int = 0) -> Do:
     """Close a worker's connection for good: `w<worker>`, or the actor itself."""
     return Do("crash", worker)
@@ -173,6 +180,7 @@ def whole(do: Do) -> Do:
     return do._replace(whole=True)
 
 
+ALIGN = Do("align")
 RESTART = Do("restart")
 RECOVER = Do("recover")
 PROMOTE = Do("promote")

@@ -30,6 +30,7 @@ PROMOTER = "promoter"  # who makes jobs claimable that have become due
 RETRIES = 10
 SURE = 3  # runs without a pooler that all differ from the one with it
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
+MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kept
 # Seconds; odd, so that no lease or delay ends exactly then.
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
@@ -376,7 +377,7 @@ class Runner:
                 return victim.alive and not victim.cut_off
             case "enqueue":
                 return bool(self._reserve)
-            case "advance" | "rewrite" | "restart":
+            case "advance" | "align" | "until" | "rewrite" | "restart":
                 return True
             case _:
                 return do.kind in self._queue.offers
@@ -422,6 +423,13 @@ class Runner:
             if do.kind == "advance":
                 self._advance(actor, do.seconds)
                 self._pass_time()
+                return
+            if do.kind == "until":
+                self._advance(actor, self._until(do.seconds))
+                self._pass_time()
+                return
+            if do.kind == "align":
+                self._advance(actor, self._lab.until_aligned())
                 return
             if do.kind == "rewrite":
                 self._lab.rewrite_tables()
@@ -870,6 +878,12 @@ class Runner:
             if lives and not actor.beside and not self._holds(actor):
                 self._perform(actor, Do("heartbeat", len(actor.claims), whole=True))
 
+    def _until(self, seconds: float) -> float:
+        """How far the clock is from the moment before a limit, in tenths of a second."""
+        began = [call.began for call in self._run.history.calls if _begins_a_limit(call)]
+        left = (began[-1] if began else self._lab.now()) + seconds - MARGIN - self._lab.now()
+        return max(0, int(left * 10)) / 10
+
     def _crash(self, actor: _Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""
         heartbeats = self._actors.get(f"{actor.name}{HEARTBEATS}")
@@ -1216,6 +1230,13 @@ class Runner:
                 return ", ".join(f"job {job}: {state}" for job, state in states.items())
             case _:
                 return call.answer
+
+
+def _begins_a_limit(call: Call) -> bool:
+    """Whether a delay, a lease or a backoff is counted from a call."""
+    if call.kind in {"enqueue", "claim"}:
+        return bool(call.ids)
+    return call.kind in {"heartbeat", "fail"} and call.answer == "accepted" and bool(call.refs)
 
 
 def _reachable(waiting: Mapping[str, set[str]], start: str) -> set[str]:

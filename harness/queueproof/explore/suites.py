@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from hypothesis import strategies as st
 
 from queueproof.explore.programs import (
+    ALIGN,
     COMPLETE_ALL,
     HEARTBEATS,
     OBSERVE,
@@ -29,6 +30,7 @@ from queueproof.explore.programs import (
     lose,
     script,
     terminate,
+    until,
     whole,
 )
 from queueproof.explore.runner import DAY, PROMOTER, past
@@ -332,6 +334,8 @@ class Suite:
             yield Program((), ((script("producer", Do("enqueue")), take),), reserve=late)
             yield Program(late, in_turn(take))
             yield Program(late, in_turn(take, half, take, half, take))
+            new, almost = script("producer", Do("enqueue")), script("clock", until(MINUTE))
+            yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
             yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
             if "recover" in self.offers and self.lease is not None:
                 yield Program(late, in_turn(*self.reaper(), take))
@@ -374,6 +378,7 @@ class Suite:
                 beat = script("w1", heartbeat(), crash())
                 yield Program(ONE, in_turn(script("w1", claim()), self.within(), beat))
         yield from self._behind_live()
+        yield from self._beside_beaten()
         by_session = self.offer.queue.by_session
         if (self.lease is not None or by_session) and (self.bound is None or self.bound > 1):
             again = in_turn(script("w2", claim(), crash()))
@@ -407,6 +412,23 @@ class Suite:
             ),
         )
 
+    def _beside_beaten(self) -> Iterator[Program]:
+        """A stale job behind others that are older and live by their heartbeats."""
+        if self.lease is None or self.one_each or "heartbeat" not in self.offers:
+            return
+        page = [claim(SPENT)] if self.takes_limit else [claim()] * SPENT
+        yield Program(
+            (JobSpec(),) * (SPENT + 1),
+            in_turn(
+                script("w1", *page),
+                script("w2", claim(), crash()),
+                self.within(),
+                script("w1", *(heartbeat(n) for n in range(SPENT))),
+                self.within(),
+                script("w1", crash()),
+            ),
+        )
+
     def _live_lease(self) -> Iterator[Program]:
         first = in_turn(script("w1", claim()))
         steal = in_turn(*self.reaper(), script("w2", claim()))
@@ -414,10 +436,12 @@ class Suite:
         if self.lease is None:
             yield Program(ONE, (*first, *self.wait_out(), *steal))
             return
-        yield Program(ONE, (*first, *in_turn(self.within()), *steal))
+        almost = script("clock", until(self.lease))
+        aligned = (*in_turn(ALIGNED), *first)
+        yield Program(ONE, (*aligned, *in_turn(almost), *steal))
         if "heartbeat" in self.offers:
             beat = in_turn(self.within(), script("w1", heartbeat()), self.within())
-            yield Program(ONE, (*first, *beat, *steal))
+            yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
             yield Program(ONE, (*first, *beat, *beat[1:], *steal))
             yield Program(ONE, (*first, *beat, *beat[1:] * BEATS, *steal))
             over = in_turn(script("clock", advance(past(self.lease))))
@@ -667,16 +691,21 @@ class Suite:
             yield Program((elsewhere,) * PAGE + ready, in_turn(script("w1", claim())))
         if self.one_each:
             holders = [script(f"w{n + 1}", claim(), crash()) for n in range(SPENT)]
-            yield Program((JobSpec(priority=top),) * SPENT + ready, in_turn(*holders))
+            yield Program((JobSpec(priority=top),) * SPENT + ready, in_turn(SETTLE, *holders))
         elif not self.offer.held:
-            busy = (JobSpec(priority=top),) * SPENT
-            yield Program(busy + ready, in_turn(script("w1", *[claim()] * SPENT, crash())))
+            busy = (JobSpec(priority=top),) * PAGE
+            full = [claim(PAGE)] if self.takes_limit else [claim()] * PAGE
+            yield Program(busy + ready, in_turn(SETTLE, script("w1", *full, crash())))
         else:
+            # The last one asks twice: a claim may do maintenance and answer nothing.
             holders = [script(f"w{n + 1}", claim()) for n in range(SPENT)]
-            yield Program(ready * (SPENT + 1), in_turn(*holders, script("late", claim())))
-        if self.offer.held and "fail" in self.offers:
+            last = script("late", claim(), claim())
+            yield Program(ready * (SPENT + 1), in_turn(SETTLE, *holders, last))
+        if "fail" in self.offers and (self.bound is None or self.bound > 1):
+            # Each fails once, and waits for its next attempt.
+            jobs = (JobSpec(priority=top),) * SPENT + ready
             dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
-            yield Program(ready * (SPENT + 1), in_turn(script("w1", *dos)))
+            yield Program(jobs, in_turn(SETTLE, script("w1", *dos)))
         spent = JobSpec(priority=top, bound=1)
         if "max_attempts" in takes and self.bound is not None:
             jobs = (spent,) * SPENT + ready
@@ -749,6 +778,8 @@ ACKNOWLEDGED = frozenset(_LIFE) | {"no-starvation"}
 LONG = 16  # jobs and operations
 MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
 SETTLE = script("clock", advance(MOMENT))
+ALIGNED = script("clock", ALIGN)
+MINUTE = 61.0  # seconds; what is counted from an aligned clock ends at the same fraction
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
 BEATS = 25  # heartbeats, one after the other: a job that takes long
 _NEW = script("producer", Do("enqueue"))
