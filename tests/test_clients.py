@@ -14,7 +14,7 @@ import pytest
 from queueproof.check import PROFILES, Examination, calibrate, check_queue, replay
 from queueproof.checker import check, declare
 from queueproof.errors import QueueError
-from queueproof.explore.client import ClientLab, _carries_now
+from queueproof.explore.client import ClientLab
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import open_lab
 from queueproof.explore.programs import (
@@ -32,6 +32,7 @@ from queueproof.explore.programs import (
 from queueproof.explore.programs import JobSpec as Job
 from queueproof.explore.runner import Run, Runner
 from queueproof.explore.shrink import Failure, find
+from queueproof.explore.wallclock import carries_now
 from queueproof.guarantees import select
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING
@@ -316,8 +317,8 @@ def test_an_id_that_no_enqueue_answered_is_told(lab_of: LabOf) -> None:
 @pytest.mark.parametrize("factor", [1, 1_000, 1_000_000, 1_000_000_000])
 def test_a_time_of_a_process_is_seen_in_any_unit(factor: int) -> None:
     """Seconds since 1970, and what languages make of them."""
-    assert _carries_now(Step("SELECT $1", {"1": str(int(time.time() * factor))}))
-    assert not _carries_now(Step("SELECT $1", {"1": str(123_456 * factor)}))
+    assert carries_now(Step("SELECT $1", {"1": str(int(time.time() * factor))}))
+    assert not carries_now(Step("SELECT $1", {"1": str(123_456 * factor)}))
 
 
 REGISTERS = """

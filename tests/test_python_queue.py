@@ -208,3 +208,17 @@ def test_a_copy_is_refused_as_soon_as_it_runs(
         pytest.raises(QueueError, match="COPY from or to the client is no step"),
     ):
         check_queue(lab, select(["order"]), profile="quick")
+
+
+def test_a_clock_of_its_own_that_cannot_be_moved_accuses_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease by the process' clock does not run out when the database's alone is moved."""
+    monkeypatch.setattr(wallclock, "MOVABLE", False)
+    with open_lab(OwnClock(), server) as lab:
+        asked = select(["single-claim", "stale-recovery", "retry-bound"])
+        card = check_queue(lab, asked, profile="glance")
+    verdicts = [one.verdict for one in card.guarantees]
+    assert verdicts == ["holds", "not-offered", "holds"]
+    assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
+    assert card.exit_code == 0

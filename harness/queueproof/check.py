@@ -335,10 +335,10 @@ class Examination:
 
     def _confirmed(self, name: str, failure: Failure) -> Failure | None:
         """A breach that counts, as it is to be told; None where it does not."""
-        if not self.lab.by_clients:
-            return failure
         if self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
+        elif not self.lab.by_clients:
+            return failure
         elif self._doubts[name] < DOUBTS:
             if (again := self._happens_again(failure)) is not None:
                 return again
@@ -507,8 +507,8 @@ class Examination:
                 reason = f"{reason} (declared: {accepted})"
             found: Verdict = "broken" if accepted is None else "accepted"
             return Judgement(name, found, reason, first.story, first.replay, evidence, (*more,))
-        if watched.lacks and not watched.partial:
-            return Judgement(name, "inconclusive" if named else "not-offered", watched.lacks)
+        if lacks := self._lacks(name, watched):
+            return Judgement(name, "inconclusive" if named else "not-offered", lacks)
         unsure = self._unsure(name, watched, evidence)
         if unsure:
             return Judgement(name, "inconclusive", unsure, evidence=evidence)
@@ -521,6 +521,13 @@ class Examination:
         if accepted is not None:
             reason = f"declared in [breaks] but not seen to break: {reason}"
         return Judgement(name, "holds", reason, evidence=evidence)
+
+    def _lacks(self, name: str, watched: Seen) -> str:
+        """The tool without which nothing can be said here; empty where there is none."""
+        unmoved = self.lab.unmoved if self.lab.has_own_clock else ""
+        if unmoved and (name in TIMED or self.unsure.get(name) == unmoved):
+            return unmoved
+        return "" if watched.partial else watched.lacks
 
     def _unsure(self, name: str, watched: Seen, evidence: Mapping[str, int]) -> str:
         """Why a guarantee that was not seen to break is no pass; empty where it is one."""

@@ -14,13 +14,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from psycopg import sql
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError
+from queueproof.explore import wallclock
 from queueproof.explore.lab import GATE, Lab, identity
 from queueproof.explore.session import LibpqSession, Session
 from queueproof.postgres import Server
@@ -35,13 +35,9 @@ _LOOK = 0.1  # seconds
 _HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 _NO_WORKERS = frozenset({"clock", "nemesis"})
 _INSTALLER = "the installer"
-_WROTE = "SELECT backend_xid IS NOT NULL FROM pg_catalog.pg_stat_get_activity(%s)"
-_NEAR = timedelta(days=1.6)  # what a time zone and a delay of hours make of this moment
-_DATE = re.compile(r"\b(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _WORKER = re.compile(r"w\d+")
 _SET = re.compile(r"(?:SET|RESET) ([\w.]+)(?: = (.*))?")
-# Seconds since 1970, or as many milli-, micro- or nanoseconds.
-_EPOCH = re.compile(r"\b(\d{10})(?:(?:\d{3}){1,3}|\.\d+)?\b")
+_WROTE = "SELECT backend_xid IS NOT NULL FROM pg_catalog.pg_stat_get_activity(%s)"
 
 
 class _SilentError(ProgramError):
@@ -642,7 +638,7 @@ class ClientLab(Lab):
 
     def notice(self, step: Step) -> None:
         """See whether a statement carries its process' own time, which the harness cannot move."""
-        if not self.unmoved and not self.programs.moves_clock and _carries_now(step):
+        if not self.unmoved and not self.programs.moves_clock and wallclock.carries_now(step):
             shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
             self.unmoved = (
                 "the program sends its process' own time, which stays behind when the database's "
@@ -673,16 +669,3 @@ class ClientLab(Lab):
         super().close()
         self._drop_spares()
         self.wire.close()
-
-
-def _carries_now(step: Step) -> bool:
-    """Whether a date or a number of seconds near to this moment stands in a statement."""
-    now = datetime.now(UTC)
-    for text in (step.sql, *(str(value) for value in step.params.values())):
-        for day, clock in _DATE.findall(text):
-            if abs(datetime.fromisoformat(f"{day}T{clock}+00:00") - now) < _NEAR:
-                return True
-        for seconds in _EPOCH.findall(text):
-            if abs(datetime.fromtimestamp(int(seconds), UTC) - now) < _NEAR:
-                return True
-    return False

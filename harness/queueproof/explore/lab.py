@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -540,7 +541,15 @@ class Lab:
         steps = self.queue.begin(operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self._shift + self._skew(actor))
+        if self.has_own_clock:
+            return wallclock.watched(steps, self._see_time)
         return steps
+
+    def _see_time(self, step: Step) -> None:
+        """See whether a statement carries its process' own time, which cannot be moved here."""
+        if not self.unmoved and wallclock.carries_now(step):
+            shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
+            self.unmoved = f"{wallclock.MISSING}; and it is sent to the server ({shown})"
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.

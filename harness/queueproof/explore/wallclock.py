@@ -7,13 +7,15 @@ the question is whether that matters.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
-from queueproof.queue import Operation, T
+from queueproof.queue import Operation, Step, T
 
 try:
     import time_machine
@@ -23,6 +25,10 @@ except ImportError:
 MOVABLE = time_machine is not None
 """Whether the process' clock can be moved."""
 
+_NEAR = timedelta(days=1.6)  # what a time zone and a delay of hours make of this moment
+_DATE = re.compile(r"\b(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+# Seconds since 1970, or as many milli-, micro- or nanoseconds.
+_EPOCH = re.compile(r"\b(\d{10})(?:(?:\d{3}){1,3}|\.\d+)?\b")
 _ALONE = threading.Lock()  # what is moved is the clock of the whole process
 
 MISSING = (
@@ -37,6 +43,21 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
         with _ALONE, time_machine.travel(time.time() + shift(), tick=True):
             return act()
 
+    return _resumed(operation, resume)
+
+
+def watched(operation: Operation[T], see: Callable[[Step], None]) -> Operation[T]:
+    """An operation of which somebody sees each step before it is sent."""
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
+        step = act()
+        see(step)
+        return step
+
+    return _resumed(operation, resume)
+
+
+def _resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:
     def run() -> Generator[Any, Any, Any]:
         act: Callable[[], Any] = partial(next, operation)
         while True:
@@ -52,3 +73,16 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
                 act = partial(operation.send, result)
 
     return run()
+
+
+def carries_now(step: Step) -> bool:
+    """Whether a date or a number of seconds near to this moment stands in a statement."""
+    now = datetime.now(UTC)
+    for text in (step.sql, *(str(value) for value in step.params.values())):
+        for day, clock in _DATE.findall(text):
+            if abs(datetime.fromisoformat(f"{day}T{clock}+00:00") - now) < _NEAR:
+                return True
+        for seconds in _EPOCH.findall(text):
+            if abs(datetime.fromtimestamp(int(seconds), UTC) - now) < _NEAR:
+                return True
+    return False
