@@ -430,6 +430,7 @@ class Runner:
                 return
             if do.kind == "align":
                 self._advance(actor, self._lab.until_aligned())
+                self._pass_time()
                 return
             if do.kind == "rewrite":
                 self._lab.rewrite_tables()
