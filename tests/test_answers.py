@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from queueproof.answers import contradiction
 from queueproof.check import calibrate, check_queue
-from queueproof.errors import QueueError
+from queueproof.errors import QueueError, ServerError
 from queueproof.explore.lab import Lab
 from queueproof.guarantees import CATALOGUE
 from queueproof.history import Answer, Call, Ref
-from queueproof.queue import State
+from queueproof.queue import Claim, JobRow, Operation, Queue, Result, State, Step, Value
 
 LabOf = Callable[[str], Lab]
 REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
@@ -238,3 +239,123 @@ def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_o
     )
     with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
         check_queue(lab, [CATALOGUE["stale-recovery"]], profile="glance")
+
+
+# --- of a Python class --------------------------------------------------------------------------
+
+
+class Answering(Queue):
+    """A queue whose operations answer what they are told to."""
+
+    def __init__(self, operation: str, answer: object) -> None:
+        self._operation = operation
+        self._answer = answer
+
+    def _say(self, operation: str, answer: object) -> Operation[Any]:
+        yield Step("SELECT 1")
+        return self._answer if operation == self._operation else answer
+
+    def install(self) -> Operation[None]:
+        """Nothing to install."""
+        return self._say("install", None)
+
+    def enqueue(self) -> Operation[list[str]]:
+        """As told."""
+        return self._say("enqueue", ["1"])
+
+    def claim(self) -> Operation[list[Claim]]:
+        """As told."""
+        return self._say("claim", [])
+
+    def complete(self) -> Operation[bool]:
+        """As told."""
+        return self._say("complete", True)  # noqa: FBT003 - the answer
+
+    def jobs(self) -> Operation[list[JobRow]]:
+        """As told."""
+        return self._say("jobs", [])
+
+
+def answered(operation: Operation[Any]) -> object:
+    """What an operation returns, whatever the server answers."""
+    try:
+        next(operation)
+        while True:
+            operation.send(Result())
+    except StopIteration as stop:
+        return stop.value
+
+
+@pytest.mark.parametrize(
+    ("operation", "answer"),
+    [
+        *[("enqueue", wrong) for wrong in ("7", None, [7], [Value(b"7", 20)])],
+        *[("claim", wrong) for wrong in (None, ["7"], [{"id": "7"}], [Claim(7)])],  # type: ignore[arg-type]
+        *[("complete", wrong) for wrong in (None, "yes")],
+        *[("jobs", wrong) for wrong in (None, [("7", "queued")], [JobRow("7", "new")])],  # type: ignore[arg-type]
+    ],
+)
+def test_what_a_class_returns_is_checked(operation: str, answer: object) -> None:
+    """The message shows the operation, what it returned, and what it returns."""
+    queue = Answering(operation, answer)
+    with pytest.raises(QueueError, match=rf"{operation} returned .*; it returns "):
+        answered(queue.begin(operation))
+    assert answered(Answering("", None).begin(operation)) is not None
+
+
+def test_what_a_class_yields_is_checked() -> None:
+    """An operation sends steps, and not for ever; what is no generator is no operation."""
+
+    class Mine(Answering):
+        def install(self) -> Operation[None]:
+            yield "SELECT 1"  # type: ignore[misc]
+
+        def claim(self) -> Operation[list[Claim]]:
+            while True:
+                yield Step("SELECT 1")
+
+        def jobs(self) -> list[JobRow]:  # type: ignore[override]
+            return []
+
+    queue = Mine("", None)
+    with pytest.raises(QueueError, match="install yielded 'SELECT 1', which is no Step"):
+        answered(queue.begin("install"))
+    with pytest.raises(QueueError, match=r"claim sent 10,000 statements without an answer"):
+        answered(queue.begin("claim"))
+    with pytest.raises(QueueError, match="jobs is no generator"):
+        queue.begin("jobs")
+
+
+def test_an_operation_sees_the_error_of_its_statement() -> None:
+    """What is thrown into an operation reaches the step that failed."""
+
+    class Mine(Answering):
+        def claim(self) -> Operation[list[Claim]]:
+            try:
+                yield Step("SELECT 1/0")
+            except ServerError:
+                yield Step("SELECT 2")
+            return []
+
+    operation = Mine("", None).begin("claim")
+    next(operation)
+    assert operation.throw(ServerError("22012", "division by zero")) == Step("SELECT 2")
+    with pytest.raises(StopIteration):
+        operation.send(Result())
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [({}, "uses :id, and its parameters are none"), ({"id": [1]}, r"a parameter is \[1\]")],
+)
+def test_parameters_are_checked(lab_of: LabOf, params: dict[str, Any], message: str) -> None:
+    """A statement's parameters are all given, and are values."""
+    with pytest.raises(QueueError, match=message):
+        lab_of(REFERENCE).session("w1").send(Step("SELECT :id", params))
+
+
+def test_a_clock_moves_by_less_than_a_microsecond(lab_of: LabOf) -> None:
+    """However short a lease is, the clock takes it."""
+    lab = lab_of(REFERENCE)
+    lab.advance(0.0000006)
+    assert lab.execute("SELECT count(*) FROM clock.moves") == [(1,)]

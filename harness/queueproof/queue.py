@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from queueproof.errors import Source
+from queueproof.errors import QueueError, Source
 
 T = TypeVar("T")
 
+MOST_STEPS = 10_000  # statements of one operation
 VOID = 2278  # pg_type.oid of void, what a function returns that returns nothing
 
 
@@ -267,8 +268,89 @@ class Queue(Facts):
         """Begin an operation with those of the arguments that it takes."""
         taken = self.takes(operation)
         method = getattr(self, operation)
-        generator: Operation[Any] = method(**{k: v for k, v in arguments.items() if k in taken})
-        return generator
+        generator = method(**{k: v for k, v in arguments.items() if k in taken})
+        if not isinstance(generator, Generator):
+            what = (
+                f"{operation} is no generator: it yields queueproof.Steps, and returns its answer"
+            )
+            raise QueueError(f"{self.name}: {what}")
+        return self._checked(operation, generator)
+
+    def _checked(self, operation: str, generator: Operation[Any]) -> Operation[Any]:
+        """An operation that somebody wrote in Python, which may yield and return anything."""
+        sent = 0
+        try:
+            step = next(generator)
+            while True:
+                if not isinstance(step, Step):
+                    raise QueueError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
+                if (sent := sent + 1) > MOST_STEPS:
+                    raise QueueError(
+                        f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"
+                    )
+                try:
+                    result = yield step
+                except GeneratorExit:
+                    generator.close()
+                    raise
+                except Exception as error:  # noqa: BLE001 - passed on as `yield from` would
+                    step = generator.throw(error)
+                else:
+                    step = generator.send(result)
+        except StopIteration as stop:
+            answer = stop.value
+        wanted, fits = _ANSWERS.get(operation, ("", lambda _: True))
+        if not fits(answer):
+            raise QueueError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
+        return answer
+
+
+def _is_text(value: object) -> bool:
+    return type(value) is str
+
+
+def _all(value: object, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple | set | frozenset) and all(fits(one) for one in value)
+
+
+def _is_claim(value: object) -> bool:
+    return isinstance(value, Claim) and _is_text(value.id)
+
+
+def _is_job_row(value: object) -> bool:
+    return (
+        isinstance(value, JobRow)
+        and _is_text(value.id)
+        and value.state in get_args(State)
+        and (value.attempts is None or type(value.attempts) is int)
+    )
+
+
+_IDS = ("a list of ids, each a str", lambda answer: _all(answer, _is_text))
+_ACCEPTED = ("True or False", lambda answer: isinstance(answer, int))
+_ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "enqueue": _IDS,
+    "recover": _IDS,
+    "claim": (
+        "a list of queueproof.Claims, whose id is a str",
+        lambda answer: _all(answer, _is_claim),
+    ),
+    "complete": _ACCEPTED,
+    "fail": _ACCEPTED,
+    "heartbeat": (
+        "True, False or a queueproof.Claim",
+        lambda answer: isinstance(answer, int) or _is_claim(answer),
+    ),
+    "complete_many": (
+        "the ids that it accepted, each a str, or None",
+        lambda answer: answer is None or _all(answer, _is_text),
+    ),
+    "jobs": (
+        f"a list of queueproof.JobRows: id a str, state one of {', '.join(get_args(State))}",
+        lambda answer: _all(answer, _is_job_row),
+    ),
+}
+"""What the operations of a Python class return: in words, and how it is told."""
 
 
 def ids_of(claims: Iterable[Claim]) -> list[str]:

@@ -252,7 +252,14 @@ def _is_duration(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 1
+    return type(value) is int and 1 <= value < 2**31  # it is bound as an int4
+
+
+def _is_set_of(value: object, pattern: str) -> bool:
+    """Whether it is a set of strings of one form."""
+    return isinstance(value, frozenset | set) and all(
+        isinstance(one, str) and re.fullmatch(pattern, one) for one in value
+    )
 
 
 def _one_of(*words: str | None) -> Callable[[object], bool]:
@@ -276,9 +283,12 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         _one_of("read committed", "repeatable read", "serializable"),
         "'read committed', 'repeatable read' or 'serializable'",
     ),
-    "promises": (lambda v: isinstance(v, frozenset | set), "frozenset({'old-snapshot'})"),
-    "retry_on": (lambda v: isinstance(v, frozenset | set), "frozenset({'55P03'})"),
-    "breaks": (lambda v: isinstance(v, dict), "{'order': 'why it is accepted'}"),
+    "promises": (lambda v: _is_set_of(v, ".+"), "frozenset({'old-snapshot'})"),
+    "retry_on": (lambda v: _is_set_of(v, "[0-9A-Z]{5}"), "frozenset({'55P03'})"),
+    "breaks": (
+        lambda v: isinstance(v, dict) and _is_set_of({*v, *v.values()}, r"(?s).*\S.*"),
+        "{'order': 'why it is accepted'}",
+    ),
     "delivery": (_one_of("at-least-once", None), "'at-least-once', or None"),
     "leader": (lambda v: isinstance(v, bool), "True or False"),
     "jobs_per_worker": (lambda v: v is None or (type(v) is int and v == 1), "1, or None"),

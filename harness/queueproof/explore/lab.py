@@ -742,11 +742,11 @@ class Lab:
         which takes superuser rights to say. Otherwise it is one expression, which is inlined.
         """
         cases = " ".join(
-            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift!r} seconds'"
+            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
             for since, shift in self._moves
         )
         rows = "; ".join(
-            f"INSERT INTO clock.moves VALUES ('{since}', '{shift!r} seconds')"
+            f"INSERT INTO clock.moves VALUES ('{since}', '{shift:.6f} seconds')"
             for since, shift in self._moves[:1]
         )
         body = "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()"

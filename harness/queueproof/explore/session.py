@@ -210,6 +210,10 @@ class LibpqSession(Session):
             return
         values, types = [], []
         for name in compiled.names:
+            if name not in step.params:
+                given = ", ".join(f":{one}" for one in step.params) or "none"
+                message = f"a statement uses :{name}, and its parameters are {given}: {step.sql}"
+                raise QueueError(message, step.source)
             text, oid = self._encode(step.params[name])
             values.append(text)
             types.append(oid)
@@ -235,6 +239,11 @@ class LibpqSession(Session):
                 if "\0" in value:  # libpq would end the text there
                     raise QueueproofError(f"PostgreSQL stores no NUL character: {value!r}")
                 return value.encode(), 0
+            case _:
+                raise QueueError(
+                    f"a parameter is {value!r}; write a str, int, float, bool, timedelta, None, "
+                    "or what the server answered"
+                )
 
     def _array_of(self, oid: int) -> int:
         if oid in self._arrays:
