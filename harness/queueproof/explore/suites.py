@@ -267,6 +267,11 @@ class Suite:
     def _claim_limit(self) -> Iterator[Program]:
         if self.takes_limit:
             yield Program((JobSpec(),) * 4, ((script("w1", claim(1)), script("w2", claim(2))),))
+            if self.lease is not None:
+                # What is stale stands beside what is ready, and counts with it.
+                over = in_turn(script("clock", advance(past(self.lease))))
+                taken = in_turn(script("w1", claim(2)))
+                yield Program((JobSpec(),) * 4, (*taken, *over, *in_turn(script("w2", claim()))))
 
     def _no_lost_job(self) -> Iterator[Program]:
         ways = [complete(), fail()] if "fail" in self.offers else [complete()]
@@ -441,6 +446,8 @@ class Suite:
         # Where workers beat for themselves the lease may have begun a moment before the claim.
         by_worker = "heartbeat" in self.offers and "job" not in self.offer.queue.takes("heartbeat")
         yield Program(ONE, (*aligned, *in_turn(self.within() if by_worker else almost), *steal))
+        if "fail" in self.offers:  # what takes long ends as well as what does not
+            yield Program(ONE, (*first, *in_turn(self.within(), script("w1", fail()))))
         if "heartbeat" in self.offers:
             beat = in_turn(self.within(), script("w1", heartbeat()), self.within())
             yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
