@@ -502,10 +502,14 @@ class Suite:
                 yield Program(ONE, (*first, *self.lapse(), *taken, *followed[:1], *gone))
         for late in enders:
             if self.lease is not None:
+                over = in_turn(script("clock", advance(past(self.lease))))
                 for owner in ("w2", "w1"):
                     again = in_turn(script(owner, claim()), script("w1", late))
                     yield Program(ONE, (*first, *self.lapse(), *again))
-                over = in_turn(script("clock", advance(past(self.lease))))
+                # Nor once the next lease has run out as well, nor once the next worker has ended.
+                ends = in_turn(*(script("w2", do) for do in self.ending()), script("w1", late))
+                again = (*in_turn(script("w2", claim())), *over, *in_turn(script("w1", late)))
+                yield Program(ONE, (*first, *self.lapse(), *again, *ends))
                 race: Stage = (script("w1", late), *self.reaper(), script("w2", claim()))
                 yield Program(ONE, (*first, *over, race))
                 if self.bound is not None and 1 in self.bounds():
