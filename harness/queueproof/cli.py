@@ -18,7 +18,7 @@ from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, cast
 
 import typer
 
@@ -73,6 +73,16 @@ Postgres: TypeAlias = Annotated[
 ]
 
 
+Trust: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Let the queue's SQL do what a superuser may: on a server of ours, and by the DSN of"
+        " one on a server that has other people's databases.",
+    ),
+]
+
+
 def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
     if value:
         from queueproof import __version__
@@ -100,6 +110,7 @@ def check(
     queue: QueueName,
     *,
     postgres: Postgres = None,
+    trust: Trust = False,
     only: Annotated[
         str | None,
         typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
@@ -187,20 +198,19 @@ def check(
         _refuse_unwritable(path)
     target = resolve(queue)
     thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
-    again = ["queueproof", "check", queue]
+    where = _Where(postgres, trust)
     with _on_behalf_of(target):
         from queueproof.check import check_queue
 
         if replay is not None:
-            return _replay(target, replay, postgres, export)
+            return _replay(target, replay, where, export)
         mutants = None
         if mutate:
             from queueproof.mutate import mutants_of
 
             mutants = mutants_of(target)
-        with _lab(target, postgres) as lab:
-            if postgres is not None:
-                again += ["--postgres", lab.server.source]
+        with _lab(target, where) as lab:
+            command = _again(queue, lab, where)
             out = Output()
             out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
             out.say()
@@ -214,10 +224,9 @@ def check(
                     required=required or (),
                     progress=progress,
                 )
-        command = f"{shlex.join(again)} --replay"
         print_card(out, card, command)
         if mutants is not None:
-            card = _mutated(out, mutants, card, postgres, thorough)
+            card = _mutated(out, mutants, card, where, thorough)
     print_whole(out, card)
     if json is not None:
         _write(json, card.to_json() + "\n")
@@ -228,13 +237,27 @@ def check(
     return card.exit_code
 
 
-def _mutated(out: Output, mutants: Mutants, card: Card, postgres: str | None, profile: str) -> Card:
+class _Where(NamedTuple):
+    """Which server, and whether the queue is trusted with a superuser's rights there."""
+
+    postgres: str | None
+    trust: bool
+
+
+def _again(queue: str, lab: Lab, where: _Where) -> str:
+    """The command that replays a story of this check, but for its token."""
+    server = [] if where.postgres is None else ["--postgres", lab.server.source]
+    trust = ["--trust"] if where.trust else []
+    return shlex.join(["queueproof", "check", queue, *server, *trust, "--replay"])
+
+
+def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: str) -> Card:
     """The card with what became of the mutants; said too where it is interrupted."""
     from queueproof.mutate import judge
     from queueproof.report.terminal import print_mutants
 
     known = card
-    cards = judge(mutants, card, postgres=postgres, profile=profile)
+    cards = judge(mutants, card, postgres=where.postgres, trust=where.trust, profile=profile)
     total = len(mutants.mutants)
     try:
         with _progress() as progress, closing(cards):
@@ -250,7 +273,7 @@ def _mutated(out: Output, mutants: Mutants, card: Card, postgres: str | None, pr
     return known
 
 
-def _replay(target: Queue, token: str, postgres: str | None, export: Path | None) -> int:
+def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> int:
     from queueproof.check import decode_token, replay
     from queueproof.report.terminal import Output, print_story
 
@@ -261,7 +284,7 @@ def _replay(target: Queue, token: str, postgres: str | None, export: Path | None
             f"this token belongs to another queue, or to another version of {target.name}"
         )
     text = ""
-    with _lab(target, postgres) as lab:
+    with _lab(target, where) as lab:
         out = Output()
         out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
         out.say()
@@ -327,11 +350,12 @@ def _from(export: Path, queue: str) -> str:
 
 
 @contextmanager
-def _lab(target: Queue, postgres: str | None) -> Iterator[Lab]:
+def _lab(target: Queue, where: _Where) -> Iterator[Lab]:
     from queueproof.explore.lab import open_lab
     from queueproof.postgres import open_server
 
-    with open_server(postgres) as server, open_lab(target, server) as lab:
+    opened = open_server(where.postgres, trust=where.trust)
+    with opened as server, open_lab(target, server) as lab:
         yield lab
 
 
@@ -397,6 +421,7 @@ def bench(
     batch: Annotated[str, typer.Option(metavar="N,...", help="Jobs per claim.")] = "1,10,100",
     workers: Annotated[str, typer.Option(metavar="N,...", help="Processes.")] = "1,4,16",
     postgres: Postgres = None,
+    trust: Trust = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")
     ] = None,
@@ -413,7 +438,9 @@ def bench(
         from queueproof.cost.bench import run as measure
 
         with rewriting_status() as progress:
-            report = measure(found, batches, processes, postgres=postgres, progress=progress)
+            report = measure(
+                found, batches, processes, postgres=postgres, trust=trust, progress=progress
+            )
     if json is not None:
         _write(json, report.to_json())
     Output().markdown(report.to_markdown())

@@ -550,7 +550,7 @@ class _Run:
         life = _Life(name, place, self._queue.spawn(name))
         place.life = life
         self._lives.append(life)
-        dsn = make_conninfo(self._lab.conninfo, application_name=_NAME + name)
+        dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
         life.program.send(self._queue.request("init", dsn=dsn, queue="default"))
         return life
 

@@ -32,6 +32,7 @@ from queueproof.check import first_flaw
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import CATALOGUE, nearest, select
+from queueproof.postgres import Server
 from queueproof.processes import own_server, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, MutantJudgement
@@ -638,6 +639,7 @@ def judge(
     card: Card,
     *,
     postgres: str | None,
+    trust: bool = False,
     profile: str,
 ) -> Generator[Card]:
     """See which mutants are found by a check of the guarantees that the queue itself keeps.
@@ -646,6 +648,7 @@ def judge(
         mutants: Of the queue.
         card: The queue's own.
         postgres: As for `open_server`: every process has a server of its own.
+        trust: The same.
         profile: As for `check_queue`.
 
     Yields:
@@ -663,7 +666,8 @@ def judge(
     yield replace(card, mutants=[], not_mutated=mutants.unread)
     unseen = _unseen(card)
     enough = "mutants" if profile == "quick" else profile
-    look = partial(_look, wanted=wanted, postgres=postgres, seed=card.seed, profile=enough)
+    server = partial(own_server, postgres, trust=trust)
+    look = partial(_look, wanted=wanted, server=server, seed=card.seed, profile=enough)
     with processes() as pool:
         for mutant, killer in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
@@ -722,12 +726,17 @@ class Killer(NamedTuple):
 
 
 def _look(
-    mutant: Mutant, *, wanted: Sequence[str], postgres: str | None, seed: int, profile: str
+    mutant: Mutant,
+    *,
+    wanted: Sequence[str],
+    server: Callable[[], Server],
+    seed: int,
+    profile: str,
 ) -> Killer | None:
     if mutant.unused:
         return None
     try:
-        with open_lab(mutant.queue, own_server(postgres)) as lab:
+        with open_lab(mutant.queue, server()) as lab:
             flaw = first_flaw(
                 lab, select(wanted), seed=seed, profile=profile, through=mutant.through
             )

@@ -64,7 +64,7 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
     programs = Suite(offer).settled()
     if level == 0:
         programs = [program for program in programs if program.size <= SHORT]
-    with open_pooler(lab.conninfo, pgbouncer) as pooler:
+    with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
         passage = Passage(pooler.name)
         for program in programs:
             failure = _break(lab, offer, pooler, program, passage)
@@ -80,7 +80,7 @@ def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure 
     Raises:
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """
-    with open_pooler(lab.conninfo, pgbouncer) as pooler:
+    with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
         return _break(lab, offer, pooler, program, Passage(pooler.name))
 
 

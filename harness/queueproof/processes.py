@@ -39,15 +39,16 @@ def processes() -> Iterator[ProcessPoolExecutor]:
 
 
 @cache
-def own_server(postgres: str | None) -> Server:
+def own_server(postgres: str | None, *, trust: bool = False) -> Server:
     """This process's server, started at the first call and gone when the process ends.
 
     Args:
         postgres: As `open_server` takes it.
+        trust: The same.
     """
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(open_server(postgres))
+    return stack.enter_context(open_server(postgres, trust=trust))
 
 
 def _begin() -> None:

@@ -47,6 +47,12 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         help="embedded[:16], local[:/path/to/bin], container[:image] or a DSN.",
     )
     group.addoption(
+        "--queueproof-trust",
+        action="store_true",
+        help="Let the queues' SQL do what a superuser may: on a server of ours, and by the DSN of"
+        " one on a server that has other people's databases.",
+    )
+    group.addoption(
         "--queueproof-seed",
         type=int,
         default=0,
@@ -181,7 +187,9 @@ class Examiner:
         from queueproof.postgres import open_server
 
         with _usage_errors():
-            return self._resources.enter_context(open_server(self._config.option.postgres))
+            option = self._config.option
+            opened = open_server(option.postgres, trust=option.queueproof_trust)
+            return self._resources.enter_context(opened)
 
     @contextmanager
     def lab(self, queue: Queue) -> Iterator[Lab]:

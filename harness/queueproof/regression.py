@@ -37,6 +37,7 @@ def must_hold(
     probe: Any = None,  # noqa: ANN401 - each probe's own
     schedules: int = SCHEDULES,
     postgres: str | None = None,
+    trust: bool = False,
 ) -> None:
     """Look for a story once more, in every interleaving of its program.
 
@@ -53,6 +54,7 @@ def must_hold(
         probe: What a probe saw, where the story is a probe's; then without a program.
         schedules: Most interleavings that are tried.
         postgres: Where the server comes from, as for `queueproof check --postgres`.
+        trust: As `queueproof check --trust`.
 
     Raises:
         AssertionError: The guarantee is broken, and the message is the story; or the queue no
@@ -62,7 +64,7 @@ def must_hold(
     if guarantee not in CATALOGUE:
         raise QueueproofError(f"{guarantee!r} is no guarantee; see `queueproof guarantees`")
     target = resolve(os.fspath(queue))
-    with open_server(postgres) as server, open_lab(target, server) as lab:
+    with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
         if program is None:
             story = PROBES[guarantee].replay(lab, calibrate(lab), probe)
         else:

@@ -234,6 +234,7 @@ def run(
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     postgres: str | None = None,
+    trust: bool = False,
     progress: Progress = lambda _: None,
 ) -> BenchReport:
     """Measure every queue with every batch size, every number of workers and every hold.
@@ -246,6 +247,7 @@ def run(
         rounds: How often each is measured; figures are medians.
         seconds: Of measured work in each.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
+        trust: As `open_server` takes it.
         progress: Told what is measured now.
 
     Raises:
@@ -256,7 +258,9 @@ def run(
     checked = tuple(refuse(queue) for queue in queues)
     shapes = [Shape(b, w, h) for w, b, h in product(workers, batches, holds)]
     plan = [Group(shape, checked) for shape in shapes]
-    return measure(plan, rounds=rounds, seconds=seconds, postgres=postgres, progress=progress)
+    return measure(
+        plan, rounds=rounds, seconds=seconds, postgres=postgres, trust=trust, progress=progress
+    )
 
 
 def measure(
@@ -265,6 +269,7 @@ def measure(
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     postgres: str | None = None,
+    trust: bool = False,
     progress: Progress = lambda _: None,
 ) -> BenchReport:
     """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
@@ -281,7 +286,7 @@ def measure(
     jobs = {shape: _enough(PILOT_JOBS, shape) for shape, _ in cells}
     load_before = os.getloadavg()[0]
     most = max(shape.workers for shape, _ in cells)
-    with open_server(postgres, durable=True) as server, Ground(server, most) as ground:
+    with open_server(postgres, durable=True, trust=trust) as server, Ground(server, most) as ground:
         for number in range(rounds + 1):
             for shape, compared in cells:
                 turn = number % len(compared)

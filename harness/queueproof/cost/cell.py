@@ -123,6 +123,8 @@ class Ground:
             self._pool = self._stack.enter_context(Pool(workers))
             self._conninfo = self._stack.enter_context(server.database("queueproof_bench"))
             connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+            self._conninfo = server.for_queue(self._conninfo)
+            self._hand_over = f"ALTER SCHEMA {SCHEMA} OWNER TO {server.owner}"
             self._admin = self._stack.enter_context(connection)
             if server.superuser:
                 # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
@@ -166,6 +168,7 @@ class Ground:
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         self._admin.execute(f"CREATE SCHEMA {SCHEMA}")
+        self._admin.execute(self._hand_over)
         try:
             setup = f"SET search_path = {SCHEMA}; SET client_min_messages = error".encode()
             session = Session(self._conninfo, setup)

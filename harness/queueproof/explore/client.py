@@ -21,7 +21,7 @@ from psycopg import sql
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.explore import wallclock
-from queueproof.explore.lab import GATE, Lab, identity
+from queueproof.explore.lab import GATE, HARNESS, Lab, identity
 from queueproof.explore.session import LibpqSession, Session
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
@@ -32,7 +32,6 @@ from queueproof.wire.gate import Connection, Wire
 
 SPARES = 2  # programs that are started before they are needed
 _LOOK = 0.1  # seconds
-_HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 _NO_WORKERS = frozenset({"clock", "nemesis"})
 _INSTALLER = "the installer"
 _WORKER = re.compile(r"w\d+")
@@ -362,7 +361,7 @@ class ClientLab(Lab):
 
     def __init__(self, queue: ProgramQueue, server: Server, conninfo: str) -> None:
         self.programs = queue
-        self.wire = Wire(conninfo)
+        self.wire = Wire(server.for_queue(conninfo))
         self.wire.settings = self._settings_of
         self.wire.rewrite = self._rewritten
         self._written: dict[str, str] = {}  # what the server gets to what a program wrote
@@ -438,10 +437,10 @@ class ClientLab(Lab):
 
         A worker's second connection is its program's own business.
         """
-        return super().session(key if key in _HARNESS else key.partition(",")[0])
+        return super().session(key if key in HARNESS else key.partition(",")[0])
 
     def _open(self, key: str) -> Session:
-        if key in _HARNESS:
+        if key in HARNESS:
             return super()._open(key)
         try:
             return self._begin(key, self._spare())
@@ -565,7 +564,7 @@ class ClientLab(Lab):
         again, under another name.
         """
         self._drop_spares()
-        self.wire.conninfo = self.conninfo
+        self.wire.conninfo = self.queue_conninfo
         clients = {s.name: s for s in self._clients if _WORKER.fullmatch(s.name)}
         for session in clients.values():
             self._lose(session, session.pids)
@@ -586,7 +585,7 @@ class ClientLab(Lab):
                 yield
             finally:
                 self._drop_spares()
-                self.wire.conninfo = self.conninfo
+                self.wire.conninfo = self.queue_conninfo
 
     # --- what sessions ask of the server ---------------------------------------------------------
 

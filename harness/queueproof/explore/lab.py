@@ -36,6 +36,12 @@ from queueproof.queue import Operation, Queue, Step
 from queueproof.sql import compile_statement, position_in
 from queueproof.sqlfile import SqlFileQueue
 
+HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
+_FORBIDDEN = "42501"  # insufficient_privilege
+_UNTRUSTED = (
+    "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
+    " EXTENSION does for some: --trust"
+)
 DRAINER = "drainer"  # who empties the queue at the end of a run
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
@@ -169,7 +175,7 @@ class Lab:
     Attributes:
         queue: The queue under test.
         server: The server that it is installed on.
-        conninfo: Of its database.
+        conninfo: Of its database, for the harness itself.
         arrays: Array type of each type that the queue's schema defines, by oid.
         schema: The statements that installed it.
         tables: The queue's tables, as regclass text.
@@ -246,6 +252,7 @@ class Lab:
         name = sql.Identifier(self._admin.info.dbname)
         run(files("queueproof").joinpath("clock.sql").read_text())
         run("CREATE SCHEMA queue")
+        run(f"ALTER SCHEMA queue OWNER TO {self.server.owner}")
         for setting in (
             sql.SQL("search_path = queue, clock, pg_catalog"),
             sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
@@ -272,7 +279,7 @@ class Lab:
 
     def _run_install(self) -> None:
         """Have the queue make its tables."""
-        installer = LibpqSession(self.conninfo, "the installer")
+        installer = LibpqSession(self.queue_conninfo, "the installer")
         steps = self.queue.begin("install")
         try:
             step = next(steps)
@@ -281,7 +288,7 @@ class Lab:
                 try:
                     result = execute(installer, step)
                 except ServerError as error:
-                    raise rejected(step, error) from error
+                    raise self.refused("install", step, error) from error
                 step = steps.send(result)
         except StopIteration:
             if installer.in_transaction:
@@ -448,7 +455,9 @@ class Lab:
 
     def _open(self, key: str) -> Session:
         """A new connection for a key."""
-        conninfo = self._pooler.conninfo if self._pooler else self.conninfo
+        conninfo = self.conninfo if key in HARNESS else self.queue_conninfo
+        if self._pooler:
+            conninfo = self._pooler.conninfo
         session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
         self._lock_gate(session.pid)
         return session
@@ -574,7 +583,16 @@ class Lab:
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002
         """The user's error for an operation that failed although nobody disturbed it."""
-        return rejected(step, error)
+        return rejected(step, error, self._hint(error))
+
+    def _hint(self, error: ServerError) -> str:
+        """What else to say of an error that a superuser would not have met."""
+        return "" if self.server.trusted or error.sqlstate != _FORBIDDEN else _UNTRUSTED
+
+    @property
+    def queue_conninfo(self) -> str:
+        """Of its database, for the queue's own SQL."""
+        return self.server.for_queue(self.conninfo)
 
     @property
     def control_pid(self) -> int:
@@ -668,7 +686,9 @@ class Lab:
             ServerUnavailableError: The server could not be started once more.
         """
         if self._twin is None:
-            server = self._resources.enter_context(open_server(self.server.source))
+            server = self._resources.enter_context(
+                open_server(self.server.source, trust=self.server.trusted)
+            )
             self._twin = self._resources.enter_context(
                 open_lab(self.queue, server, {"synchronous_commit": "on"})
             )
@@ -821,7 +841,7 @@ class Lab:
         self._admin.close()
 
 
-def rejected(step: Step, error: ServerError) -> QueueError:
+def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
     """The user's error for SQL that the server rejected, with its place in the file."""
     where = ""
     source = step.source
@@ -835,7 +855,7 @@ def rejected(step: Step, error: ServerError) -> QueueError:
         text = step.sql.split("\n")[line]
         where = f"\n  {text}\n  {' ' * (column - 1)}^"
     return QueueError(
-        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}", source
+        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
     )
 
 

@@ -19,6 +19,7 @@ from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database,
 
 OLDEST = 140000
 PREFIX = "queueproof"
+ROLE = "queueproof"  # whom a queue's own SQL runs as, on a server of ours
 
 
 class Conninfo(str):
@@ -184,6 +185,7 @@ class Server:
         version: server_version_num, such as 180004.
         durable: Whether an acknowledged commit survives a crash of the server.
         superuser: Whether we may do everything there.
+        trusted: Whether the queue's own SQL may do what we may.
         label: One line for headers and reports.
         bin_directory: Where psql and pgbench of this server are, if that is known.
     """
@@ -192,6 +194,7 @@ class Server:
     version: int
     durable: bool
     superuser: bool
+    trusted: bool
     label: str
     bin_directory: Path | None
     _admin: Conninfo = field(repr=False)
@@ -220,6 +223,15 @@ class Server:
             raise ServerUnavailableError(f"{self.label} is not ours to kill")
         self._admin = self._restart()
         return Conninfo(make_conninfo(self._admin, dbname=conninfo_to_dict(conninfo)["dbname"]))
+
+    @property
+    def owner(self) -> str:
+        """Who owns a queue's database, as SQL."""
+        return "CURRENT_USER" if self.trusted else sql.Identifier(ROLE).as_string()
+
+    def for_queue(self, conninfo: str) -> Conninfo:
+        """How a queue's own SQL connects to a database of `database`: as its owner."""
+        return Conninfo(conninfo if self.trusted else make_conninfo(conninfo, user=ROLE))
 
     @contextmanager
     def database(
@@ -270,6 +282,8 @@ class Server:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
             connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
+            owned = sql.SQL("ALTER DATABASE {} OWNER TO {}")  # which CREATE cannot say of oneself
+            connection.execute(owned.format(named, sql.SQL(self.owner)))
             for setting, value in settings.items():
                 connection.execute(
                     sql.SQL("ALTER DATABASE {} SET {} = {}").format(

@@ -13,11 +13,26 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, local
 from queueproof.postgres.environment import no_libpq_variables
-from queueproof.postgres.server import Conninfo, Facts, Server, connected, examine, spoken
+from queueproof.postgres.server import ROLE, Conninfo, Facts, Server, connected, examine, spoken
 from queueproof.postgres.watchdog import Watchdog
 
 CONNECT_SECONDS = 10  # psycopg's own is two minutes, for a host that swallows packets
 DEFAULT_IMAGE = "postgres:18"
+_CAREFUL = 160_000  # the server_version_num from which CREATEROLE gives nothing that one has not
+_NAMED = 3  # databases in a message
+# Not the maintenance database, nor what another run of ours has made or left behind.
+_OTHERS = """
+SELECT datname, datallowconn FROM pg_catalog.pg_database
+WHERE datname NOT IN ('postgres', 'template0', 'template1')
+  AND datname !~ '^queueproof.*_[0-9a-f]{16}$' ORDER BY datname
+"""
+_HAS_TABLES = """
+SELECT EXISTS (
+  SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  WHERE n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+)
+"""
 SOURCES = (
     "embedded[:16], local[:/path/to/bin], container[:image]"
     " or a DSN such as postgresql://user@host/postgres"
@@ -25,7 +40,9 @@ SOURCES = (
 
 
 @contextmanager
-def open_server(source: str | None = None, *, durable: bool = False) -> Iterator[Server]:
+def open_server(
+    source: str | None = None, *, durable: bool = False, trust: bool = False
+) -> Iterator[Server]:
     """Provide a server until the end of the block; what was started for it is gone then.
 
     It is gone as well if the process is interrupted or killed in the block: see `watchdog`.
@@ -41,6 +58,8 @@ def open_server(source: str | None = None, *, durable: bool = False) -> Iterator
         durable: Whether the server that is started must keep what it acknowledged when it
             crashes: the setting for benchmarks and crash tests. A server with a DSN is left
             with its own settings; see `Server.durable`.
+        trust: Whether a queue's own SQL may do what a superuser may: use a superuser's DSN although
+            the server has other people's databases, and be a superuser on a server of our own.
 
     Yields:
         The server, which answers.
@@ -54,16 +73,16 @@ def open_server(source: str | None = None, *, durable: bool = False) -> Iterator
         if not _is_dsn(wanted):
             stack.enter_context(no_libpq_variables())
         watchdog = stack.enter_context(Watchdog())
-        yield _open(wanted, watchdog, durable=durable)
+        yield _open(wanted, watchdog, durable=durable, trust=trust)
 
 
 def _is_dsn(wanted: str) -> bool:
     return "=" in wanted or wanted.startswith(("postgresql://", "postgres://"))
 
 
-def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
+def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -> Server:
     if _is_dsn(wanted):
-        return _somebodys(wanted, watchdog)
+        return _somebodys(wanted, watchdog, trust=trust)
     kind = wanted.split(":", 1)[0]
     where: str = kind
     match kind:
@@ -84,11 +103,14 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
                 f"unknown PostgreSQL source that begins with {kind!r}: write {SOURCES}."
             )
     facts = examine(started.admin)
+    if not trust:
+        _make_role(started.admin, facts)
     return Server(
         source=source,
         version=facts.version,
         durable=facts.durable,
         superuser=facts.superuser,
+        trusted=trust,
         label=f"PostgreSQL {spoken(facts.version)}, {where}, {facts.description}",
         bin_directory=started.bin_directory,
         _admin=started.admin,
@@ -98,19 +120,39 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool) -> Server:
     )
 
 
-def _somebodys(dsn: Conninfo, watchdog: Watchdog) -> Server:
+def _make_role(admin: Conninfo, facts: Facts) -> None:
+    """Create the role that a queue's own SQL runs as: it owns its database, and nothing else.
+
+    Of a superuser's rights a queue needs none, and with them it could run programs (COPY ... TO
+    PROGRAM). Before PostgreSQL 16 a role that makes others may give them those rights.
+    """
+    makes_roles = sql.SQL("CREATEROLE" if facts.version >= _CAREFUL else "NOCREATEROLE")
+    password = conninfo_to_dict(admin).get("password")
+    with connected(admin) as connection:
+        connection.execute("SET synchronous_commit = on")  # it must survive the server's kill
+        connection.execute(
+            sql.SQL("CREATE ROLE {} LOGIN {} PASSWORD {}").format(
+                sql.Identifier(ROLE), makes_roles, sql.Literal(password)
+            )
+        )
+
+
+def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
     _refuse_malformed(dsn)
     if "connect_timeout" not in conninfo_to_dict(dsn):
         dsn = Conninfo(make_conninfo(dsn, connect_timeout=CONNECT_SECONDS))
     dsn = _completed(dsn)
     facts = examine(dsn)
     _refuse(facts)
+    if facts.superuser and not trust:
+        _refuse_company(dsn, facts)
     given = {"jit": "off"} | ({"deadlock_timeout": "60s"} if facts.superuser else {})
     return Server(
         source=dsn.public,
         version=facts.version,
         durable=facts.durable,
         superuser=facts.superuser,
+        trusted=True,  # the role is what it is
         label=f"PostgreSQL {spoken(facts.version)} at {dsn.public}, {facts.description}",
         bin_directory=None,
         _admin=dsn,
@@ -151,6 +193,33 @@ def _refuse_malformed(dsn: Conninfo) -> None:
             "the DSN cannot be read: write postgresql://user:password@host:port/database, with"
             " special characters percent-encoded, or \"host=... dbname=... password='...'\"."
         ) from None
+
+
+def _refuse_company(dsn: Conninfo, facts: Facts) -> None:
+    """Raise where a superuser's queue could get at other people's databases.
+
+    A fresh service container has `postgres` and perhaps one more, which is empty.
+    """
+    with connected(dsn) as connection:
+        others = connection.execute(_OTHERS).fetchall()
+    theirs = [name for name, open_ in others if not (open_ and _is_empty(dsn, name))]
+    if theirs:
+        listed = ", ".join(theirs[:_NAMED]) + (", ..." if len(theirs) > _NAMED else "")
+        raise ServerUnavailableError(
+            f"role {facts.role!r} is a superuser of a server that has other people's databases"
+            f" ({listed}), and a queue is code: as that role it could do anything to them. Give the"
+            " DSN of another role (CREATE ROLE queueproof LOGIN CREATEDB), or, where you trust the"
+            " queue, --trust."
+        )
+
+
+def _is_empty(dsn: Conninfo, database: str) -> bool:
+    """Whether nobody has made anything in a database yet."""
+    try:
+        with psycopg.connect(make_conninfo(dsn, dbname=database), autocommit=True) as connection:
+            return connection.execute(_HAS_TABLES).fetchone() == (False,)
+    except psycopg.Error:
+        return False
 
 
 def _refuse(facts: Facts) -> None:

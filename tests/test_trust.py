@@ -1,0 +1,121 @@
+"""A queue is code: what its SQL may do to a server, and where a superuser's rights are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from queueproof.check import calibrate
+from queueproof.cli import run
+from queueproof.errors import QueueError, ServerUnavailableError
+from queueproof.explore.lab import open_lab
+from queueproof.postgres import Server, open_server
+from queueproof.sqlfile import load_text
+
+STRATEGIES = Path(__file__).parent.parent / "strategies"
+REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+NEEDS = {
+    "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
+    "a file": "COPY jobs FROM '/etc/passwd';",
+    "somebody's database": "DROP DATABASE postgres;",
+    "the server": "ALTER SYSTEM SET fsync = on;",
+}
+
+
+def after_its_tables(statement: str) -> str:
+    """The reference with one more statement at the end of its schema."""
+    return REFERENCE.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    """A server of our own."""
+    with open_server("embedded") as server:
+        yield server
+
+
+@pytest.fixture
+def dsn(own: Server) -> str:
+    """That server, as its superuser's DSN."""
+    return str(own._admin)
+
+
+@pytest.mark.parametrize("statement", NEEDS.values(), ids=NEEDS.keys())
+def test_on_a_server_of_ours_a_queue_is_no_superuser(own: Server, statement: str) -> None:
+    """Its SQL reaches no program, no file and no other database, and is told what would let it."""
+    queue = load_text(after_its_tables(statement), "q.sql")
+    line = str(after_its_tables(statement)[:-1].partition(statement)[0].count("\n") + 1)
+    refused = pytest.raises(QueueError, match=rf"^q\.sql:{line}: (?s:.)*42501(?s:.)*: --trust$")
+    with refused, open_lab(queue, own):
+        pass
+
+
+def test_a_queue_owns_its_database(own: Server) -> None:
+    """It may make schemas, functions, roles and extensions that are trusted."""
+    allowed = "CREATE SCHEMA more; CREATE ROLE clerk; GRANT SELECT ON jobs TO clerk;"
+    with open_lab(load_text(after_its_tables(allowed), "q.sql"), own) as lab:
+        assert not calibrate(lab).held
+
+
+def test_a_trusted_queue_is_a_superuser_on_a_server_of_ours() -> None:
+    """With --trust its SQL may do everything there."""
+    queue = load_text(after_its_tables(NEEDS["a program"]), "q.sql")
+    with open_server("embedded", trust=True) as server, open_lab(queue, server) as lab:
+        assert not calibrate(lab).held
+
+
+@pytest.fixture
+def company(dsn: str) -> Iterator[str]:
+    """The name of a database of somebody else's."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE app")
+        yield "app"
+        connection.execute("DROP DATABASE app WITH (FORCE)")
+
+
+def test_a_superusers_dsn_is_refused_beside_other_peoples_databases(dsn: str, company: str) -> None:
+    """One table is enough; the message says which database and which way out there is."""
+    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders ()")
+    with pytest.raises(ServerUnavailableError, match=r"\(app\), and a queue is code.*--trust"):
+        open_server(dsn).__enter__()
+    with open_server(dsn, trust=True) as server:
+        assert server.superuser
+
+
+def test_a_fresh_service_container_works(dsn: str, company: str) -> None:
+    """Its superuser and its one empty database are nobody's, whichever the DSN names."""
+    for database in ("postgres", company):
+        with open_server(make_conninfo(dsn, dbname=database)) as server:
+            assert server.superuser
+
+
+def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company: str) -> None:
+    """Who is no superuser can do nothing to them."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE ROLE tester LOGIN CREATEDB")
+    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE TABLE orders ()"))
+    with open_server(make_conninfo(dsn, user="tester")) as server, server.database() as conninfo:
+        psycopg.connect(conninfo).close()
+
+
+def test_the_command_passes_trust_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check --trust` is all that it takes, and a story's command has it too."""
+    path = tmp_path / "q.sql"
+    broken = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
+    text = broken.read_text(encoding="utf-8")
+    statement = NEEDS["a program"]
+    path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
+    monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
+    asked = ["check", str(path), "--only", "single-claim", "--profile", "quick"]
+    assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
+    assert run([*asked, "--trust"]) == 1
+    assert f"queueproof check {path} --trust --replay" in capsys.readouterr().out
