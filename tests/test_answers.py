@@ -359,3 +359,22 @@ def test_a_clock_moves_by_less_than_a_microsecond(lab_of: LabOf) -> None:
     lab = lab_of(REFERENCE)
     lab.advance(0.0000006)
     assert lab.execute("SELECT count(*) FROM clock.moves") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param("SELECT jobs.* FROM jobs, generate_series(1, 100)", id="a hundred times"),
+        pytest.param("SELECT jobs.* FROM jobs, generate_series(1, 10000)", id="10,000 times"),
+        pytest.param("SELECT id + n AS id FROM jobs, generate_series(0, 99) AS n", id="unknown"),
+    ],
+)
+def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
+    lab_of: LabOf, rows: str
+) -> None:
+    """Each row would be a job to complete; one message says what a claim answers."""
+    text = REFERENCE.replace("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1)
+    with pytest.raises(
+        QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
+    ):
+        calibrate(lab_of(text))

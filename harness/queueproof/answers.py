@@ -9,11 +9,13 @@ may be lost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from queueproof.history import Call
 
+_TIMES, _BESIDE = 3, 10  # rows for each job that there is, and jobs that the schema put there
 _FAULTS = frozenset({"lose", "terminate", "restart"})
 _PLAIN = frozenset({"accepted", "rejected", "retry"})
 _DONE = {
@@ -44,6 +46,30 @@ def contradiction(calls: Sequence[Call]) -> Contradiction | None:
         calls: In the order of invocation.
     """
     return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls)
+
+
+def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
+    """What to say of a claim whose rows no queue of so few jobs can have; or nothing.
+
+    A job too many is a breach of claim-limit, and a row too many a join's mistake. But each row is
+    a job to be completed: by the thousand they would keep a run busy for ever.
+
+    Args:
+        calls: Until then.
+        limit: Of the claim.
+        ids: Of its rows.
+    """
+    known = {job for call in calls if call.kind == "enqueue" for job in call.ids}
+    if len(ids) <= _TIMES * (len(known) + limit) + _BESIDE:
+        return ""
+    often, count = Counter(ids).most_common(1)[0]
+    strange = next((job for job in ids if job not in known), None)
+    shown = f"among them {often} {count:,} times" if count > 1 else f"among them {strange}"
+    return (
+        f"claim answered {len(ids):,} rows, {shown}, when {len(known)} "
+        f"job{'' if len(known) == 1 else 's'} had been enqueued: it answers a row for each job that"
+        " it took"
+    )
 
 
 def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from queueproof import waits
-from queueproof.answers import contradiction
+from queueproof.answers import contradiction, flood
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
@@ -767,6 +767,8 @@ class Runner:
                 call.ids = tuple(value)
             case "claim":
                 ids = [claim.id for claim in value]
+                if told := flood(self._run.history.calls, call.limit, ids):
+                    raise QueueError(told, self._queue.source_of("claim"))
                 call.ids = tuple(dict.fromkeys(ids))
                 call.repeated = tuple(i for n, i in enumerate(ids) if i in ids[:n])
             case "complete" | "fail" | "heartbeat":
