@@ -119,3 +119,54 @@ def test_the_command_passes_trust_on(
     assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
     assert run([*asked, "--trust"]) == 1
     assert f"queueproof check {path} --trust --replay" in capsys.readouterr().out
+
+
+READ_ONLY = """
+DO $$ BEGIN
+  EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database());
+END $$;
+"""
+EVENT_TRIGGER = """
+CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'no more of this'; END $$;
+CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse();
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [(READ_ONLY, "read-only transaction"), (EVENT_TRIGGER, "no more of this")],
+    ids=["read only", "event trigger"],
+)
+def test_what_a_queue_does_to_the_harness_is_its_own_fault(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str, told: str
+) -> None:
+    """Its database refuses what queueproof itself must do there: exit 4, no internal error."""
+    path = tmp_path / "q.sql"
+    path.write_text(after_its_tables(statement))
+    assert run(["check", str(path), "--only", "order", "--postgres", dsn]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}: the queue's SQL keeps queueproof from its work: ")
+    assert told in said
+
+
+TERMINATE = """
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = current_user;
+"""
+
+
+@pytest.mark.parametrize("superuser", [True, False])
+def test_a_queue_that_terminates_backends_is_told_so(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, superuser: bool
+) -> None:
+    """Be it another worker's or the harness's own, the server has not gone away."""
+    path = tmp_path / "q.sql"
+    head, claim, rest = REFERENCE.partition("-- name: claim(worker, limit, queue)\n")
+    assert claim
+    path.write_text(head + claim + TERMINATE + rest)
+    where = dsn if superuser else "embedded"
+    assert run(["check", str(path), "--only", "order", "--postgres", where]) == 4
+    said = capsys.readouterr().err
+    assert "The queue's SQL must end none (pg_terminate_backend)" in said
+    assert "went away" not in said

@@ -37,6 +37,9 @@ from queueproof.sql import compile_statement, position_in
 from queueproof.sqlfile import SqlFileQueue
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
+_HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
+_ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
+_ALIVE = 2  # seconds for a server to show that it runs
 _FORBIDDEN = "42501"  # insufficient_privilege
 _UNTRUSTED = (
     "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
@@ -213,11 +216,11 @@ class Lab:
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
             self._install()
+            self._control = self._scheduler()
+            self._set_clock()
         except BaseException:
             self._admin.close()
             raise
-        self._control = self._scheduler()
-        self._set_clock()
 
     def _connect(self) -> waits.Connection:
         """The harness's own connection: its clock is the real one, its names are qualified."""
@@ -866,6 +869,43 @@ def identity(name: str) -> str:
 
 
 @contextmanager
+def _held_responsible(conninfo: str) -> Iterator[None]:
+    """Blame the queue for what its SQL does to the harness's own statements and connections."""
+    began = _start_of(conninfo)
+    try:
+        yield
+    except (psycopg.Error, ServerError, ConnectionLostError) as error:
+        state = getattr(error, "sqlstate", None)
+        told = str(error).strip().partition("\n")[0]
+        if state in _HINDERED or _in_function(error):
+            raise QueueError(
+                f"the queue's SQL keeps queueproof from its work: {told} ({state}). Has it"
+                " made an event trigger, or set default_transaction_read_only?"
+            ) from None
+        lost = state in {None, _ENDED}
+        if lost and began is not None and began == _start_of(conninfo):
+            raise QueueError(
+                f"a connection was ended while the server went on: {told}. The queue's SQL must end"
+                " none (pg_terminate_backend): with its connection a worker loses what it is at"
+            ) from None
+        raise
+
+
+def _in_function(error: Exception) -> bool:
+    """Whether an error comes from a function that one of the harness's statements has set off."""
+    return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
+
+
+def _start_of(conninfo: str) -> object:
+    """When a server was started; None where it does not say."""
+    try:
+        with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
+            return connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
+    except psycopg.Error:
+        return None
+
+
+@contextmanager
 def open_lab(
     queue: Queue, server: Server, settings: Mapping[str, str] | None = None
 ) -> Iterator[Lab]:
@@ -877,9 +917,9 @@ def open_lab(
         settings: What every session begins with.
 
     Raises:
-        QueueError: The queue's SQL was rejected.
+        QueueError: The queue's SQL was rejected, or keeps the harness from its work.
     """
-    with server.database(settings=settings) as conninfo:
+    with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
         if isinstance(queue, ProgramQueue):
             from queueproof.explore.client import ClientLab  # noqa: PLC0415 - it builds on this one
 

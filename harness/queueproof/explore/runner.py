@@ -15,7 +15,7 @@ from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.lab import DEFAULT_BOUND, DRAINER, Lab, identity
 from queueproof.explore.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, JobSpec, Program
-from queueproof.explore.session import Session, execute, unanswered
+from queueproof.explore.session import ConnectionLostError, Session, execute, unanswered
 from queueproof.history import Answer, Call, History, Ref, Wait
 from queueproof.program import ProgramError
 from queueproof.queue import Claim, JobRow, Operation, Result, State, Step
@@ -805,6 +805,8 @@ class Runner:
     def _fail(self, actor: _Actor, flight: _Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
         told = self._lab.by_clients and self._disturbed  # the program repeats what the fault did
+        if error.sqlstate == _TERMINATED.sqlstate and not told:
+            raise ConnectionLostError(f"{error}, during {flight.call.kind}")
         if error.sqlstate.startswith(_SERVER_TROUBLE) and not told:
             raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
         if actor.cut_off:
