@@ -634,6 +634,34 @@ class TestKilled:
             assert before == databases(admin)
         eventually(lambda: before == databases(admin))
 
+    def test_database_of_a_server_that_restarts(self) -> None:
+        """Where the server comes back some moments after a run's end, the database goes."""
+        with open_server("embedded") as own, own.database() as conninfo:
+            before = databases(conninfo)
+            with ExitStack() as late, open_server(conninfo) as theirs, theirs.database():
+                assert before != databases(conninfo)
+                pid, _ = postmaster(conninfo)
+                os.kill(pid, signal.SIGKILL)
+                again = threading.Timer(3.0, own.restart, [conninfo])
+                again.start()
+                late.callback(again.join)
+            assert before == databases(conninfo)
+
+    def test_database_that_cannot_be_dropped(
+        self, admin: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """What stays behind is named, with its reason and the statement that drops it."""
+        with open_server(admin) as theirs, theirs.database() as conninfo:
+            name = str(conninfo_to_dict(conninfo)["dbname"])
+            with psycopg.connect(admin, autocommit=True) as connection:
+                connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE true")
+        said = capfd.readouterr().err
+        assert f"{name} could not be dropped, and is still there: cannot drop a templ" in said
+        assert said.endswith(f"DROP DATABASE {name} WITH (FORCE)\n")
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE false")
+            connection.execute(f"DROP DATABASE {name}")
+
     def test_watchdog_itself(self, temporary: Path) -> None:
         """Without its watchdog a run cleans up at its end."""
         with open_server("embedded") as server, server.database() as conninfo:

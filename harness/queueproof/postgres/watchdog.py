@@ -34,6 +34,7 @@ START_SECONDS = 120  # for initdb, and again for the server: a slow disk is not 
 STOP_SECONDS = 10  # the postmaster itself kills after five what ignores its SIGQUIT
 CONTAINER_SECONDS = 2  # dockerd may finish creating a container after its client has died
 DATABASE_SECONDS = 60
+RETURN_SECONDS = 10  # for somebody's server that restarts
 TAIL = 15  # lines of a failed program's output that are shown
 
 
@@ -92,10 +93,18 @@ class Watchdog:
             raise WatchdogError(error)
 
     def __exit__(self, *_: object) -> None:
+        told = b""
         with suppress(OSError):
-            self._process.communicate()
-        if self._process.returncode != 0:
-            end(self._asked)  # somebody killed the watchdog: better late than never
+            told, _none = self._process.communicate()
+        if self._process.returncode == 0 and told:
+            left: dict[str, str] = json.loads(told)
+        else:
+            left = end(self._asked)  # somebody killed the watchdog: better late than never
+        for name, reason in left.items():
+            sys.stderr.write(
+                f"queueproof: the database {name} could not be dropped, and is still there: "
+                f"{reason}\nOnce the server answers: DROP DATABASE {name} WITH (FORCE)\n"
+            )
 
 
 def main(parent: int) -> None:
@@ -130,7 +139,8 @@ def main(parent: int) -> None:
             error = str(failure)
         with suppress(BrokenPipeError):
             os.write(1, json.dumps(error).encode() + b"\n")
-    end(asked)
+    with suppress(BrokenPipeError):
+        os.write(1, json.dumps(end(asked)).encode())
 
 
 def _note(asked: list[Request], request: Request) -> None:
@@ -140,8 +150,13 @@ def _note(asked: list[Request], request: Request) -> None:
         asked.append(request)
 
 
-def end(asked: list[Request]) -> None:
-    """Remove everything that was asked for, the latest first; what is gone already is no error."""
+def end(asked: list[Request]) -> dict[str, str]:
+    """Remove everything that was asked for, the latest first; what is gone already is no error.
+
+    Returns:
+        The databases that are still there, and why.
+    """
+    left = {}
     for request in reversed(asked):
         with suppress(Exception):  # one that resists must not keep the others
             match request["do"]:
@@ -152,9 +167,11 @@ def end(asked: list[Request]) -> None:
                     _remove_container(request["name"])
                 case "database":
                     sys.path[:] = request["path"]
-                    drop_database(request["conninfo"], request["name"])
+                    if reason := _drop(request["conninfo"], request["name"]):
+                        left[request["name"]] = reason
                 case "group":
                     _kill_group(request["pid"], request["started"])
+    return left
 
 
 def started(pid: int) -> int:
@@ -171,6 +188,24 @@ def _kill_group(pid: int, since: int) -> None:
     if started(pid) in {0, since}:  # a group outlives its first process, and keeps the number
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def _drop(conninfo: str, name: str) -> str:
+    """Drop a database of a server that may be starting again; why it is still there, or nothing."""
+    import psycopg  # noqa: PLC0415 - as below
+
+    give_up = time.monotonic() + RETURN_SECONDS
+    while True:
+        try:
+            drop_database(conninfo, name)
+        except psycopg.OperationalError as error:
+            if time.monotonic() > give_up:
+                return " ".join(str(error).split())
+            time.sleep(0.2)
+        except psycopg.Error as error:
+            return " ".join(str(error).split())
+        else:
+            return ""
 
 
 def drop_database(conninfo: str, name: str) -> None:
