@@ -290,14 +290,15 @@ class TestDatabase:
     """Fresh databases, and never anybody's."""
 
     def test_is_empty_and_ours(self, server: Server) -> None:
-        """A database has no tables, and belongs to the role that we are."""
+        """A database has no tables, and belongs to the role that the queue's SQL runs as."""
         with server.database("queueproof_bench") as conninfo:
             assert re.fullmatch(
                 r"queueproof_bench_[0-9a-f]{16}", str(ask(conninfo, "SELECT current_database()"))
             )
             assert ask(conninfo, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
-            owner = "SELECT pg_get_userbyid(datdba) = current_user FROM pg_database"
-            assert ask(conninfo, f"{owner} WHERE datname = current_database()") is True
+            owner = "SELECT pg_get_userbyid(datdba) FROM pg_database"
+            assert ask(conninfo, f"{owner} WHERE datname = current_database()") == "queueproof"
+            assert ask(server.for_queue(conninfo), "SELECT current_user") == "queueproof"
 
     def test_is_dropped_with_its_sessions(self, server: Server, admin: str) -> None:
         """A block that raises leaves no database, and ends a session that stayed open."""

@@ -167,11 +167,11 @@ def _completed(dsn: Conninfo) -> Conninfo:
 
     So that whoever is handed it, a worker's program for one, gets to the same server.
     """
-    given = conninfo_to_dict(dsn)
     with connected(dsn) as connection:
         used = {o.keyword.decode(): (o.val, o.compiled) for o in connection.pgconn.info}
         password = connection.info.password
     added = {key: val.decode() for key, (val, own) in used.items() if val and val != own}
+    given = conninfo_to_dict(dsn)  # now: a traceback would show the password
     complete = {**added, "password": password or None, **given, "service": None}
     return Conninfo(make_conninfo("", **complete))
 
