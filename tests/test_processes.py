@@ -18,6 +18,42 @@ if __name__ == "__main__":
 """
 
 
+CHILD = """
+import signal
+from queueproof.processes import end_without_parent
+end_without_parent()
+print("begun", flush=True)
+signal.pause()
+"""
+PARENT = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_worker_of_pytest_does_not_outlive_it(
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    """As with `pytest -n 2` that is killed: its workers end, and with them their servers."""
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
+        assert parent.stdout
+        child = int(parent.stdout.readline())
+        parent.kill()
+    eventually(lambda: not is_running(child))
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there that has not ended: nobody may reap what has lost its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_they_do_not_outlive_a_parent_that_was_killed(
     tmp_path: Path, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:

@@ -516,6 +516,44 @@ def test_a_killed_harness_leaves_no_program_behind(tmp_path: Path) -> None:
     wait_for(lambda: all(gone(pid) for pid in pids))
 
 
+APART = (
+    "import json, subprocess, sys\n"
+    "sys.stdin.readline()\n"
+    "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    "pid = subprocess.Popen(sleep, start_new_session=True, stdout=subprocess.DEVNULL).pid\n"
+    "print(json.dumps({'pid': pid}), flush=True)\n"
+    "sys.stdin.readline()"
+)
+"""Starts somebody in a session of his own, and answers who that is."""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
+def test_who_has_left_a_programs_session_ends_with_the_harness(
+    tmp_path: Path, how: signal.Signals | None
+) -> None:
+    """Be the harness killed, stopped or at its end, and the program that started it gone."""
+    code = (
+        "import sys; from queueproof.program import ProgramQueue\n"
+        f"program = ProgramQueue('q', [sys.executable, '-c', {APART!r}]).spawn('w1')\n"
+        "print(program.ask({'op': 'x'})['pid'], flush=True)\n"
+        "program.kill(); print('killed', flush=True); input()"
+    )
+    harness = subprocess.Popen(  # noqa: S603 - our own
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+    )
+    with harness:
+        assert harness.stdout is not None
+        assert harness.stdin is not None
+        pid = int(harness.stdout.readline())
+        assert harness.stdout.readline() == b"killed\n"
+        assert not gone(pid)
+        if how is None:
+            harness.stdin.write(b"\n")
+        else:
+            harness.send_signal(how)
+    wait_for(lambda: gone(pid))
+
+
 def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
     spawn: Callable[..., Program],
 ) -> None:

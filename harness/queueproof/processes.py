@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from threading import Thread
 
 from queueproof.postgres import Server, open_server
 
+_LOOK = 0.2  # seconds
 MOST = 8  # with a server each
 
 
@@ -49,6 +51,18 @@ def own_server(postgres: str | None, *, trust: bool = False) -> Server:
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(open_server(postgres, trust=trust))
+
+
+def end_without_parent() -> None:
+    """End this process soon after its parent has ended, however: what it started goes with it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _begin() -> None:

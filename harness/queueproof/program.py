@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import select
 import shlex
 import shutil
@@ -44,6 +45,7 @@ ANSWER_SECONDS = 10.0
 LONGEST_LINE = 1_000_000  # bytes
 _CHUNK = 65536
 _LOG_KEPT = 4096  # bytes of stderr
+_MARK = "QUEUEPROOF_MARK"  # a variable
 _LAST_WORDS = 1.0  # seconds for a dead program's pipes to run dry
 _SHOWN = 200  # characters of a line in a message
 
@@ -391,7 +393,7 @@ class Program:
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the program that the user named
                 queue.argv,
-                env=queue.environment,
+                env={**queue.environment, _MARK: _mark()},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -612,7 +614,15 @@ def _watchdog() -> Watchdog:
     """Kills what this process leaves behind, however it ends."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(Watchdog())
+    watchdog = stack.enter_context(Watchdog())
+    watchdog.ask("mark", mark=f"{_MARK}={_mark()}")
+    return watchdog
+
+
+@cache
+def _mark() -> str:
+    """What all that programs start can be told by, wherever it has gone."""
+    return secrets.token_hex(16)
 
 
 # --- small parts --------------------------------------------------------------------------------

@@ -89,6 +89,10 @@ def pytest_configure(config: pytest.Config) -> None:
         ):
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(Examiner(config), _NAME)
+        if hasattr(config, "workerinput"):  # a process of pytest-xdist, which may be killed
+            from queueproof.processes import end_without_parent
+
+            end_without_parent()
 
 
 def examiner(config: pytest.Config) -> Examiner:

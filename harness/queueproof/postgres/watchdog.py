@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self, TypeAlias, cast
 
@@ -49,7 +50,8 @@ class Watchdog:
     removes it together with the server whose `data` is in it; `server` runs initdb and starts it;
     `restart` kills that server and starts it again; `program` starts one that works in such a
     directory, and ends with it; `container` and `database` are names to remove, `group` is a
-    process group to kill; `forget` says that a name is gone already.
+    process group to kill, `mark` what the environment of every process to kill has; `forget` says
+    that a name is gone already.
     """
 
     def __enter__(self) -> Self:
@@ -69,8 +71,8 @@ class Watchdog:
         """Have one thing done, or remembered for the end.
 
         Args:
-            do: `directory`, `server`, `restart`, `program`, `container`, `database`, `group`
-                or `forget`.
+            do: `directory`, `server`, `restart`, `program`, `container`, `database`, `group`,
+                `mark` or `forget`.
             **what: Its particulars; see the functions below.
 
         Raises:
@@ -171,6 +173,8 @@ def end(asked: list[Request]) -> dict[str, str]:
                         left[request["name"]] = reason
                 case "group":
                     _kill_group(request["pid"], request["started"])
+                case "mark":
+                    _wait(partial(_kill_marked, request["mark"]), STOP_SECONDS)
     return left
 
 
@@ -188,6 +192,21 @@ def _kill_group(pid: int, since: int) -> None:
     if started(pid) in {0, since}:  # a group outlives its first process, and keeps the number
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
+
+
+def _kill_marked(mark: str) -> bool:
+    """Kill every process whose environment has a mark; whether there was none.
+
+    So those are found too whom a program has put into a session of their own, and who outlive
+    it: neither their group nor their parent tells whose they are.
+    """
+    found = False
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            if mark.encode() in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found = True
+    return not found
 
 
 def _drop(conninfo: str, name: str) -> str:
