@@ -864,8 +864,8 @@ def calibrate(lab: Lab) -> Offer:
     offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
     offer = replace(
         offer,
-        beats=_beats(runner, offer),
-        waits=_waits(runner, offer),
+        waits=(waits := _waits(runner, offer)),
+        beats=waits is None and _beats(runner, offer),
         due_by_recover=_due_by_recover(runner, offer),
     )
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2

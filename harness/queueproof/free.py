@@ -30,6 +30,7 @@ from queueproof.explore.runner import (
     DAY,
     DECADE,
     DRAIN_BATCH,
+    EMPTY,
     HOUR,
     RETRIES,
     past,
@@ -70,6 +71,7 @@ _DEADLOCKED = "1s"  # after this the server looks for one; nobody else does here
 _REMEMBERED = 5  # claims that a worker has ended
 
 _NEVER_RETRIED = frozenset({"40P01", "57P01", "08006"})  # as in controlled runs
+_UPKEEP = frozenset({"recover", "promote"})
 _WEIGHTS = {"complete": 10, "complete_many": 3, "fail": 3, "heartbeat": 4}
 
 _BACKENDS = """
@@ -298,6 +300,7 @@ class _Life:
     disturbed: bool = False  # a fault has hit its connections
     paused: bool = False
     ahead: float = 0.0  # seconds, of its process' clock
+    renewed: Counter[tuple[int, str]] = field(default_factory=Counter)  # accepted heartbeats
 
     @property
     def idle(self) -> bool:
@@ -439,6 +442,7 @@ class _Run:
         self._born: Counter[str] = Counter()
         self._answered = 0  # operations of workers
         self._recover_at = RECOVERED
+        self._kept = 0  # how often the reaper did something
         self._listen()
 
     # --- the run --------------------------------------------------------------------------------
@@ -451,7 +455,7 @@ class _Run:
         self._own = {pid for pid, _, _ in self._backends()}
         try:
             for place in self._places:
-                if place.role != "reaper" or "recover" in self._queue.offers:
+                if place.role != "reaper" or not self._upkeep.isdisjoint(self._queue.offers):
                     self._bear(place)
             self._until(lambda: all(life.ready for life in self._lives))
             self._work()
@@ -493,7 +497,7 @@ class _Run:
         if place.role == "reaper":
             if self._answered >= self._recover_at:
                 self._recover_at = self._answered + RECOVERED
-                self._begin(life, "recover")
+                self._begin(life, self._next_upkeep())
             return
         if place.finished:
             return
@@ -512,6 +516,16 @@ class _Run:
         else:
             self._inflict(life, fault)
 
+    @property
+    def _upkeep(self) -> frozenset[str]:
+        return _UPKEEP & self._queue.offers
+
+    def _next_upkeep(self) -> str:
+        """What the reaper does next: recover and promote in turn."""
+        self._kept += 1
+        known = sorted(self._upkeep)
+        return known[self._kept % len(known)]
+
     def _choose(self, life: _Life, *, late: bool = False) -> None:
         """Begin what a worker wants to do next.
 
@@ -524,7 +538,9 @@ class _Run:
             self._enqueue(life)
             return
         kinds = [kind for kind in _WEIGHTS if kind in self._queue.offers]
-        luck = 0.0 if late or life.holding else 1.0 if place.pauses else rng.random()
+        one_each = self._queue.jobs_per_worker is not None
+        busy = late or life.holding or (one_each and bool(life.held))
+        luck = 0.0 if busy else 1.0 if place.pauses else rng.random()
         if life.held and kinds and luck < 0.7:  # noqa: PLR2004 - a share of all its turns
             (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
             one = rng.choice(life.held)
@@ -535,7 +551,7 @@ class _Run:
             self._act(life, rng.choice(kinds), [rng.choice(life.over)])
         elif place.jobs and luck < 0.85:  # noqa: PLR2004 - the same
             self._enqueue(life)
-        elif "limit" in self._queue.takes("claim") and not self._offer.held:
+        elif "limit" in self._queue.takes("claim") and not (self._offer.held or one_each):
             self._claim(life, rng.choice((1, 1, 2, 5)), place.queue)
         else:
             self._claim(life, 1, place.queue)
@@ -632,6 +648,7 @@ class _Run:
         call = self._invoke(kind, life.name)
         if named:
             self._named.append((call, named))
+            call.token = min(life.renewed[one.call.invoked, one.claim.id] for one in named)
         life.flight = _Flight(call, request, named)
         try:
             life.program.send(request)
@@ -777,6 +794,10 @@ class _Run:
             call.ids, call.repeated, call.states, call.answer = _read(call.kind, value)
             if call.kind == "claim":
                 life.held += [Claimed(call, claim) for claim in value]
+            if call.kind == "heartbeat" and isinstance(value, Claim):
+                (old,) = flight.named
+                life.held = [Claimed(old.call, value) if x is old else x for x in life.held]
+                life.renewed[old.call.invoked, old.claim.id] += 1
             if flight.hit and call.answer == "rejected":
                 call.answer = "unknown"  # a library may have tried twice
         for one in flight.calls:
@@ -996,14 +1017,18 @@ class _Run:
             call = self._perform(drainer, lambda life: self._begin(life, "recover"))
             if call.answer == "accepted" and not call.ids:
                 break
-        for queue in self._queues:
-            self._empty(drainer, queue)
+        for _ in range(EMPTY):  # a claim may do maintenance of its own, and answer nothing
+            if "promote" in self._queue.offers:
+                self._perform(drainer, lambda life: self._begin(life, "promote"))
+            for queue in self._queues:
+                self._empty(drainer, queue)
         self._note("sweep", DRAINER)
         self._calls[-1].began = began
 
     def _empty(self, drainer: _Place, queue: str) -> None:
         """Claim and complete until nothing more comes."""
-        batch = 1 if self._offer.held else DRAIN_BATCH
+        one_each = self._queue.jobs_per_worker is not None
+        batch = 1 if self._offer.held or one_each else DRAIN_BATCH
         refused = 0
         for _ in range(CLAIMS * self._jobs + RETRIES):
             call = self._perform(drainer, lambda life: self._claim(life, batch, queue))
@@ -1049,6 +1074,8 @@ def _read(kind: str, value: Any) -> _Read:  # noqa: ANN401
             return (), (), None, "accepted" if value else "rejected"
         case "complete_many":
             return tuple(value or ()), (), None, "unknown" if value is None else "accepted"
+        case "promote":
+            return (), (), None, "accepted"
         case _:
             states = {row.id: row.state for row in value}
             return tuple(states), (), states, "accepted"

@@ -1,6 +1,6 @@
 -- A leader does what is to be done now and then: it makes due jobs ready, and takes back the jobs of
--- workers that are gone. Workers register when they start and beat for themselves, also while they
--- have nothing to do; a claim looks at ready jobs alone and is no sign of life.
+-- workers that are gone. Workers register when they start, and beat for themselves, also while they
+-- have nothing to do; a claim looks at ready jobs alone.
 
 -- /// queue
 -- lease = "30 seconds"
@@ -22,7 +22,8 @@ CREATE TABLE jobs (
   attempts     int         NOT NULL DEFAULT 0,
   max_attempts int         NOT NULL,
   run_at       timestamptz NOT NULL,
-  locked_by    text        REFERENCES workers ON DELETE SET NULL,
+  locked_at    timestamptz,
+  locked_by    text        REFERENCES workers,
   finished_at  timestamptz
 );
 CREATE INDEX jobs_ready_idx ON jobs (id) WHERE status = 'ready';
@@ -43,23 +44,20 @@ VALUES (
 RETURNING id;
 
 -- name: promote
-UPDATE jobs
-SET status = 'ready'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'scheduled' AND run_at <= now() ORDER BY run_at
-  FOR UPDATE SKIP LOCKED
-));
+SELECT id FROM jobs WHERE status = 'scheduled' AND run_at <= now();
+-- Nobody but the leader touches a scheduled job, so that it is still one.
+UPDATE jobs SET status = 'ready' WHERE id = ANY (:ids);
 
 -- name: claim(worker, limit)
 UPDATE jobs
 SET status    = 'running',
-    -- One that was pruned is not there any more: it gets nothing, and its supervisor starts another.
+    locked_at = now(),
     locked_by = :worker,
     attempts  = attempts + 1
 WHERE id = ANY (ARRAY(
   SELECT id
   FROM jobs
-  WHERE status = 'ready' AND EXISTS (SELECT FROM workers WHERE name = :worker)
+  WHERE status = 'ready'
   ORDER BY id
   LIMIT :limit
   FOR UPDATE SKIP LOCKED
@@ -83,22 +81,23 @@ WHERE id = :id AND status = 'running' AND locked_by = :worker AND attempts = :at
 UPDATE workers SET seen_at = now() WHERE name = :worker;
 
 -- name: recover(lease)
-BEGIN;
-DELETE FROM workers
-WHERE name = ANY (ARRAY(
-  -- A worker that beats or claims just now is alive.
-  SELECT name FROM workers WHERE seen_at < now() - :lease FOR UPDATE SKIP LOCKED
-));
 WITH orphans AS MATERIALIZED (
-  SELECT id FROM jobs WHERE status = 'running' AND locked_by IS NULL FOR UPDATE SKIP LOCKED
+  SELECT jobs.id
+  FROM jobs
+  JOIN workers ON workers.name = jobs.locked_by
+  WHERE jobs.status = 'running'
+    AND jobs.locked_at < now() - :lease
+    AND workers.seen_at < now() - :lease
+  -- Both rows: a worker that beats just now is alive. Its claims refer to its row all the same.
+  FOR NO KEY UPDATE OF jobs, workers SKIP LOCKED
 )
 UPDATE jobs
 SET status      = CASE WHEN attempts < max_attempts THEN 'ready' ELSE 'failed' END,
-    finished_at = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END
+    finished_at = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
+    locked_by   = NULL
 FROM orphans
 WHERE jobs.id = orphans.id
 RETURNING jobs.id;
-COMMIT;
 
 -- name: cleanup(age)
 DELETE FROM jobs
