@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.explore.lab import Lab
+from queueproof.explore.lab import DRAINER, Lab
 from queueproof.explore.programs import (
     HEARTBEATS,
+    MAINTENANCE,
+    PROMOTE,
     RECOVER,
     JobSpec,
     Program,
@@ -330,3 +332,21 @@ def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
     first, second, *_ = (call for call in calls if call.kind == "claim")
     (move,) = (call for call in calls if call.kind == "advance" and call.actor == "clock")
     assert move.delay <= 61.0 - MARGIN <= second.began - first.began + 0.1
+
+
+def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: LabOf) -> None:
+    """Under every schedule; each worker has registered, and beats when the clock has moved."""
+    lab = lab_of((REFERENCE.parent / "sound" / "leader_promotes.sql").read_text())
+    together = (script("reaper", RECOVER), script("promoter", PROMOTE), script("janitor", PROMOTE))
+    later = in_turn(script("clock", advance(40.0)), script("w2", claim()))
+    seen = [run for _, run in explore(Runner(lab), Program(ONE, (together, *later)), budget=20)]
+    assert len(seen) > 1
+    for run in seen:
+        kept = [call for call in run.history.calls if call.kind in MAINTENANCE]
+        assert not any(one.overlaps(other) for one in kept for other in kept if one is not other)
+        beats = run.history.of_kind("heartbeat")
+        assert {(beat.actor, beat.answer) for beat in beats} == {
+            ("w2", "accepted"),
+            (DRAINER, "accepted"),
+        }
+        assert [call.ids for call in run.history.of_kind("claim") if call.actor == "w2"] == [("1",)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -444,3 +445,72 @@ def test_a_refusal_after_a_lost_claim_s_unknown_answer_is_fencing() -> None:
     jobs = life(LEASED, enqueued(), act(first), act(second), late)
     refused = act(call("complete", 35.0, actor="w2"), holder=second, answer="rejected")
     assert blamed(LEASED, jobs, refused) == {"fencing"}
+
+
+# --- the header's words -------------------------------------------------------------------------
+
+SESSION = Rules(lease=None, held=False, worker_heartbeat=False, takes_over=False, session=True)
+RENEWS = replace(LEASED, renews=True)
+AT_LEAST_ONCE = replace(LEASED, at_least_once=True)
+STALE_FAILS = replace(LEASED, stale_fails=True)
+ONE_EACH = replace(LEASED, one_each=True)
+
+
+def test_a_session_s_claim_ends_with_its_connection_alone() -> None:
+    """However late, a recovery beside it breaks live-lease; after the crash none does."""
+    first = call("claim", 1)
+    taken = life(SESSION, act(call("enqueue", 0)), act(first))
+    late = call("recover", 1_000_000)
+    assert blamed(SESSION, taken, act(late)) == {"live-lease"}
+    gone = life(SESSION, act(call("enqueue", 0)), act(first), act(call("crash", 2)))
+    assert blamed(SESSION, gone, act(call("recover", 3))) == set()
+
+
+def test_another_operation_may_beat_for_what_its_worker_holds() -> None:
+    """It moves the certain end of the lease, and not its certain run."""
+    first = call("claim", 1)
+    (job,) = life(LEASED, act(call("enqueue", 0)), act(first))
+    (signed,) = legal(step(LEASED, job, Act(call("claim", 25), "sign")))
+    assert (signed.fresh_until, signed.stale_after) == (job.fresh_until, 25.001 + LEASE)
+    assert [job] == legal(step(LEASED, job, Act(call("claim", 25, actor="w2"), "sign")))
+
+
+def test_an_operation_with_the_token_before_the_last_heartbeat_may_be_refused() -> None:
+    """Its worker could not know yet; with the new token a refusal breaks live-lease."""
+    first = call("claim", 1)
+    beaten = life(RENEWS, act(call("enqueue", 0)), act(first), act(call("heartbeat", 2), first))
+    done = call("complete", 3)
+    assert blamed(RENEWS, beaten, act(done, first, "rejected")) == set()
+    done.token = 1
+    assert blamed(RENEWS, beaten, act(done, first, "rejected")) == {"live-lease"}
+
+
+def test_at_least_once_a_late_completion_counts_and_a_late_failure_does_nothing() -> None:
+    """What is accepted late is blamed when the next attempt suffers from it, and not before."""
+    first, second = call("claim", 1), call("claim", 40, actor="w2")
+    known = (act(call("enqueue", 0)), act(first), act(second))
+    mine = act(call("complete", 42, actor="w2"), second, "rejected")
+    counted = life(AT_LEAST_ONCE, *known, act(call("complete", 41), first))
+    assert blamed(AT_LEAST_ONCE, counted, mine) == set()
+    ended = life(AT_LEAST_ONCE, *known, act(call("fail", 41), first))
+    assert blamed(AT_LEAST_ONCE, ended, act(mine.call, second)) == set()
+    assert blamed(AT_LEAST_ONCE, ended, mine) == {"fencing"}
+    assert blamed(AT_LEAST_ONCE, ended, act(call("claim", 43, actor="w3"))) == {"fencing"}
+
+
+def test_a_stale_job_that_should_fail_never_runs_again() -> None:
+    """Neither after a recovery nor by a claim that takes it over."""
+    gone = (act(call("enqueue", 0)), act(call("claim", 1)), act(call("crash", 2)))
+    again = act(call("claim", 60, actor="w2"))
+    assert blamed(STALE_FAILS, life(STALE_FAILS, *gone), again) == {"stale-recovery"}
+    failed = life(STALE_FAILS, *gone, act(call("recover", 50)))
+    assert phases(failed) == {Phase.FAILED}
+    assert blamed(STALE_FAILS, failed, again) == {"stale-recovery"}
+
+
+def test_a_worker_of_one_job_may_be_handed_it_again() -> None:
+    """That is no double claim, and an attempt or none."""
+    taken = life(ONE_EACH, act(call("enqueue", 0)), act(call("claim", 1)))
+    assert {job.claims for job in legal(step(ONE_EACH, taken[0], act(call("claim", 2))))} == {1, 2}
+    other = act(call("claim", 2, actor="w2"))
+    assert blamed(ONE_EACH, taken, other) == {"single-claim"}

@@ -11,6 +11,7 @@
 -- The idempotency key is the handler's, and not in the table.
 
 -- /// queue
+-- delivery = "at-least-once"
 -- lease = "5 minutes"
 -- max_attempts = 5
 -- backoff = "10 seconds"

@@ -16,6 +16,7 @@
 -- * Snoozing, cancelling, unique jobs, notifications and the history of attempted_by are left out.
 
 -- /// queue
+-- delivery = "at-least-once"
 -- lease = "1 hour"
 -- max_attempts = 25
 -- backoff = "900 milliseconds"
