@@ -350,8 +350,13 @@ def test_an_internal_error_shows_its_traceback_on_demand(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_a_check_in_order(dsn: str, number: signal.Signals, code: int) -> None:
-    """The database is gone, and there is one line instead of a traceback."""
+def test_a_signal_ends_a_check_in_order(
+    dsn: str,
+    number: signal.Signals,
+    code: int,
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    """The database goes, and there is one line instead of a traceback."""
     process = start("check", SOUND, "--profile", "deep", dsn=dsn)
     assert process.stdout is not None
     process.stdout.readline()  # the header: the queue is installed
@@ -359,7 +364,7 @@ def test_a_signal_ends_a_check_in_order(dsn: str, number: signal.Signals, code: 
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (code, 1) == (process.returncode, len(err.splitlines()))
-    assert set() == databases(dsn)
+    eventually(lambda: not databases(dsn))  # on a busy machine when the watchdog comes to it
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,7 @@ def test_a_program_that_reads_nothing_is_given_up(
     spawn: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full pipe does not stop the harness."""
-    monkeypatch.setattr("queueproof.program.ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("queueproof.waits.ANSWER", 0.2)
     program = spawn("import signal; signal.pause()")
     with pytest.raises(ProgramError, match="does not read what it is asked"):
         program.send({"op": "x", "text": "x" * 200_000})

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from queueproof.errors import QueueError
 from queueproof.explore.client import ClientLab
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.explore.session import LibpqSession, drive, execute
-from queueproof.postgres import Server
+from queueproof.postgres import Server, open_server
 from queueproof.program import from_command
 from queueproof.queue import Queue, Step
 from queueproof.sqlfile import load_text
@@ -46,7 +49,8 @@ def frozen(*pids: int) -> Iterator[None]:
         yield
     finally:
         for pid in pids:
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 # --- where a queue's tables are -------------------------------------------------------------------
@@ -250,3 +254,98 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
         pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
     ):
         session.send(Step(f"SELECT length('{'x' * 2**24}')"))
+
+
+# --- signals --------------------------------------------------------------------------------------
+
+CHECK = """
+import sys
+from queueproof import cli
+cli.QUIET_SECONDS = 0.1
+cli.main()
+"""
+
+
+@contextmanager
+def checking(postgres: str, queue: Path) -> Iterator[subprocess.Popen[str]]:
+    """`queueproof check` in a process of its own, which says soon what it is doing."""
+    command = ["check", str(queue), "--postgres", postgres]
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", CHECK, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        # an ignored Ctrl-C, as a shell leaves it in the background, would stay so
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ends(process: subprocess.Popen[str], number: int) -> str:
+    """What a process says that is sent a signal, and ends."""
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    return told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_whose_server_is_frozen(tmp_path: Path, number: signal.Signals) -> None:
+    """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
+    queue = tmp_path / "queue.sql"
+    queue.write_text(REFERENCE)
+    with open_server("embedded") as own, psycopg.connect(own._admin, autocommit=True) as admin:
+        (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
+        postmaster = int(found[0].split()[0])
+        with checking(str(own._admin), queue) as process:
+            backends: list[int] = []
+
+            def busy() -> bool:
+                asked = "SELECT pid FROM pg_stat_activity WHERE datname ~ '^queueproof_'"
+                backends[:] = [pid for (pid,) in admin.execute(asked).fetchall()]
+                return len(backends) > 3
+
+            waits.until(busy, PATIENCE, "a run that is under way")
+            with frozen(postmaster, *backends):
+                said = ends(process, number)
+    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
+
+
+def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Path) -> None:
+    """Now and then, on stderr, in a line."""
+    queue = tmp_path / "queue.sql"
+    queue.write_text(REFERENCE)
+    with checking(str(server._admin), queue) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        ends(process, signal.SIGTERM)
+    assert re.fullmatch(r"queueproof: after \d+ s: .*\n", line)
+
+
+STUCK = """
+import ctypes
+from queueproof import cli, ending
+ending.STOP = 0.1
+ending.end_on([15], cli._stop)
+lock = ctypes.create_string_buffer(64)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+print("on", flush=True)
+ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
+
+def test_a_call_that_does_not_return_is_ended_too() -> None:
+    """A signal whose handler Python never gets to, because a library goes on, ends the process."""
+    with subprocess.Popen(  # noqa: S603 - our own program
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            assert ends(process, signal.SIGTERM) == "queueproof: stopped by SIGTERM\n"
+        finally:
+            process.kill()

@@ -11,17 +11,19 @@ import select
 import shlex
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, cast
 
 import typer
 
+from queueproof.ending import end_on
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 # click's, of which newer typers bring a copy of their own
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 _DEBUG_OPTION = "--traceback"
+QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
 app = typer.Typer(
     add_completion=False,
@@ -288,7 +291,8 @@ def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> in
         out = Output()
         out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
         out.say()
-        replayed = replay(lab, token)
+        with _now_and_then("running the story again"):
+            replayed = replay(lab, token)
         if export is not None and replayed is not None:
             text = _exported(lab, replayed, token, export)
     if replayed is None:
@@ -354,15 +358,39 @@ def _lab(target: Queue, where: _Where) -> Iterator[Lab]:
     from queueproof.explore.lab import open_lab
     from queueproof.postgres import open_server
 
-    opened = open_server(where.postgres, trust=where.trust)
-    with opened as server, open_lab(target, server) as lab:
+    with ExitStack() as stack:
+        with _now_and_then("starting PostgreSQL, installing the queue"):
+            server = stack.enter_context(open_server(where.postgres, trust=where.trust))
+            lab = stack.enter_context(open_lab(target, server))
         yield lab
+
+
+@contextmanager
+def _now_and_then(doing: str) -> Iterator[Callable[[str, float], None]]:
+    """Say what is being done, if it takes long; what is yielded is told of something else."""
+    began, done = time.monotonic(), threading.Event()
+    now = doing
+
+    def note(what: str, fraction: float) -> None:
+        nonlocal now
+        now = f"{what}, {fraction:.0%} done"
+
+    def say() -> None:
+        while not done.wait(QUIET_SECONDS):
+            _say(f"after {time.monotonic() - began:.0f} s: {now}", Exit.HOLDS)
+
+    threading.Thread(target=say, daemon=True).start()
+    try:
+        yield note
+    finally:
+        done.set()
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
     if not sys.stderr.isatty():
-        yield lambda _what, _fraction: None
+        with _now_and_then("trying every operation once") as note:
+            yield note
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -575,9 +603,8 @@ class _StoppedError(KeyboardInterrupt):
         self.number = number
 
 
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
-    raise _StoppedError(number)
+def _stop(number: int) -> NoReturn:
+    raise KeyboardInterrupt if number == signal.SIGINT else _StoppedError(number)
 
 
 @contextmanager
@@ -651,9 +678,9 @@ def _make_streams_last() -> None:
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     _make_streams_last()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(number, _stop)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # nohup leaves one ignored, and a shell that of Ctrl-C in the background
+    end_on([n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN], _stop)
     sys.exit(run(sys.argv[1:]))
 
 

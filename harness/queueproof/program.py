@@ -32,6 +32,7 @@ from urllib.parse import quote, urlencode
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
 from queueproof.guarantees import nearest
 from queueproof.postgres.environment import without_libpq
@@ -41,7 +42,6 @@ from queueproof.sqlfile import HEADER_KEYS
 
 Json: TypeAlias = Mapping[str, Any]
 
-ANSWER_SECONDS = 10.0
 LONGEST_LINE = 1_000_000  # bytes
 _CHUNK = 65536
 _LOG_KEPT = 4096  # bytes of stderr
@@ -459,7 +459,7 @@ class Program:
         self._asked = message
         self.check()
         line = json.dumps(message).encode() + b"\n"
-        give_up = time.monotonic() + ANSWER_SECONDS
+        give_up = time.monotonic() + waits.ANSWER
         pipe = self._stdin.fileno()
         while line:
             left = max(0.0, give_up - time.monotonic())
@@ -544,17 +544,18 @@ class Program:
                 time.sleep(0.001)
             self._fail(_ending(self._end()) if self._end() else "closed its stdout, and runs on")
 
-    def ask(self, message: Json, seconds: float = ANSWER_SECONDS) -> Json:
+    def ask(self, message: Json, seconds: float | None = None) -> Json:
         """Ask for something and wait for the answer.
 
         Args:
             message: One JSON object.
-            seconds: How long to wait.
+            seconds: How long to wait; None for `waits.ANSWER`.
 
         Raises:
             ProgramError: As `send` and `check`, or there is no answer in time.
         """
         self.send(message)
+        seconds = waits.ANSWER if seconds is None else seconds
         give_up = time.monotonic() + seconds
         while self._answer is None:
             left = give_up - time.monotonic()
@@ -592,10 +593,11 @@ class Program:
         if self._process.returncode is not None:
             return
         self._signal(signal.SIGKILL)
-        self._ending = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(waits.LimitError):  # the kernel may keep what stands in a call of its own
+            waits.until(lambda: not self.alive, waits.GONE, "a killed program to end", look=0.0001)
         with suppress(WatchdogError):  # it was killed itself, and there is nothing left to watch
             _watchdog().ask("forget", name=self._group)
-        self._process.wait()
+        waits.ended(self._process, waits.GONE)
         self._ended = True
         # Whoever left the group may still hold the pipe open, and is not waited for.
         self._logger.join(_LAST_WORDS)

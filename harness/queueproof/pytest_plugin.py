@@ -169,6 +169,7 @@ class Examiner:
         self._cards: dict[str, Card] = {}
         self._asked: dict[str, set[str]] = {}
         self._futures: dict[str, Future[Card]] = {}
+        self._judging = 0  # queues, at this moment
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE))
         self.seed: int = config.option.queueproof_seed
         self.profile: str = config.option.queueproof_profile or (
@@ -246,15 +247,18 @@ class Examiner:
         from queueproof.check import check_queue
         from queueproof.guarantees import select
 
-        with self.lab(queue) as lab:
-            profile = profile or self.profile
-            return check_queue(
-                lab,
-                select(guarantees),
-                seed=self.seed,
-                profile=profile,
-                required=self._required,
-            )
+        self._judging += 1
+        try:
+            with self.lab(queue) as lab:
+                return check_queue(
+                    lab,
+                    select(guarantees),
+                    seed=self.seed,
+                    profile=profile or self.profile,
+                    required=self._required,
+                )
+        finally:
+            self._judging -= 1
 
     # --- hooks ----------------------------------------------------------------------------------
 
@@ -342,9 +346,14 @@ class Examiner:
 
     def pytest_unconfigure(self) -> None:
         """Stop the server, and with it what is still being judged on it."""
+        from queueproof import ending
+
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._judging:
+            ending.stop()
         self._resources.close()
         self._pool.shutdown()
+        ending.go_on()
 
 
 def _ids(config: pytest.Config, option: str) -> set[str]:

@@ -4,7 +4,7 @@ While a server is frozen (a paused container, a network that drops packets), lib
 do not return, and as long as they do not, Python runs no signal handler. So libpq is only called
 where it does not block, and the waiting is done here, a moment at a time. A wait ends with what it
 is for, or when its limit is over, which is told with what it was for; or `GRACE` seconds after
-somebody has asked the run to stop.
+somebody has asked the run to stop (`queueproof.ending`).
 
 Every limit is named here; `postgres/watchdog.py`, which imports nothing, has its own.
 """
@@ -12,17 +12,12 @@ Every limit is named here; `postgres/watchdog.py`, which imports nothing, has it
 from __future__ import annotations
 
 import math
-import os
 import select
-import signal
-import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
-from typing import Any, NoReturn, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import capabilities, pq
@@ -32,6 +27,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.waiting import Ready, Wait
 
+from queueproof import ending
 from queueproof.errors import QueueproofError
 
 T = TypeVar("T")
@@ -46,11 +42,10 @@ CANCEL = 10.0  # a statement ends that was cancelled
 GONE = 10.0  # a backend or a process ends that was told to, or a connection of it
 BEGIN = 30.0  # a program begins its life or installs its queue
 ANSWER = 10.0  # a program reads what it is asked
+IMAGE = 120.0  # a container becomes a server, once its image is here
 TOOL = 10.0  # a program of PostgreSQL's says its version
 START = 300.0  # the watchdog starts a server: see there
 CLEAN = 120.0  # the watchdog has removed everything
-GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
-STOP = 1.9  # a signal has ended the process
 
 SLICE = 0.25  # between two looks at whether to go on waiting
 SOON = 0.02  # before somebody looks after others while he waits
@@ -66,62 +61,6 @@ class LimitError(QueueproofError):
 
 class StoppedError(LimitError):
     """Somebody has asked the run to stop, and it has waited for `GRACE` seconds since."""
-
-
-# --- stopping -----------------------------------------------------------------------------------
-
-_ends = math.inf  # by `time.monotonic`, when every wait of this process ends
-
-
-def stop() -> None:
-    """End every wait of this process, in any thread, `GRACE` seconds from now."""
-    global _ends  # noqa: PLW0603 - of the process, as the signal is
-    _ends = min(_ends, time.monotonic() + GRACE)
-
-
-def go_on() -> None:
-    """Wait as before again, when the threads of a run that was stopped are gone."""
-    global _ends  # noqa: PLW0603 - the same
-    _ends = math.inf
-
-
-def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
-    """Have signals end the process within `STOP` seconds, whatever it is doing then.
-
-    Args:
-        numbers: The signals.
-        told: Called in the main thread with the one that came; it raises.
-    """
-    numbers = frozenset(numbers)
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        for one in numbers:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
-        stop()
-        told(number)
-
-    woken, waker = socket.socketpair()
-    waker.setblocking(False)  # noqa: FBT003 - the standard library's
-    signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_anyway, args=(woken, numbers), daemon=True).start()
-    for number in numbers:
-        signal.signal(number, end)
-
-
-def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
-    """End a process whose main thread does not get to its handler of a signal, or not to its end.
-
-    The byte that this waits for is written when the kernel delivers the signal, even while the main
-    thread stands in a call that does not return. What is left is removed by the watchdog.
-    """
-    number = 0
-    while number not in numbers:
-        (number,) = woken.recv(1)
-    time.sleep(STOP)
-    if _ends == math.inf:  # nobody has said it, nor will
-        with suppress(OSError):
-            os.write(2, f"queueproof: stopped by {signal.Signals(number).name}\n".encode())
-    os._exit(128 + number)
 
 
 # --- one wait -----------------------------------------------------------------------------------
@@ -156,7 +95,7 @@ class Limit:
             StoppedError: The run is to stop.
         """
         now = time.monotonic()
-        if now >= _ends:
+        if now >= ending.at():
             raise StoppedError(f"stopped while it waited for {self.what}")
         return now >= self._ends
 
@@ -173,7 +112,7 @@ class Limit:
         if self.is_over():
             raise LimitError(f"waited {self.seconds:g} s for {self.what}")
         now = time.monotonic()
-        return max(0.0, min(at_most, self._ends - now, _ends - now))
+        return max(0.0, min(at_most, self._ends - now, ending.at() - now))
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str, *, look: float = 0.001) -> None:
@@ -188,6 +127,8 @@ def until(condition: Callable[[], bool], seconds: float, what: str, *, look: flo
     Raises:
         LimitError: It did not become so.
     """
+    if condition():
+        return
     limit = Limit(seconds, what)
     while not condition():
         time.sleep(limit.left(look))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.server import Conninfo, Started, options, settings
 from queueproof.postgres.watchdog import Watchdog
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
 PORT = 5432
-START_SECONDS = 120
-CONNECT_SECONDS = 10
 LOG_TAIL = 15  # lines
 
 
@@ -67,7 +66,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
             user="postgres",
             password=password,
             dbname="postgres",
-            connect_timeout=CONNECT_SECONDS,
+            connect_timeout=round(waits.CONNECT),
         )
         _wait(container, conninfo)
         return Conninfo(conninfo)
@@ -76,7 +75,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
         running = container.get_wrapped_container()
         try:
             running.kill("SIGKILL")
-            running.wait()
+            running.wait(timeout=waits.GONE)
             running.start()
             return started()
         except (APIError, TimeoutError) as error:
@@ -111,14 +110,14 @@ def _wait(container: DockerContainer, conninfo: str) -> None:
     The `PostgresContainer` of testcontainers asks once a second, and two minutes long for a
     container that has ended.
     """
-    give_up = time.monotonic() + START_SECONDS
+    limit = waits.Limit(waits.IMAGE, "the container's server")
     running = container.get_wrapped_container()
     while True:
         try:
-            psycopg.connect(conninfo).close()
-        except psycopg.OperationalError:
+            waits.Connection.open(conninfo).close()
+        except (psycopg.OperationalError, waits.LimitError):
             running.reload()
-            if running.status != "running" or time.monotonic() > give_up:
+            if running.status != "running" or limit.is_over():
                 raise TimeoutError from None
             time.sleep(0.05)
         else:

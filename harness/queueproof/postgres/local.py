@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from psycopg.conninfo import make_conninfo
 
+from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.server import Conninfo, Started, options, refuse_old, settings
 from queueproof.postgres.watchdog import Watchdog, WatchdogError
@@ -200,9 +201,13 @@ def _programs(directories: Iterable[Path]) -> list[Programs]:
             continue
         try:
             told = subprocess.run(  # noqa: S603 - programs that the user chose
-                [directory / "postgres", "--version"], capture_output=True, text=True, check=True
+                [directory / "postgres", "--version"],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=waits.TOOL,
             ).stdout
-        except (OSError, subprocess.CalledProcessError):
+        except (OSError, subprocess.SubprocessError):
             continue
         if version := re.search(r"\(PostgreSQL\)\D*(\d+)", told):
             found.append(Programs(directory, int(version[1])))

@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.local import SOCKET_LIMIT, server_user
 from queueproof.postgres.watchdog import Watchdog, WatchdogError
@@ -55,8 +56,8 @@ class Pooler:
         self.conninfo = make_conninfo(entrance, dbname=DATABASE, connect_timeout=10)
         console = make_conninfo(entrance, dbname="pgbouncer", connect_timeout=10)
         # The console knows no prepared statements.
-        self._console = psycopg.connect(console, autocommit=True, prepare_threshold=None)
-        self._server = psycopg.connect(server, autocommit=True, prepare_threshold=None)
+        self._console = waits.Connection.open(console)
+        self._server = waits.Connection.open(server)
         self._counted = 0
 
     def renew(self) -> None:
@@ -64,10 +65,13 @@ class Pooler:
         known = self._backends()
         self._console.execute(f"KILL {DATABASE}")
         gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = ANY (%s))"
-        while self._server.execute(gone, [known]).fetchone() != (True,):
-            pass
+        waits.until(
+            lambda: self._server.execute(gone, [known]).fetchone() == (True,),
+            waits.GONE,
+            "the backends of pgbouncer to end",
+        )
         self._console.execute(f"RESUME {DATABASE}")
-        clients = [psycopg.connect(self.conninfo, autocommit=True) for _ in range(CONNECTIONS)]
+        clients = [waits.Connection.open(self.conninfo) for _ in range(CONNECTIONS)]
         for statement in ("BEGIN", _WARM):  # at the same time, so that each needs a connection
             for client in clients:
                 client.execute(statement)
@@ -140,7 +144,7 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
                 command=[str(program), str(configuration)],
                 ready=str(directory / f".s.PGSQL.{PORT}"),
             )
-        except (OSError, WatchdogError, psycopg.OperationalError) as error:
+        except (OSError, WatchdogError, psycopg.OperationalError, waits.LimitError) as error:
             raise ServerUnavailableError(f"{program} could not be started: {error}") from None
         entrance = make_conninfo(
             "", host=str(directory), port=PORT, user="pgbouncer", sslmode="disable"
@@ -161,7 +165,11 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
 def version(program: Path) -> str:
     """`pgbouncer` and the version that a program says of itself."""
     told = subprocess.run(  # noqa: S603 - a program that the user installed
-        [program, "--version"], capture_output=True, text=True, check=False
+        [program, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=waits.TOOL,
     ).stdout
     version = re.search(r"\d+(\.\d+)+", told)
     return f"pgbouncer {version[0]}" if version else "pgbouncer"
@@ -169,7 +177,7 @@ def version(program: Path) -> str:
 
 def _configuration(conninfo: str, directory: Path) -> str:
     """pgbouncer.ini; libpq says where a DSN, its environment and its password file lead."""
-    with psycopg.connect(conninfo) as connection:
+    with waits.Connection.open(conninfo) as connection:
         info = connection.info
         given = info.get_parameters()
         target = {

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database, lock_key
 
@@ -133,9 +134,9 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         ServerUnavailableError: It cannot be reached, or a statement of the block fails.
     """
     try:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
+        with waits.Connection.open(conninfo) as connection:
             yield connection
-    except psycopg.Error as error:
+    except (psycopg.Error, waits.LimitError) as error:
         # libpq names host, port and user in its message, never the password
         raise ServerUnavailableError(
             f"PostgreSQL at {conninfo.public or 'its default address'} does not let us in:"
@@ -278,7 +279,7 @@ class Server:
 
     def _create(self, name: str, settings: Mapping[str, str]) -> None:
         named = sql.Identifier(name)
-        with psycopg.connect(self._admin, autocommit=True) as connection:
+        with waits.Connection.open(self._admin) as connection:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
             connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
@@ -292,12 +293,13 @@ class Server:
                 )
         if self._watchdog:  # its pg_hba.conf may let us into the databases that it names only
             new = make_conninfo(self._admin, dbname=name)
-            psycopg.connect(new).close()
+            waits.Connection.open(new).close()
 
     def _drop(self, name: str) -> None:
         # the server may be gone: then so is the database, or the watchdog tries again at the end
-        with suppress(psycopg.Error):
-            drop_database(self._admin, name)
+        with suppress(psycopg.Error, waits.LimitError):
+            with waits.Connection.open(self._admin) as connection:
+                drop_database(connection, name)
             self._forget(name)
 
     def _forget(self, name: str) -> None:

@@ -10,13 +10,13 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, local
 from queueproof.postgres.environment import no_libpq_variables
 from queueproof.postgres.server import ROLE, Conninfo, Facts, Server, connected, examine, spoken
 from queueproof.postgres.watchdog import Watchdog
 
-CONNECT_SECONDS = 10  # psycopg's own is two minutes, for a host that swallows packets
 DEFAULT_IMAGE = "postgres:18"
 _CAREFUL = 160_000  # the server_version_num from which CREATEROLE gives nothing that one has not
 _NAMED = 3  # databases in a message
@@ -140,7 +140,7 @@ def _make_role(admin: Conninfo, facts: Facts) -> None:
 def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
     _refuse_malformed(dsn)
     if "connect_timeout" not in conninfo_to_dict(dsn):
-        dsn = Conninfo(make_conninfo(dsn, connect_timeout=CONNECT_SECONDS))
+        dsn = Conninfo(make_conninfo(dsn, connect_timeout=round(waits.CONNECT)))
     dsn = _completed(dsn)
     facts = examine(dsn)
     _refuse(facts)
@@ -216,7 +216,7 @@ def _refuse_company(dsn: Conninfo, facts: Facts) -> None:
 def _is_empty(dsn: Conninfo, database: str) -> bool:
     """Whether nobody has made anything in a database yet."""
     try:
-        with psycopg.connect(make_conninfo(dsn, dbname=database), autocommit=True) as connection:
+        with waits.Connection.open(make_conninfo(dsn, dbname=database)) as connection:
             return connection.execute(_HAS_TABLES).fetchone() == (False,)
     except psycopg.Error:
         return False

@@ -27,7 +27,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias, cast
+from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias, cast
+
+if TYPE_CHECKING:
+    import psycopg
 
 Request: TypeAlias = dict[str, Any]
 
@@ -36,6 +39,7 @@ STOP_SECONDS = 10  # the postmaster itself kills after five what ignores its SIG
 CONTAINER_SECONDS = 2  # dockerd may finish creating a container after its client has died
 DATABASE_SECONDS = 60
 RETURN_SECONDS = 10  # for somebody's server that restarts
+CONNECT_SECONDS = 10
 TAIL = 15  # lines of a failed program's output that are shown
 
 
@@ -78,6 +82,8 @@ class Watchdog:
         Raises:
             WatchdogError: It could not be done.
         """
+        from queueproof import waits  # noqa: PLC0415 - which the script cannot import
+
         pipe = cast("IO[bytes]", self._process.stdin)
         replies = cast("IO[bytes]", self._process.stdout)
         request = {"do": do, **what}
@@ -86,7 +92,11 @@ class Watchdog:
             try:
                 pipe.write(json.dumps(request).encode() + b"\n")
                 pipe.flush()
-                reply = replies.readline()
+                reply = self._reply(
+                    replies.fileno(), waits.START, f"the watchdog process to do: {do}"
+                )
+            except waits.LimitError as silent:
+                raise WatchdogError(str(silent)) from None
             except OSError:
                 reply = b""
         if not reply:
@@ -94,10 +104,36 @@ class Watchdog:
         if error := json.loads(reply):
             raise WatchdogError(error)
 
+    @staticmethod
+    def _reply(fd: int, seconds: float, what: str) -> bytes:
+        """One line of it; nothing where it has ended."""
+        from queueproof import waits  # noqa: PLC0415 - as above
+
+        limit = waits.Limit(seconds, what)
+        reply = b""
+        while not reply.endswith(b"\n"):
+            while not waits.readable(fd, limit.left()):
+                pass
+            if not (read := os.read(fd, 65536)):
+                return b""
+            reply += read
+        return reply
+
     def __exit__(self, *_: object) -> None:
+        from queueproof import waits  # noqa: PLC0415 - as above
+
         told = b""
         with suppress(OSError):
-            told, _none = self._process.communicate()
+            cast("IO[bytes]", self._process.stdin).close()
+        try:
+            told = self._reply(
+                cast("IO[bytes]", self._process.stdout).fileno(), waits.CLEAN, "the watchdog"
+            )
+        except waits.LimitError:
+            return  # it goes on by itself
+        finally:
+            cast("IO[bytes]", self._process.stdout).close()
+        waits.ended(self._process, waits.CLEAN)
         if self._process.returncode == 0 and told:
             left: dict[str, str] = json.loads(told)
         else:
@@ -210,13 +246,29 @@ def _kill_marked(mark: str) -> bool:
 
 
 def _drop(conninfo: str, name: str) -> str:
-    """Drop a database of a server that may be starting again; why it is still there, or nothing."""
-    import psycopg  # noqa: PLC0415 - as below
+    """Drop a database of a server that may not answer; why it is still there, or nothing."""
+    reason = [f"the server has not answered for {DATABASE_SECONDS} s"]
+
+    def act() -> None:
+        reason[0] = _drop_patiently(conninfo, name)
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(DATABASE_SECONDS)
+    return reason[0]
+
+
+def _drop_patiently(conninfo: str, name: str) -> str:
+    """Drop a database of a server that may be starting again."""
+    import psycopg  # noqa: PLC0415 - not in a watchdog that has no database to drop
 
     give_up = time.monotonic() + RETURN_SECONDS
     while True:
         try:
-            drop_database(conninfo, name)
+            with psycopg.connect(
+                conninfo, autocommit=True, connect_timeout=CONNECT_SECONDS
+            ) as connection:
+                drop_database(connection, name)
         except psycopg.OperationalError as error:
             if time.monotonic() > give_up:
                 return " ".join(str(error).split())
@@ -227,28 +279,26 @@ def _drop(conninfo: str, name: str) -> str:
             return ""
 
 
-def drop_database(conninfo: str, name: str) -> None:
+def drop_database(connection: psycopg.Connection[Any], name: str) -> None:
     """Drop a database of this run, with its sessions, once the session that creates it has ended.
 
     That session may still be at it after its client was killed. It holds the advisory lock of
     `lock_key`, so that the database cannot appear after it was found missing.
 
     Args:
-        conninfo: Of another database of the same server, the one that it was created from.
+        connection: To another database of the same server, the one that it was created from.
         name: The database.
 
     Raises:
-        psycopg.Error: The server cannot be reached or refuses.
+        psycopg.Error: The server refuses.
     """
-    import psycopg  # noqa: PLC0415 - not in a watchdog that has no database to drop
-    from psycopg import sql  # noqa: PLC0415
+    from psycopg import sql  # noqa: PLC0415 - as above
 
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        connection.execute(f"SET statement_timeout = '{DATABASE_SECONDS}s'")
-        connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
-        connection.execute(
-            sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-        )
+    connection.execute(f"SET statement_timeout = '{DATABASE_SECONDS}s'")
+    connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
+    connection.execute(
+        sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    )
 
 
 def lock_key(database: str) -> int:
@@ -374,6 +424,7 @@ def _stop_server(data: Path) -> None:
     for number in (signal.SIGQUIT, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)  # or a stopped one would not hear of it
         if _wait(lambda: _ended(pid), STOP_SECONDS):
             break
     if status.exists():

@@ -1,0 +1,82 @@
+"""How a signal ends the process: soon, whatever it is doing then; no import that costs time."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+# Seconds.
+GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
+STOP = 1.9  # a signal has ended the process
+
+_ends = math.inf  # by `time.monotonic`, when every wait of this process ends
+
+
+def at() -> float:
+    """When every wait of this process ends, by `time.monotonic`; infinite where nobody stops it."""
+    return _ends
+
+
+def stop() -> None:
+    """End every wait of this process, in any thread, `GRACE` seconds from now."""
+    global _ends  # noqa: PLW0603 - of the process, as the signal is
+    _ends = min(_ends, time.monotonic() + GRACE)
+
+
+def go_on() -> None:
+    """Wait as before again, when the threads of a run that was stopped are gone."""
+    global _ends  # noqa: PLW0603 - the same
+    _ends = math.inf
+
+
+def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
+    """Have signals end the process within `STOP` seconds, whatever it is doing then.
+
+    Args:
+        numbers: The signals.
+        told: Called in the main thread with the one that came; it raises.
+    """
+    numbers = frozenset(numbers)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        stop()
+        told(number)
+
+    woken, waker = socket.socketpair()
+    waker.setblocking(False)  # noqa: FBT003 - the standard library's
+    signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_anyway, args=(woken, numbers), daemon=True).start()
+    for number in numbers:
+        signal.signal(number, end)
+
+
+def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
+    """End a process whose main thread does not get to its handler of a signal, or not to its end.
+
+    The byte that this waits for is written when the kernel delivers the signal, even while the main
+    thread stands in a call that does not return, if that lets other threads run. What is left is
+    removed by the watchdog.
+    """
+    number = 0
+    while number not in numbers:
+        (number,) = woken.recv(1)
+    time.sleep(STOP)
+    if _ends == math.inf:  # nobody has said it, nor will
+        with suppress(OSError):
+            told = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
+            os.write(2, f"queueproof: {told}\n".encode())
+    os._exit(128 + number)
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
