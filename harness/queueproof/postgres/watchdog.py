@@ -178,7 +178,7 @@ def main(parent: int) -> None:
         with suppress(BrokenPipeError):
             os.write(1, json.dumps(error).encode() + b"\n")
     with suppress(BrokenPipeError):
-        os.write(1, json.dumps(end(asked)).encode())
+        os.write(1, json.dumps(end(asked)).encode() + b"\n")
 
 
 def _note(asked: list[Request], request: Request) -> None:
