@@ -278,6 +278,7 @@ class Runner:
         self._schedule = deque(schedule)
         self._reserve = deque(program.reserve)
         self._queues = program.queues if "queue" in self._queue.takes("claim") else ["default"]
+        self._recovered = Counter[str]()  # by the drain, how often each job
         self._splitting = False
         self._disturbed = False  # by a fault, which programs may answer as they like
         self._states: Mapping[str, State] | None = None  # as last seen while the run was drained
@@ -1131,8 +1132,11 @@ class Runner:
                 break
             if recovered.answer != "accepted" and refused < RETRIES:
                 refused += 1
-            elif not recovered.ids:
+                continue
+            # One that answers the same job for ever changes nothing.
+            if all(self._recovered[job] >= RETRIES for job in recovered.ids):
                 break
+            self._recovered.update(recovered.ids)
             found = True
         if "promote" in self._queue.offers:
             # It may count what it does each time: no more often than there are jobs.
