@@ -7,6 +7,7 @@
 // dist/sql, which are called here as dist/main.js does, with its retries, its pool and no batching delays.
 //
 // What it promises, and where that is written (website/docs/ of its repository):
+// - at least once: "each job will execute at least once. Most jobs will execute exactly once" (index.md, Reliable);
 // - a crashed worker's job stays locked for 4 hours, then a sweep releases it (error-handling.md, Instantaneous
 //   exit). There is no heartbeat: a job that runs for longer is taken over (pro/recovery.md, the note);
 // - attempts: maxAttempts, 25 unless a job has its own (library/add-job.md);
@@ -138,6 +139,7 @@ async function open (dsn) {
 
 await serve({
   facts: {
+    delivery: 'at-least-once',
     lease: 4 * 3600,
     max_attempts: Number(bound),
     backoff: 2.718,

@@ -16,6 +16,7 @@
 -- * Snoozing, cancelling, unique jobs, notifications and the producer's own records are left out.
 
 -- /// queue
+-- leader = true
 -- lease = "60 minutes"
 -- max_attempts = 20
 -- backoff = "17 seconds"

@@ -64,6 +64,7 @@ class PgQueuer(Client):
     lease = timedelta(seconds=30)
     backoff = timedelta(seconds=1)
     order = "priority, fifo"
+    delivery = "at-least-once"
     breaks: Mapping[str, str] = {
         "fencing": '"no fencing tokens": ADR-0004, Delivery is at-least-once',
         "retry-bound": "a job whose worker crashes each time is the user's to find, by a query: "

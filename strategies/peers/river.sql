@@ -17,6 +17,7 @@
 
 -- /// queue
 -- delivery = "at-least-once"
+-- leader = true
 -- lease = "1 hour"
 -- max_attempts = 25
 -- backoff = "900 milliseconds"

@@ -8,19 +8,20 @@
 -- Different here:
 -- * Lower numbers are more urgent there: a priority is stored negated here.
 -- * A dispatcher makes due jobs ready there, once a second. Each claim does it here.
--- * A process registers when it starts there, and beats by a timer. Its first claim registers it
---   here, and a claim younger than the threshold is a sign of life too: a worker of the harness has
---   no timer. One that was pruned and claims again is registered again; there it stops, and its
---   supervisor starts another.
+-- * A process beats by a timer there. A claim younger than the threshold is a sign of life too here:
+--   a worker of the harness has no timer. One that was pruned and claims again is registered again;
+--   there it stops, and its supervisor starts another.
 -- * The jobs of all pruned processes fail in one transaction here, each in its own there. `pruned`,
 --   and the answer of `recover`, are there for the harness alone.
 -- * Times are the client's there and the server's here, so that `server-clock` says nothing about
 --   Solid Queue.
 -- * Concurrency controls, recurring tasks, batches and pauses are left out, and so is what a
---   supervisor does when it starts: fail the executions of processes that are gone.
+--   supervisor does when it starts: fail the executions of processes that are gone. A job that is
+--   claimed while its process is being pruned waits for that.
 
 -- /// queue
 -- lease = "5 minutes"
+-- stale = "fails"
 -- order = "priority, fifo"
 -- ///
 
@@ -70,6 +71,10 @@ CREATE TABLE processes (
   last_heartbeat_at timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX processes_last_heartbeat_at_idx ON processes (last_heartbeat_at);
+
+-- name: start(worker)
+INSERT INTO processes (name)
+VALUES (:worker);
 
 -- name: enqueue(payload, priority, delay, queue)
 WITH job AS (
