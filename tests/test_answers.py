@@ -43,9 +43,9 @@ class Calls(list[Call]):
         self.append(call)
         return Ref(call.index, ids[0] if ids else "")
 
-    def told(self) -> str:
+    def told(self, *, by_worker: bool = False) -> str:
         """What contradicts what, and nothing where nothing does."""
-        found = contradiction(self)
+        found = contradiction(self, by_worker=by_worker)
         return f"{found.operation}: {found.because}" if found else ""
 
 
@@ -138,6 +138,19 @@ def test_a_lost_claim_proves_nothing() -> None:
     calls.add("advance")
     calls.add("complete", refs=(claimed,))
     assert not calls.told()
+
+
+@pytest.mark.parametrize("by_worker", [True, False])
+def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> None:
+    """A claim may bury a spent job; its worker lives on, and may say so."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    claimed = calls.add("claim", "7")
+    calls.add("advance")
+    calls.add("claim")
+    calls.add("jobs", states={"7": "failed"})
+    calls.add("heartbeat", refs=(claimed,))
+    assert ("extended" in calls.told(by_worker=by_worker)) == (not by_worker)
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail"])

@@ -39,13 +39,14 @@ class Contradiction(NamedTuple):
     because: str
 
 
-def contradiction(calls: Sequence[Call]) -> Contradiction | None:
+def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradiction | None:
     """The first answer of a run that cannot be true, whatever the queue does; or nothing.
 
     Args:
         calls: In the order of invocation.
+        by_worker: Heartbeats name a worker: what they are answered says nothing of its jobs.
     """
-    return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls)
+    return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls, by_worker=by_worker)
 
 
 def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
@@ -126,7 +127,7 @@ def _unknown(calls: Sequence[Call]) -> Contradiction | None:
     return None
 
 
-def _wrong_list(calls: Sequence[Call]) -> Contradiction | None:
+def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | None:
     """A list of jobs, made while nobody did anything, that later answers prove wrong."""
     for n, call in enumerate(calls):
         if call.answer not in _PLAIN or call.kind in _FAULTS:
@@ -138,7 +139,7 @@ def _wrong_list(calls: Sequence[Call]) -> Contradiction | None:
                 return Contradiction("jobs", f"jobs lists job {job} more than once")
         for job in dict.fromkeys(j for c in calls[:n] if c.kind == "enqueue" for j in c.ids):
             said = _misjudged(calls, n, job)
-            later = _life(calls, n, job) if said else ""
+            later = _life(calls, n, job, by_worker=by_worker) if said else ""
             if said and later:
                 return Contradiction("jobs", f"jobs {said}, and it was {later} afterwards")
     return None
@@ -177,7 +178,7 @@ def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
     return ""
 
 
-def _life(calls: Sequence[Call], n: int, job: str) -> str:
+def _life(calls: Sequence[Call], n: int, job: str, *, by_worker: bool) -> str:
     """What proves that a job was there and had not ended when a list was made."""
     claimed = max((c.index for c in calls[:n] if c.kind == "claim" and job in c.ids), default=-1)
     moved = False  # the clock, so that a lease may have run out
@@ -187,7 +188,7 @@ def _life(calls: Sequence[Call], n: int, job: str) -> str:
             return ""  # it may be another one
         if call.kind == "claim" and job in call.ids:
             return "claimed"
-        if call.answer != "accepted" or moved:
+        if call.answer != "accepted" or moved or (by_worker and call.kind == "heartbeat"):
             continue
         if call.kind in _DONE and (claimed, job) in call.refs:
             return _DONE[call.kind]

@@ -302,7 +302,7 @@ class Lab:
     def _columns(self, table: str) -> str:
         """The columns that hold data of their own, as SQL."""
         row = self._admin.execute(_COLUMNS, [table]).fetchone()
-        return str(row[0]) if row else ""
+        return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
 
     def _reset_statements(self) -> tuple[str, str]:
         """SQL that brings every table and sequence back to what they held after `install`."""
@@ -317,8 +317,9 @@ class Lab:
                 continue
             columns = self._columns(table)
             run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
+            into = f"{table} ({columns})" if columns else table
             restore.append(
-                f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+                f"INSERT INTO {into} OVERRIDING SYSTEM VALUE "
                 f"SELECT {columns} FROM clock.saved_{number}"
             )
         for (sequence,) in run(_SEQUENCES).fetchall():
@@ -582,6 +583,7 @@ class Lab:
             f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
             "SELECT * FROM turned; COMMIT"
             for table, columns in self._heaps.items()
+            if columns
         ]
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002
