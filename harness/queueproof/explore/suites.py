@@ -57,6 +57,7 @@ class Suite:
         queue = offer.queue
         self.offers = queue.offers
         self.one_each = queue.jobs_per_worker is not None
+        self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
         self.lease = queue.lease_time.total_seconds() if queue.lease_time else None
         self.bound = queue.max_attempts
@@ -285,7 +286,8 @@ class Suite:
             yield Program(THREE, in_turn(script("w1", claim(2), claim(), COMPLETE_ALL)))
             batch = script("w1", claim(2), COMPLETE_ALL)
             yield Program(TWO, ((batch, script("w2", claim(2), COMPLETE_ALL)),))
-        yield Program(ONE, in_turn(script("clock", advance(40 * DAY))))
+        low = -1 if "priority" in self.offer.queue.takes("enqueue") else 0
+        yield Program((JobSpec(priority=low),), in_turn(script("clock", advance(40 * DAY))))
         yield from self.arrivals()
         if "cleanup" in self.offers:
             yield Program(TWO, ((script("w1", claim(), complete()), _CLEAN),))
@@ -341,13 +343,16 @@ class Suite:
             yield Program(late, in_turn(take, half, take, half, take))
             new, almost = script("producer", Do("enqueue")), script("clock", until(MINUTE))
             yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
+            # Of a delay itself the fraction may be lost.
+            almost = script("clock", until(FRACTION))
+            yield Program((), in_turn(new, almost, take), reserve=(JobSpec(delay=FRACTION),))
             yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
             if "recover" in self.offers and self.lease is not None:
                 yield Program(late, in_turn(*self.reaper(), take))
 
     def _order(self) -> Iterator[Program]:
         takes = self.offer.queue.takes("enqueue")
-        ranks = (0, 10, 9) if self.offer.queue.order == "priority, fifo" else (0, 0, 0)
+        ranks = (0, 9, 10) if self.offer.queue.order == "priority, fifo" else (0, 0, 0)
         jobs = tuple(JobSpec(priority=rank) for rank in ranks)
         yield Program(jobs, in_turn(SETTLE, script("w1", claim())))
         yield Program(TWO, in_turn(script("w1", claim())))
@@ -356,6 +361,9 @@ class Suite:
         yield Program(TWO, in_turn(turned, script("w1", claim())))
         yield Program(jobs, in_turn(SETTLE, turned, script("w1", claim())))
         yield Program(jobs, in_turn(SETTLE, script("w1", claim(), claim())))
+        if ranks[-1]:
+            # Behind more than a page of others.
+            yield Program((jobs[0],) * PAGE + jobs[2:], in_turn(SETTLE, script("w1", claim())))
         three = in_turn(*(script(who, Do("enqueue")) for who in ("w1", "w2", "w1")))
         yield Program((), (*three, *in_turn(script("w3", claim(), claim()))), reserve=THREE)
         if self.takes_limit:
@@ -382,6 +390,11 @@ class Suite:
             if self.lease is not None:
                 beat = script("w1", heartbeat(), crash())
                 yield Program(ONE, in_turn(script("w1", claim()), self.within(), beat))
+        known = self.by_worker or "start" in self.offers
+        if self.lease is not None and known and not self.one_each:
+            # A worker that was given up may claim on: what it has then is to come back as well.
+            paused = in_turn(script("w1", claim()))
+            yield Program(TWO, (*paused, *self.lapse(), *in_turn(*self.reaper(), gone)))
         yield from self._behind_live()
         yield from self._beside_beaten()
         by_session = self.offer.queue.by_session
@@ -444,8 +457,10 @@ class Suite:
         almost = script("clock", until(self.lease))
         aligned = (*in_turn(ALIGNED), *first)
         # Where workers beat for themselves the lease may have begun a moment before the claim.
-        by_worker = "heartbeat" in self.offers and "job" not in self.offer.queue.takes("heartbeat")
-        yield Program(ONE, (*aligned, *in_turn(self.within() if by_worker else almost), *steal))
+        later = in_turn(self.within() if self.by_worker else almost)
+        yield Program(ONE, (*aligned, *later, *steal))
+        if self.takes_limit:  # what is claimed in a batch is held for as long
+            yield Program(TWO, (*in_turn(ALIGNED, script("w1", claim(2))), *later, *steal))
         if "fail" in self.offers:  # what takes long ends as well as what does not
             yield Program(ONE, (*first, *in_turn(self.within(), script("w1", fail()))))
         if "heartbeat" in self.offers:
@@ -463,8 +478,9 @@ class Suite:
             race: Stage = (meanwhile, script("w2", claim()))
             yield Program(ONE, (*first, *over, race, *in_turn(script("w3", claim()))))
             if self.takes_limit:
-                two = in_turn(script("w1", claim(2)))
-                yield Program(TWO, (*two, *beat, *steal))
+                # The second one: a worker's heartbeat is for all that it holds.
+                two = in_turn(script("w1", claim(2)), self.within(), script("w1", heartbeat(1)))
+                yield Program(TWO, (*two, *in_turn(self.within()), *steal))
         over = in_turn(script("clock", advance(past(self.lease))))
         # What a reaper has read is old when it acts: another job was claimed, or this one freed by
         # somebody else and claimed anew.
@@ -499,7 +515,9 @@ class Suite:
                 followed = in_turn(script("w1", late), script("w3", claim()))
                 gone = in_turn(script("w2", crash()), self.within(), *self.reaper())
                 yield Program(ONE, (*first, *self.lapse(), *taken, *followed))
-                yield Program(ONE, (*first, *self.lapse(), *taken, *followed[:1], *gone))
+                # Who was late is gone as well, or it would complete the job after all.
+                lost = in_turn(script("w1", late, crash()))
+                yield Program(ONE, (*first, *self.lapse(), *taken, *lost, *gone))
         for late in enders:
             if self.lease is not None:
                 over = in_turn(script("clock", advance(past(self.lease))))
@@ -743,7 +761,8 @@ class Suite:
         for ender in self.enders():
             yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
         if not isinstance(self.offer.queue, ProgramQueue):  # which may know two queues and no third
-            for mine, theirs in (("default", _PREFIXED), (_PREFIXED, "default")):
+            pairs = (("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED))
+            for mine, theirs in pairs:
                 yield Program((JobSpec(queue=theirs),), in_turn(script("w1", claim(1, mine))))
         other = in_turn(script("w1", claim(1, "other")))
         if self.lease is not None:
@@ -766,6 +785,11 @@ class Suite:
         singles = [script(f"w{n + 1}", claim()) for n in range(cap + 1)]
         others = [script(f"w{n}", claim()) for n in (2, 3, 4, 5)]
         yield Program(jobs, in_turn(*singles))
+        if self.routes() and not self.offer.held:  # the cap is over all queues
+            other = (JobSpec(),) * cap + (JobSpec(queue="other"),)
+            yield Program(
+                other, in_turn(script("w1", *full, claim()), script("w2", claim(1, "other")))
+            )
         for ender in self.enders():
             if ender.kind != "heartbeat":
                 ended = in_turn(script("w1", *full, claim(), ender))
@@ -793,11 +817,13 @@ MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
 SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 MINUTE = 61.0  # seconds; what is counted from an aligned clock ends at the same fraction
+FRACTION = 61.47  # seconds; of which rounding takes more than a margin
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
 BEATS = 25  # heartbeats, one after the other: a job that takes long
 _NEW = script("producer", Do("enqueue"))
 _CLEAN = script("janitor", Do("cleanup", seconds=0.0))
 _PREFIXED = "default.high"  # a queue whose name begins as another's
+_PATTERN = "default_high"  # and one whose name, to LIKE, is that
 SPENT = 12
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
