@@ -21,8 +21,9 @@ PATIENCE = 30.0  # seconds
 
 
 def pytest_configure() -> None:
-    """Begin with Ctrl-C as a terminal has it: a shell's background jobs would ignore it."""
+    """Begin with signals as a terminal has them: a background job or nohup would ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
