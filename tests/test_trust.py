@@ -170,3 +170,27 @@ def test_a_queue_that_terminates_backends_is_told_so(
     said = capsys.readouterr().err
     assert "If it was the queue's SQL (pg_terminate_backend)" in said
     assert "went away" not in said
+
+
+ALTERED = {
+    "DROP TABLE jobs": 'relation "queue.jobs" does not exist (42P01)',
+    "ALTER TABLE jobs RENAME TO tasks": 'relation "queue.jobs" does not exist (42P01)',
+    "CREATE TABLE IF NOT EXISTS done (id bigint)": "created a table while it ran: queue.done",
+}
+
+
+@pytest.mark.parametrize("statement", ALTERED)
+def test_an_operation_that_changes_the_schema_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+) -> None:
+    """What the reset cannot bring back is the queue's doing: one message, exit 4."""
+    path = tmp_path / "q.sql"
+    head, complete, rest = REFERENCE.partition("-- name: complete(id, worker, attempt)!\n")
+    assert complete
+    done, end, rest = rest.partition(";\n")
+    path.write_text(f"{head}{complete}{done};\n{statement}{end}{rest}")
+    asked = ["check", str(path), "--only", "order", "--profile", "quick"]
+    assert run([*asked, "--postgres", "embedded"]) == 4
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}: ")
+    assert ALTERED[statement] in said

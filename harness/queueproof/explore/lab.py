@@ -38,6 +38,7 @@ from queueproof.sqlfile import SqlFileQueue
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 _HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
+_ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
 _ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
 _ALIVE = 2  # seconds for a server to show that it runs
 _FORBIDDEN = "42501"  # insufficient_privilege
@@ -53,6 +54,7 @@ _EMPTY = Step("DISCARD ALL")
 _WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
 # Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
 FRACTION = 0.42
+_FIRST_LOOK = 3  # resets, after which every operation is likely to have run
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
 _TABLES = """
@@ -373,6 +375,8 @@ class Lab:
             self._pooler.renew()
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
+        if full or self._resets == _FIRST_LOOK:
+            self._refuse_new_tables()
         self._lock_tables(partial(self._restore, self._renew_sql if full else self._reset_sql))
         for session in emptied:
             try:
@@ -386,6 +390,23 @@ class Lab:
             self._moves.clear()
             self._set_clock()
 
+    def _refuse_new_tables(self) -> None:
+        """See that no operation has made a table: what it holds would go from run to run.
+
+        A new partition is emptied with its table.
+
+        Raises:
+            QueueError: One has.
+        """
+        found = self._admin.execute(_TABLES).fetchall()
+        new = [table for table, _, partition in found if not partition and table not in self.tables]
+        if new:
+            raise QueueError(
+                f"an operation has created a table while it ran: {', '.join(new)}. Only"
+                " those that are there after install can be emptied between two runs: create it in"
+                " schema"
+            )
+
     def _restore(self, reset: str) -> None:
         try:
             self._control.run(reset)
@@ -397,7 +418,7 @@ class Lab:
         """Do something that takes locks on the queue's tables while nobody should hold any.
 
         Raises:
-            QueueError: Somebody holds one, and does not let go.
+            QueueError: Somebody holds one, and does not let go; or what `schema` made is altered.
         """
         try:
             try:
@@ -407,7 +428,14 @@ class Lab:
                     raise
                 act()
         except (ServerError, psycopg.Error) as error:
-            if error.sqlstate != _LOCKED:
+            state = error.sqlstate or ""
+            if state[:2] in _ALTERED and state not in _HINDERED:
+                told = str(error).removeprefix(f"{state}: ").partition("\n")[0]
+                raise QueueError(
+                    f"the queue's tables cannot be brought back to the beginning: {told} ({state})."
+                    " Its operations must neither drop, rename nor alter what its schema made"
+                ) from None
+            if state != _LOCKED:
                 raise
             raise QueueError(
                 f"waited {waits.LOCK:g} s for a lock on the queue's tables, between two runs: "
