@@ -443,7 +443,10 @@ def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         same = job.holder is not None and job.holder.actor == act.call.actor
         return _extended(rules, job, act) if same and job.phase == Phase.RUNNING else [job]
     if _is_holder(job, act) and job.phase == Phase.RUNNING:
-        return _extended(rules, job, act)
+        # A worker's heartbeat is accepted because the worker lives. If the lease has run out, a
+        # claim may have put the job back before, and have answered nothing (rules 14 and 28).
+        lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
+        return _extended(rules, job, act._replace(named=not lapsed))
     if _is_holder(job, act) and job.phase == Phase.QUEUED:
         return [job] if rules.worker_heartbeat else _extended(rules, job, act)
     return _accepted_after_its_end(rules, job, act, "extend")
