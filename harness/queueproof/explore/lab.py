@@ -915,8 +915,8 @@ def _held_responsible(conninfo: str) -> Iterator[None]:
         lost = state in {None, _ENDED}
         if lost and began is not None and began == _start_of(conninfo):
             raise QueueError(
-                f"a connection was ended while the server went on: {told}. If it was the queue's SQL"
-                " (pg_terminate_backend): with its connection a worker loses what it is at"
+                f"a connection was ended while the server went on: {told}. If it was the queue's"
+                " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
             ) from None
         raise
 
