@@ -9,6 +9,7 @@
 -- order = "priority, fifo"
 -- [breaks]
 -- single-claim = "two workers read the same job before either has marked it"
+-- non-blocking = "its update waits for a late worker's row lock"
 -- ///
 
 -- name: schema#
