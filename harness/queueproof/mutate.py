@@ -227,10 +227,10 @@ def _sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
 
 
 def _queries(body: Sequence[sql.Token], offset: int) -> Iterator[Span]:
-    """What stands between two semicolons, from the first word of SQL's own on."""
+    """What stands between two semicolons, from the first word of SQL's own on, or before a LOOP."""
     start: sql.Token | None = None
     for before, token in zip((None, *body), (*body, None), strict=False):
-        if token is None or token.raw == ";":
+        if token is None or token.raw == ";" or token.word == "LOOP":
             if start is not None and before is not None:
                 yield Span(offset + start.start, offset + before.end)
             start = None

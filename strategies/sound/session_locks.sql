@@ -33,7 +33,7 @@ BEGIN
       IF found THEN
         RETURN;
       END IF;
-      PERFORM pg_advisory_unlock(4711, job::int);
+      CONTINUE WHEN pg_advisory_unlock(4711, job::int);
     END IF;
   END LOOP;
 END $$;
