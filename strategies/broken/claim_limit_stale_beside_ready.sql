@@ -24,6 +24,8 @@ CREATE TABLE messages (
 );
 CREATE INDEX messages_visible_idx ON messages (priority DESC, visible_at, id)
   WHERE outcome IS NULL AND attempts < max_attempts;
+CREATE INDEX messages_held_idx ON messages (priority DESC, visible_at, id)
+  WHERE outcome IS NULL AND attempts < max_attempts AND receipt IS NOT NULL;
 CREATE INDEX messages_exhausted_idx ON messages (visible_at)
   WHERE outcome IS NULL AND attempts >= max_attempts;
 
