@@ -15,6 +15,7 @@ from queueproof.errors import ServerError
 from queueproof.explore.lab import DEFAULT_BOUND, Lab, identity
 from queueproof.explore.runner import DECADE, MARGIN
 from queueproof.explore.session import drive
+from queueproof.explore.suites import MOST_ATTEMPTS
 from queueproof.guarantees import Offer
 from queueproof.queue import Claim, JobRow, Queue
 
@@ -84,6 +85,8 @@ def watch(lab: Lab, offer: Offer) -> Waits:
         least = _least(queue, waits.found)
         wait, job = _measure(lab, offer, attempt, failed_at, least)
         if job is None and _has_ended(lab, queue):
+            if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
+                waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
             break
         waits.found.append(wait._replace(worked=worked))
         waits.broken = _complaint(wait, least)
@@ -208,7 +211,7 @@ def _claim(lab: Lab, worker: str = "w1") -> Claim | None:
 
 
 def _has_ended(lab: Lab, queue: Queue) -> bool:
-    """Whether the only job has, with attempts left: that is retry-given's business."""
+    """Whether the only job has, with attempts left: retry-given's business, as far as it looks."""
     if "jobs" not in queue.offers:
         return False
     rows: Sequence[JobRow] = drive(lab.session("w1"), lab.start("jobs", **lab.defaults()))
