@@ -403,13 +403,13 @@ UNLOCKS = """
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
 def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
-    """The lock stays on one connection and is looked for on another: claims come back empty."""
+    """The lock stays on one connection and is looked for on another: jobs cannot be claimed."""
     unnamed = ("psycopg.connect(", "psycopg.connect(prepare_threshold=None, conninfo=")
     ends = [(ENDS.format(how), UNLOCKS.format(how)) for how in ("COMPLETE", "FAIL")]
     lab = lab_of((ONE_STEP, BY_SESSION_LOCK), *ends, unnamed)
     found = judged(lab, "pooler-safe")
     assert found.verdict == "broken"
-    assert "and more without the pooler (pgbouncer 1." in found.reason
+    assert "(pgbouncer 1." in found.reason
 
 
 def test_without_pgbouncer_nothing_is_said_of_a_program_s_own_connections(
