@@ -410,6 +410,8 @@ def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: La
     found = judged(lab, "pooler-safe")
     assert found.verdict == "broken"
     assert "(pgbouncer 1." in found.reason
+    shown = ("and more without the pooler", "neither ended nor can be claimed")
+    assert any(one in found.reason for one in shown)
 
 
 def test_without_pgbouncer_nothing_is_said_of_a_program_s_own_connections(
