@@ -227,7 +227,7 @@ WRONG = [
     ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
     ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
     ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
-    ("complete_many", "the id 6", BATCH, f"{BATCH} + 5 AS id"),
+    ("complete_many", "the id 50\\d", BATCH, f"{BATCH} + 500 AS id"),
     ("jobs", "id is NULL", JOBS, JOBS.replace("id,", "NULL AS id,")),
     *(("jobs", message, JOBS, JOBS + rest) for message, rest in LIST.items()),
     *(("jobs", message, JOBS, JOBS.replace("status", state)) for message, state in STATE.items()),

@@ -327,13 +327,19 @@ def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Pa
 
 
 STUCK = """
-import ctypes
+import ctypes, os, threading, time
 from queueproof import cli, ending
 ending.STOP = 0.1
 ending.end_on([15], cli._stop)
 lock = ctypes.create_string_buffer(64)
 ctypes.CDLL(None).pthread_mutex_lock(lock)
-print("on", flush=True)
+
+def tell():
+    while hex(ctypes.addressof(lock)) not in open(f"/proc/self/task/{os.getpid()}/syscall").read():
+        time.sleep(0.01)
+    print("on", flush=True)
+
+threading.Thread(target=tell, daemon=True).start()
 ctypes.CDLL(None).pthread_mutex_lock(lock)
 """
 
