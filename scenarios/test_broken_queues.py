@@ -48,7 +48,9 @@ def by_their_guarantee(
 ) -> dict[str, Callable[[], Card]]:
     """The card of each file, of the guarantee that it names."""
     names = collected(request, test_the_defect_is_found)
-    return {name: examiner.submit(strategy(f"broken/{name}"), [DEFECTS[name]]) for name in names}
+    cards = {name: examiner.submit(strategy(f"broken/{name}"), [DEFECTS[name]]) for name in names}
+    examiner.begin()  # what follows these
+    return cards
 
 
 @pytest.fixture(scope="session")

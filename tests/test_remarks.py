@@ -171,7 +171,7 @@ def _dies(name: str) -> Failure:
 
 def test_a_process_that_dies_takes_no_other_queue_with_it() -> None:
     """The queue that killed it is named, and the others are judged all the same."""
-    told = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies)}
+    told = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies, None)}
     assert told.keys() == {"one", "deadly", "two"}
     assert (told["one"], told["two"]) == (Failure("one", "judged"), Failure("two", "judged"))
     deadly = told["deadly"]

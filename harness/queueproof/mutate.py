@@ -32,8 +32,8 @@ from queueproof.check import first_flaw
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.explore.lab import open_lab
 from queueproof.guarantees import CATALOGUE, nearest, select
-from queueproof.postgres import Server
-from queueproof.processes import own_server, processes
+from queueproof.postgres import open_server
+from queueproof.processes import lent_server, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.sqlfile import Block, SqlFileQueue, Statement
@@ -647,7 +647,7 @@ def judge(
     Args:
         mutants: Of the queue.
         card: The queue's own.
-        postgres: As for `open_server`: every process has a server of its own.
+        postgres: As for `open_server`.
         trust: The same.
         profile: As for `check_queue`.
 
@@ -666,9 +666,8 @@ def judge(
     yield replace(card, mutants=[], not_mutated=mutants.unread)
     unseen = _unseen(card)
     enough = "mutants" if profile == "quick" else profile
-    server = partial(own_server, postgres, trust=trust)
-    look = partial(_look, wanted=wanted, server=server, seed=card.seed, profile=enough)
-    with processes() as pool:
+    look = partial(_look, wanted=wanted, seed=card.seed, profile=enough)
+    with open_server(postgres, trust=trust) as server, processes(server) as pool:
         for mutant, killer in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
             found.append(_verdict(mutant, killer, known, unseen))
@@ -729,14 +728,13 @@ def _look(
     mutant: Mutant,
     *,
     wanted: Sequence[str],
-    server: Callable[[], Server],
     seed: int,
     profile: str,
 ) -> Killer | None:
     if mutant.unused:
         return None
     try:
-        with open_lab(mutant.queue, server()) as lab:
+        with open_lab(mutant.queue, lent_server()) as lab:
             flaw = first_flaw(
                 lab, select(wanted), seed=seed, profile=profile, through=mutant.through
             )

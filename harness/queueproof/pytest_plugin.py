@@ -6,12 +6,11 @@ nothing there: no option, no fixture, no import but pytest's own, unless the sce
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import cached_property
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -19,6 +18,8 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import pytest
 
 if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
+
     from queueproof.explore.lab import Lab
     from queueproof.postgres import Server
     from queueproof.queue import Queue
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _PACKAGE = "queueproof.scenarios"
 _NAME = "queueproof-examiner"
-MOST_AT_ONCE = 4  # queues; each has some connections, and somebody's server may allow few
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -169,8 +169,8 @@ class Examiner:
         self._cards: dict[str, Card] = {}
         self._asked: dict[str, set[str]] = {}
         self._futures: dict[str, Future[Card]] = {}
-        self._judging = 0  # queues, at this moment
-        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_AT_ONCE))
+        self._submitted: list[Future[Card]] = []
+        self._waiting: dict[str, Queue] = {}  # that `begin` is to begin
         self.seed: int = config.option.queueproof_seed
         self.profile: str = config.option.queueproof_profile or (
             "default" if config.option.queue else "quick"
@@ -196,6 +196,12 @@ class Examiner:
             opened = open_server(option.postgres, trust=option.queueproof_trust)
             return self._resources.enter_context(opened)
 
+    @cached_property
+    def _pool(self) -> ProcessPoolExecutor:
+        from queueproof.processes import processes
+
+        return self._resources.enter_context(processes(self.server))
+
     @contextmanager
     def lab(self, queue: Queue) -> Iterator[Lab]:
         """A queue installed on the run's server until the end of the block."""
@@ -215,12 +221,21 @@ class Examiner:
         """All that the collected tests ask of a queue; every guarantee where they ask nothing."""
         card = self._cards.get(queue.name)
         if card is None:
+            self.begin()
             future = self._futures.pop(queue.name, None)
             with _failures(queue):
                 asked = self._asked.get(queue.name)
-                card = future.result() if future else self._check(queue, asked)
+                card = future.result() if future else self._judge(queue, asked)(server=self.server)
             self._cards[queue.name] = card
         return card
+
+    def begin(self) -> None:
+        """Begin to judge all queues that the collected tests ask about, beside each other."""
+        waiting, self._waiting = self._waiting, {}
+        if len(waiting) > 1:
+            self._futures = {
+                name: self._begin(queue, self._asked[name]) for name, queue in waiting.items()
+            }
 
     def submit(
         self, queue: Queue, guarantees: Iterable[str] | None = None, profile: str | None = None
@@ -232,8 +247,7 @@ class Examiner:
             guarantees: By which; None for all.
             profile: How thoroughly; None as this run.
         """
-        _ = self.server  # in this thread: what fails here ends the run
-        future = self._pool.submit(self._check, queue, guarantees, profile)
+        future = self._begin(queue, guarantees, profile)
 
         def card() -> Card:
             with _failures(queue):
@@ -241,24 +255,26 @@ class Examiner:
 
         return card
 
-    def _check(
+    def _begin(
         self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
-    ) -> Card:
-        from queueproof.check import check_queue
-        from queueproof.guarantees import select
+    ) -> Future[Card]:
+        future = self._pool.submit(self._judge(queue, guarantees, profile))
+        self._submitted.append(future)
+        return future
 
-        self._judging += 1
-        try:
-            with self.lab(queue) as lab:
-                return check_queue(
-                    lab,
-                    select(guarantees),
-                    seed=self.seed,
-                    profile=profile or self.profile,
-                    required=self._required,
-                )
-        finally:
-            self._judging -= 1
+    def _judge(
+        self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
+    ) -> Callable[..., Card]:
+        from queueproof.processes import judge
+
+        return partial(
+            judge,
+            queue,
+            None if guarantees is None else sorted(guarantees),
+            seed=self.seed,
+            profile=profile or self.profile,
+            required=self._required,
+        )
 
     # --- hooks ----------------------------------------------------------------------------------
 
@@ -290,28 +306,19 @@ class Examiner:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what will be asked of each queue."""
+        # pytest-xdist has processes of its own, and each of them would judge every queue.
+        beside = not hasattr(session.config, "workerinput")
         for item in session.items:
             marker, queue = item.get_closest_marker("guarantee"), _queue_of(item)
             if marker is not None and queue is not None:
                 self._asked.setdefault(queue.name, set()).add(marker.args[0])
+                if beside:
+                    self._waiting[queue.name] = queue
         unasked = self._required.difference(*self._asked.values())
         if unasked:
             raise pytest.UsageError(
                 f"--queueproof-require {min(unasked)}: no test that is left asks for it"
             )
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Begin to judge the queues, some at a time: a check waits for its server half the time."""
-        # pytest-xdist has processes for that, and each would judge every queue.
-        if session.config.option.collectonly or hasattr(session.config, "workerinput"):
-            return
-        queues = {q.name: q for item in session.items if (q := _queue_of(item)) is not None}
-        _ = self.server  # in this thread: what fails here ends the run
-        self._futures = {
-            name: self._pool.submit(self._check, queues[name], asked)
-            for name, asked in self._asked.items()
-        }
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """End with pytest's code for no tests where a queue was skipped through and through."""
@@ -345,15 +352,16 @@ class Examiner:
             terminalreporter.write_line(without_diagram(story or ""))
 
     def pytest_unconfigure(self) -> None:
-        """Stop the server, and with it what is still being judged on it."""
-        from queueproof import ending
+        """Stop what is still being judged, and the server."""
+        if all(future.done() for future in self._submitted):
+            self._resources.close()
+        else:
+            with suppress(_StoppedError), self._resources:
+                raise _StoppedError
 
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._judging:
-            ending.stop()
-        self._resources.close()
-        self._pool.shutdown()
-        ending.go_on()
+
+class _StoppedError(Exception):
+    """The run is over, and somebody is at work for it."""
 
 
 def _ids(config: pytest.Config, option: str) -> set[str]:
@@ -380,10 +388,14 @@ def _queue_of(item: pytest.Item) -> Queue | None:
 @contextmanager
 def _failures(queue: Queue) -> Iterator[None]:
     """Show a queue that cannot be used as a failure of the test, in one message."""
+    from concurrent.futures.process import BrokenProcessPool
+
     from queueproof.errors import QueueError
 
     try:
         yield
+    except BrokenProcessPool:
+        pytest.fail(f"{queue.name}: a process that judged queues has ended", pytrace=False)
     except QueueError as error:
         named = error.source or str(error).startswith(queue.name)
         pytest.fail(str(error) if named else f"{queue.name}: {error}", pytrace=False)

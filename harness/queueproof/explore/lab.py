@@ -377,18 +377,19 @@ class Lab:
         full = renew or self._resets % RENEW_EVERY == 0
         if full or self._resets == _FIRST_LOOK:
             self._refuse_new_tables()
-        self._lock_tables(partial(self._restore, self._renew_sql if full else self._reset_sql))
+        begin = self._renew_sql if full else self._reset_sql
+        if self._moves:
+            self._moves.clear()
+            begin = f"{begin}; {self._clock_sql()}"
+        self._shift = 0.0
+        self._lock_tables(partial(self._restore, begin))
         for session in emptied:
             try:
                 settle(session, _EMPTY)
             except (ConnectionLostError, ServerError):
                 self.discard(session)
-        self._shift = 0.0
         self._under_way = False
         self.started.clear()
-        if self._moves:
-            self._moves.clear()
-            self._set_clock()
 
     def _refuse_new_tables(self) -> None:
         """See that no operation has made a table: what it holds would go from run to run.
@@ -482,8 +483,8 @@ class Lab:
         """Give a session that the last reset has emptied its settings; its worker starts."""
         if "start" in self.queue.offers and not self._under_way and _WORKER.fullmatch(session.name):
             self._start_worker(session)
-        for name, value in wanted.items():
-            session.run(f"SET {name} = {value}")
+        if wanted:
+            session.run("; ".join(f"SET {name} = {value}" for name, value in wanted.items()))
 
     def _open(self, key: str) -> Session:
         """A new connection for a key."""
@@ -789,6 +790,9 @@ class Lab:
         return session.in_transaction
 
     def _set_clock(self) -> None:
+        self._control.run(self._clock_sql())
+
+    def _clock_sql(self) -> str:
         """Give `now()` the body that fits the moves: each statement that is planned pays for it.
 
         Most statements run before the first move: then it is PostgreSQL's own, under our name,
@@ -809,7 +813,7 @@ class Lab:
             body = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
         else:
             body += "$$"
-        self._control.run(
+        return (
             f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
             f"{rows or 'DELETE FROM clock.moves'}"
         )

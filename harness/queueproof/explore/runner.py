@@ -22,6 +22,7 @@ from queueproof.queue import Claim, JobRow, Operation, Result, State, Step
 from queueproof.sql import first_keyword, only_selects
 
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
+ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
 LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10
@@ -500,7 +501,7 @@ class Runner:
 
     def _await(self, actor: _Actor, flight: _Flight) -> None:
         """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
-        if self._settle(flight, FIRST_LOOK):
+        if self._settle(flight, FIRST_LOOK if self._may_stop(actor, flight) else ALONE_LOOK):
             self._receive(actor, flight)
             return
         if flight.gated:
@@ -512,6 +513,16 @@ class Runner:
             call = other.flight.call.index if other.flight else None
             flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
+
+    def _may_stop(self, actor: _Actor, flight: _Flight) -> bool:
+        """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
+        if self.conditions.gate is not None and flight.split:
+            return True
+        return any(
+            other.flight is not None or other.holding
+            for other in self._actors.values()
+            if other is not actor
+        )
 
     def _settle(self, flight: _Flight, look: float = 0.0) -> bool:
         """Wait until a session has answered (True), or has stopped or waits for another (False).

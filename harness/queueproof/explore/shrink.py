@@ -119,37 +119,39 @@ def shrink(runner: Runner, declared: Declared, failure: Failure) -> Failure:
 
     Removing one at a time until nothing more can go gives a 1-minimal program (A. Zeller and
     R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002); each candidate is
-    searched anew, so that the schedule shrinks with it.
+    searched anew, so that the schedule shrinks with it. After a success it goes on where it is: the
+    pieces before were needed a moment ago, and are asked again at the end.
     """
     guarantee, like = failure.violation.guarantee, failure
-    smaller: Failure | None = find(runner, declared, failure.program, guarantee, like=like)
-    smaller = smaller or failure
-    while smaller is not None:
-        failure = smaller
-        smaller = next(
-            (
-                found
-                for candidate in _smaller(failure.program)
-                if (found := find(runner, declared, candidate, guarantee, like=like))
-            ),
-            None,
-        )
+    failure = find(runner, declared, failure.program, guarantee, like=like) or failure
+    needed = {failure.program}  # nothing smaller breaks by these, or they are the program itself
+    place = 0
+    while candidates := [one for one in _smaller(failure.program) if one not in needed]:
+        place %= len(candidates)
+        found = find(runner, declared, candidates[place], guarantee, like=like)
+        needed.add(candidates[place])
+        failure = found or failure
     return failure
 
 
 def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with one thing less, the largest pieces first."""
-    stages = program.stages
+    """Programs with less, the largest pieces first."""
+    stages, jobs = program.stages, program.jobs
     for n in range(len(stages)):
         yield program._replace(stages=stages[:n] + stages[n + 1 :])
+    many = len(jobs) // 2
+    while many > 1:
+        for n in range(0, len(jobs), many):
+            yield program._replace(jobs=jobs[:n] + jobs[n + many :])
+        many //= 2
     for n, stage in enumerate(stages):
         for one in _smaller_stages(stage):
             yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
-    for n in range(len(program.jobs)):
-        yield program._replace(jobs=program.jobs[:n] + program.jobs[n + 1 :])
-    for n, job in enumerate(program.jobs):
+    for n in range(len(jobs)):
+        yield program._replace(jobs=jobs[:n] + jobs[n + 1 :])
+    for n, job in enumerate(jobs):
         for plain in _plainer(job):
-            yield program._replace(jobs=(*program.jobs[:n], plain, *program.jobs[n + 1 :]))
+            yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
 
 
 def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:

@@ -6,7 +6,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,6 +90,22 @@ class Started(NamedTuple):
     admin: Conninfo
     restart: Callable[[], Conninfo]
     bin_directory: Path | None = None
+
+
+class Lent(NamedTuple):
+    """A server as another process gets it, which must not show it: it holds the password.
+
+    Attributes:
+        server: What can be sent there.
+        watched: Whether its databases stay behind where nobody drops them.
+    """
+
+    server: Server
+    watched: bool
+
+
+def _not_ours() -> Conninfo:
+    raise ServerUnavailableError("a server that was lent is not there to be killed")
 
 
 def settings(*, durable: bool) -> dict[str, str]:
@@ -207,6 +223,11 @@ class Server:
     def ours(self) -> bool:
         """Whether we started it, so that it is ours to kill."""
         return self._restart is not None
+
+    def lent(self) -> Lent:
+        """The same for another process, which may not kill it; see `sources.borrowed`."""
+        restart = _not_ours if self.ours else None
+        return Lent(replace(self, _watchdog=None, _restart=restart), self._watchdog is not None)
 
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
@@ -14,7 +15,16 @@ from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, local
 from queueproof.postgres.environment import no_libpq_variables
-from queueproof.postgres.server import ROLE, Conninfo, Facts, Server, connected, examine, spoken
+from queueproof.postgres.server import (
+    ROLE,
+    Conninfo,
+    Facts,
+    Lent,
+    Server,
+    connected,
+    examine,
+    spoken,
+)
 from queueproof.postgres.watchdog import Watchdog
 
 DEFAULT_IMAGE = "postgres:18"
@@ -74,6 +84,14 @@ def open_server(
             stack.enter_context(no_libpq_variables())
         watchdog = stack.enter_context(Watchdog())
         yield _open(wanted, watchdog, durable=durable, trust=trust)
+
+
+@contextmanager
+def borrowed(lent: Lent) -> Iterator[Server]:
+    """Use a server that another process has opened, until the end of the block."""
+    with ExitStack() as stack:
+        watchdog = stack.enter_context(Watchdog()) if lent.watched else None
+        yield replace(lent.server, _watchdog=watchdog)
 
 
 def _is_dsn(wanted: str) -> bool:

@@ -28,12 +28,11 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from queueproof.check import check_queue
 from queueproof.errors import Exit, QueueproofError
-from queueproof.explore.lab import open_lab
-from queueproof.guarantees import CATALOGUE, nearest, select
+from queueproof.guarantees import CATALOGUE, nearest
+from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.processes import MOST, own_server, processes
+from queueproof.processes import MOST, judge, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, Story, Verdict
 from queueproof.report.page import read_card
@@ -307,20 +306,23 @@ def examine(
             todo.append(name)
         else:
             yield replace(row, peer=said.get(name))
-    for found in _examine_all(todo, partial(_examine, directory=directory, postgres=postgres)):
-        if isinstance(found, Row) and kept:
-            _put(kept, state, found, directory)
-        yield replace(found, peer=said.get(found.name)) if isinstance(found, Row) else found
+    if not todo:
+        return
+    with open_server(postgres) as server:
+        for found in _examine_all(todo, partial(_examine, directory=directory), server):
+            if isinstance(found, Row) and kept:
+                _put(kept, state, found, directory)
+            yield replace(found, peer=said.get(found.name)) if isinstance(found, Row) else found
 
 
 def _examine_all(
-    names: Sequence[str], check: Callable[[str], Row | Failure]
+    names: Sequence[str], check: Callable[[str], Row | Failure], server: Server | None
 ) -> Iterator[Row | Failure]:
     """Check queues in processes; one that takes its process with it takes no other queue along."""
     todo = list(names)
     while todo:
         suspects = []
-        with processes() as pool:
+        with processes(server) as pool:
             futures = {pool.submit(check, name): name for name in todo}
             for future in as_completed(futures):
                 try:
@@ -331,7 +333,7 @@ def _examine_all(
                 yield found
             suspects = todo[: MOST + 1]  # one of those that were under way, or about to be
         for name in suspects:
-            with processes() as pool:
+            with processes(server) as pool:
                 try:
                     yield pool.submit(check, name).result()
                 except BrokenProcessPool as error:
@@ -362,11 +364,10 @@ def _said(names: Sequence[str], directory: Path) -> dict[str, Peer]:
     return said
 
 
-def _examine(name: str, *, directory: Path, postgres: str | None) -> Row | Failure:
+def _examine(name: str, *, directory: Path) -> Row | Failure:
     try:
-        with open_lab(strategy(name, directory), own_server(postgres)) as lab:
-            asked = select((name in PROGRAMS and PROGRAMS[name].only) or None)
-            card = check_queue(lab, asked, seed=SEED, profile=PROFILE)
+        asked = (name in PROGRAMS and PROGRAMS[name].only) or None
+        card = judge(strategy(name, directory), asked, seed=SEED, profile=PROFILE)
     except QueueproofError as error:
         return Failure(name, str(error))
     except Exception as error:  # noqa: BLE001 - one queue's trouble is not the others'
