@@ -501,7 +501,7 @@ class Runner:
 
     def _await(self, actor: _Actor, flight: _Flight) -> None:
         """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
-        if self._settle(flight, FIRST_LOOK if self._may_stop(actor, flight) else ALONE_LOOK):
+        if self._settle(flight, FIRST_LOOK if self._may_stop(actor) else ALONE_LOOK):
             self._receive(actor, flight)
             return
         if flight.gated:
@@ -514,9 +514,9 @@ class Runner:
             flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
 
-    def _may_stop(self, actor: _Actor, flight: _Flight) -> bool:
+    def _may_stop(self, actor: _Actor) -> bool:
         """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
-        if self.conditions.gate is not None and flight.split:
+        if self.conditions.gate is not None and actor.name != DRAINER:
             return True
         return any(
             other.flight is not None or other.holding
