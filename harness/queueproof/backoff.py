@@ -63,6 +63,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
     takes_bound = "max_attempts" in queue.takes("enqueue")
     bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
     drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(1)
     waits = Waits()
     job = _claim(lab)
     for attempt in range(1, min(bound, LATER[-1] + 1)):
@@ -120,6 +121,7 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     lab.reset()
     for _ in range(2):
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(2)
     job = _claim(lab)
     if job is None or lab.session("w1").in_transaction:
         return ""
@@ -188,10 +190,10 @@ def _measure(
 
 def _maintain(lab: Lab, offer: Offer) -> None:
     """What makes a due job claimable, where the claim does not do that itself."""
-    promotes = {"promote": "promote" in offer.queue.offers, "recover": offer.due_by_recover}
-    for operation in (name for name, asked in promotes.items() if asked):
-        with suppress(ServerError):  # judged where they are
-            drive(lab.session("reaper"), lab.start(operation, **lab.defaults()))
+    lab.promote(1)
+    if offer.due_by_recover:
+        with suppress(ServerError):  # judged where recoveries are
+            drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
     takes = offer.queue.takes
     if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
         with suppress(ServerError):  # a worker that holds nothing beats all the same

@@ -792,6 +792,8 @@ class _Run:
             call.answer = "retry" if nothing else "unknown"
         else:
             call.ids, call.repeated, call.states, call.answer = _read(call.kind, value)
+            if call.kind == "promote":
+                call.moved = value or 0
             if call.kind == "claim":
                 life.held += [Claimed(call, claim) for claim in value]
             if call.kind == "heartbeat" and isinstance(value, Claim):
@@ -1019,11 +1021,17 @@ class _Run:
                 break
         for _ in range(EMPTY):  # a claim may do maintenance of its own, and answer nothing
             if "promote" in self._queue.offers:
-                self._perform(drainer, lambda life: self._begin(life, "promote"))
+                self._promote(drainer)
             for queue in self._queues:
                 self._empty(drainer, queue)
         self._note("sweep", DRAINER)
         self._calls[-1].began = began
+
+    def _promote(self, drainer: _Place) -> None:
+        """Make claimable what has become due, until nothing more moves."""
+        for _ in range(sum(call.kind == "enqueue" for call in self._calls)):
+            if not self._perform(drainer, lambda life: self._begin(life, "promote")).moved:
+                break
 
     def _empty(self, drainer: _Place, queue: str) -> None:
         """Claim and complete until nothing more comes."""

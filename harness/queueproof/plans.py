@@ -158,6 +158,7 @@ def _fill(lab: Lab, offer: Offer, filling: Filling) -> None:
 def _enqueue(lab: Lab, session: Session, count: int, **arguments: object) -> None:
     for _ in range(count):
         drive(session, lab.start("enqueue", **{**lab.defaults(), **arguments}))
+    lab.promote(count)
 
 
 def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Overclaim | None:

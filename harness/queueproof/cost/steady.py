@@ -289,6 +289,7 @@ class _Meter:
         ids: list[str] = []
         for _ in range(count):
             ids += drive(session, self.lab.start("enqueue", **{**self._arguments, **arguments}))
+        self.lab.promote(count)
         return ids
 
     def ahead(self, count: int) -> list[str]:

@@ -8,7 +8,7 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
@@ -26,6 +26,7 @@ from queueproof.explore.session import (
     ConnectionLostError,
     LibpqSession,
     Session,
+    drive,
     execute,
     settle,
 )
@@ -592,6 +593,17 @@ class Lab:
         if not self.unmoved and wallclock.carries_now(step):
             shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
             self.unmoved = f"{wallclock.MISSING}; and it is sent to the server ({shown})"
+
+    def promote(self, jobs: int) -> None:
+        """Have jobs made claimable that are due, where that takes a step of its own.
+
+        Args:
+            jobs: How many there may be.
+        """
+        for _ in range(jobs if "promote" in self.queue.offers else 0):
+            with suppress(ServerError):  # judged where promotions are
+                if not drive(self.session("reaper"), self.start("promote", **self.defaults())):
+                    break
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.

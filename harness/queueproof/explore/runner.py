@@ -138,6 +138,7 @@ class _Flight:
     session: Session
     generator: Operation[Any]
     step: Step
+    do: Do
     named: Sequence[Claim] = ()
     split: bool = True  # its statements are split from their commits, and stop inside
     whole: bool = False  # nobody acts between its statements, unless it waits
@@ -296,6 +297,8 @@ class Runner:
         for spec in program.jobs:
             self._reserve.appendleft(spec)
             self._perform(self._actor("producer"), Do("enqueue"))
+        if program.jobs and "promote" in self._queue.offers:
+            self._perform(self._actor(PROMOTER), Do("promote"))
         self._splitting = self._split
         for stage in program.stages:
             self._stage(stage)
@@ -657,12 +660,12 @@ class Runner:
         try:
             step = next(generator)
         except StopIteration as stop:
-            flight = _Flight(call, session, generator, Step(""), named)
+            flight = _Flight(call, session, generator, Step(""), do, named)
             actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
         split = self._splitting and not do.whole
-        actor.flight = _Flight(call, session, generator, step, named, split, do.whole)
+        actor.flight = _Flight(call, session, generator, step, do, named, split, do.whole)
         return actor.flight
 
     def _connection(self, actor: _Actor, call: Call) -> Session:
@@ -775,6 +778,9 @@ class Runner:
             actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
             actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
+        elif call.moved and flight.do.n < len(self._run.history.of_kind("enqueue")):
+            # Until nothing is due any more; it may count what it does each time.
+            actor.todo.appendleft(flight.do._replace(n=flight.do.n + 1))
         self._return(call)
         self._note(actor, "answer", self._told(call, value), call=call)
 
@@ -1051,14 +1057,20 @@ class Runner:
     # --- the end of a run -----------------------------------------------------------------------
 
     def _perform(self, actor: _Actor, do: Do) -> Call | None:
-        """One operation from beginning to end; None where it has no subject or is still waiting."""
+        """One operation from beginning to end; None where it has no subject or is still waiting.
+
+        A promotion goes on until it moves nothing more.
+        """
         if not actor.alive or actor.flight is not None or not self._possible(actor, do):
             return None
-        index = len(self._run.history.calls)
+        index, later = len(self._run.history.calls), len(actor.todo)
         actor.todo.appendleft(do)
-        self._go_on(actor)
-        self._run_out(actor)
-        return None if actor.flight is not None else self._run.history.calls[index]
+        while len(actor.todo) > later:
+            self._go_on(actor)
+            self._run_out(actor)
+            if actor.flight is not None:
+                return None
+        return self._run.history.calls[index]
 
     def _run_out(self, actor: _Actor) -> None:
         """Bring the actor's operation to its end, if nobody stands in its way."""
@@ -1158,12 +1170,7 @@ class Runner:
                 break
             self._recovered.update(recovered.ids)
             found = True
-        if "promote" in self._queue.offers:
-            # It may count what it does each time: no more often than there are jobs.
-            for _ in self._run.history.of_kind("enqueue"):
-                promoted = self._perform(drainer, Do("promote"))
-                if promoted is None or not promoted.moved:
-                    break
+        self._perform(drainer, Do("promote"))
         return found
 
     def _empty(self, drainer: _Actor, queue: str) -> bool:
