@@ -25,6 +25,7 @@ from queueproof.explore.lab import Lab, open_lab
 from queueproof.guarantees import select
 from queueproof.postgres import Server
 from queueproof.sqlfile import load
+from queueproof.work import Crew
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"
@@ -289,7 +290,9 @@ def test_what_only_a_free_run_shows_is_broken_without_a_token(
     wanted = select(["retry-bound"])
     with open_lab(load(path), server) as lab:
         offer = calibrate(lab)
-        examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+        examination = Examination(
+            lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0)
+        )
         for number in range(10):  # nobody controls them, so one may see nothing
             if not examination.freed:
                 examination._run_free([wanted[0].id], number)

@@ -39,6 +39,7 @@ from queueproof.postgres.pooler import MISSING
 from queueproof.program import ProgramError, from_command
 from queueproof.queue import Step
 from queueproof.report.card import Judgement
+from queueproof.work import Crew
 
 LabOf = Callable[..., ClientLab]
 TEMPLATE = files("queueproof").joinpath("templates/worker.py").read_text()
@@ -220,7 +221,7 @@ def test_a_race_of_programs_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> 
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
     lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0))
     run(lab, TWO_CLAIMS)  # now w1 and w2 have looked up what they want to know
     found = find(Runner(lab), examination.declared, TWO_CLAIMS, "single-claim")
     assert found is not None
@@ -372,7 +373,7 @@ def test_a_breach_that_new_programs_do_not_repeat_is_no_pass(lab_of: LabOf) -> N
             return {"jobs": db.execute(CLAIM, message).fetchall()}"""
     lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"])
+    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0))
     program = Program((Job(), Job()), in_turn(script("w1", claim())))
     runner = Runner(lab)
     made = [runner.run(program) for _ in range(12)][-1]

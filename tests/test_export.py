@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from queueproof.check import calibrate, encode_token, runner_under
+from queueproof.check import calibrate, encode_token
 from queueproof.checker import Violation, declare
 from queueproof.cli import run
 from queueproof.cost.permutations import find_isolationtester
@@ -56,6 +56,7 @@ from queueproof.report.export import (
     to_test,
 )
 from queueproof.sqlfile import load, load_text
+from queueproof.work import runner_under
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 ONE = (JobSpec(),)

@@ -25,7 +25,7 @@ from queueproof.explore.programs import (
 )
 from queueproof.explore.runner import Choice, Run, Runner
 from queueproof.explore.schedules import explore
-from queueproof.explore.shrink import Failure, _smaller, shrink
+from queueproof.explore.shrink import Failure, _smaller, one_by_one, shrink
 from queueproof.history import Call, History
 
 DECLARED = Declared(
@@ -185,7 +185,8 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     run = DoubleClaims().run(long)
     violation: Violation = check(run.history, DECLARED).violations[0]
     runner = cast("Runner", DoubleClaims())
-    small = shrink(runner, DECLARED, Failure(long, (), run, violation)).program
+    failure = Failure(long, (), run, violation)
+    small = shrink(failure, one_by_one(runner, DECLARED, failure)).program
     assert breaks(small)
     assert not any(breaks(candidate) for candidate in _smaller(small))
     assert (JobSpec(),) == small.jobs

@@ -15,19 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from queueproof.checker import Declared, Violation, check, declare
+from queueproof.checker import Declared, Violation, declare
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.explore import wallclock
 from queueproof.explore.conditions import PLAIN, Conditions
 from queueproof.explore.draws import BACKEND
-from queueproof.explore.lab import DRAINER, Gate, Lab
+from queueproof.explore.lab import DRAINER, Gate, Lab, open_lab
 from queueproof.explore.programs import (
     COMPLETE_ALL,
     FAULTS,
@@ -61,11 +61,25 @@ from queueproof.explore.suites import (
     drawn_programs,
 )
 from queueproof.free import Free, free_run
-from queueproof.guarantees import CATALOGUE, Guarantee, Offer
+from queueproof.guarantees import CATALOGUE, Guarantee, Offer, select
 from queueproof.history import Call
+from queueproof.postgres import Server
 from queueproof.probes import PROBES, Seen
+from queueproof.processes import lent_server
+from queueproof.queue import Queue
 from queueproof.report.card import Card, Judgement, Story, Verdict
 from queueproof.report.story import tell
+from queueproof.work import (
+    Crew,
+    Draws,
+    Exploration,
+    Probing,
+    Search,
+    Tried,
+    Unit,
+    beside,
+    runner_under,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,7 @@ _PROGRAMS: Mapping[str, Profile] = {
 }
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.
-    "glance": Profile(schedules=3, inside=1, varied=1, kills=1, drawn=10, level=0),
+    "glance": Profile(schedules=3, inside=0, varied=1, kills=1, drawn=10, level=0),
     # For mutants: each is one small change, of which only the guarantees' own programs must know.
     "mutants": Profile(schedules=16, inside=12, varied=3, kills=1, drawn=40, level=0),
 }
@@ -133,6 +147,9 @@ class Examination:
         lab: Where it is installed.
         offer: What it brings.
         declared: What the checker must know of it.
+        seed: Of the random programs and schedules.
+        profile: How thoroughly.
+        crew: What does the work.
     """
 
     lab: Lab
@@ -140,6 +157,7 @@ class Examination:
     declared: Declared
     seed: int
     profile: Profile
+    crew: Crew
     through: str | None = None  # only programs that do this operation
     named: frozenset[str] = frozenset()  # asked for by name: no tool may be lacking
     required: frozenset[str] = frozenset()  # and the queue must offer what they need
@@ -156,9 +174,7 @@ class Examination:
     _hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
     _losing: dict[Program, bool] = field(default_factory=dict)  # without any fault
-    _explored: dict[tuple[Program, Conditions, int, Schedule], int] = field(
-        default_factory=dict  # how many schedules it came to
-    )
+    _explored: dict[Exploration, int] = field(default_factory=dict)  # to how many schedules
 
     def examine(
         self,
@@ -170,88 +186,96 @@ class Examination:
         asked = [g.id for g in wanted if g.needs(self.offer) is None]
         suite = Suite(self.offer, self.through)
         # The gates' triggers are made and dropped once, not for each guarantee.
-        parts: list[tuple[str, Callable[[], None]]] = [
-            (name, partial(self._explore_all, suite, name, Conditions(gate=gate)))
+        parts = [
+            self._exploring(suite, name, Conditions(gate=gate))
             for gate in _GATES
             if gate != "query" or not self.lab.by_clients  # whose queries are their own
             for name in asked
             if suite.has_programs(name)
         ]
         if "order" in asked:
-            no_index = Conditions(planner="no index")
-            parts.append(("order", partial(self._explore_all, suite, "order", no_index)))
+            parts.append(self._exploring(suite, "order", Conditions(planner="no index")))
         if "no-deadlock" in asked:
-            rows = Conditions(gate="row")
-            parts.append(("no-deadlock", partial(self._explore_all, suite, "no-deadlock", rows)))
-            parts.append(("no-deadlock", partial(self._overtake, suite)))
-        parts += [
-            (name, partial(self._vary, suite, name, conditions))
-            for name in asked
-            for conditions in VARIATIONS.get(name, ())
-        ]
+            parts.append(self._exploring(suite, "no-deadlock", Conditions(gate="row")))
+            late = list(self._overtaking(suite))
+            parts.append(_Part("no-deadlock", partial(self._overtake, late), late))
+        for name in asked:
+            for conditions in VARIATIONS.get(name, ()):
+                units = list(self._variations(suite, name, conditions))
+                vary = partial(self._vary, suite, name, conditions, units)
+                parts.append(_Part(name, vary, units))
         told = {*asked, *(_TOLD_ANYWAY if self.profile.level else ())}
+        for name in (g.id for g in wanted if g.id in PROBES and g.id in told):
+            unit = Probing(name, self.profile.level)
+            parts.append(_Part(name, partial(self._probe, unit), [unit]))
+        if not self.crew.is_alone:
+            self.crew.go_ahead(
+                unit for part in reversed(parts) for unit in part.units if isinstance(unit, Probing)
+            )  # which take longest
+            self.crew.go_ahead(unit for part in parts for unit in part.units)
+            self.crew.go_ahead(self._drawn(suite))
+        parts.append(_Part("random programs", partial(self._draw, suite, asked)))
         parts += [
-            (g.id, partial(self._probe, g.id)) for g in wanted if g.id in PROBES and g.id in told
-        ]
-        parts.append(("random programs", partial(self._draw, suite, asked)))
-        parts += [
-            ("free runs", partial(self._run_free, asked, number))
+            _Part("free runs", partial(self._run_free, asked, number))
             for number in range(self.profile.free)
         ]
-        for n, (what, act) in enumerate(parts):
-            progress(what, n / len(parts))
-            act()
+        for n, part in enumerate(parts):
+            progress(part.what, n / len(parts))
+            part.act()
+            self.crew.leave(part.units)
             if enough():
                 return
 
     def _runner(self, conditions: Conditions = PLAIN) -> Runner:
         return runner_under(self.lab, self.offer, conditions)
 
-    def _probe(self, name: str) -> None:
+    def _probe(self, unit: Probing) -> None:
+        name = unit.guarantee
         if name in VARIATIONS and name in self.failures:
             return  # a story of controlled runs says more
-        self.lab.set_gate(None)
-        self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
-        self.probed[name] = PROBES[name].watch(self.lab, self.offer, self.profile.level)
+        self.probed[name] = self.crew.probe(unit)
 
-    def _explore_all(self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN) -> None:
+    def _exploring(self, suite: Suite, guarantee: str, conditions: Conditions) -> _Part:
+        units = list(self._explorations(suite, guarantee, conditions))
+        return _Part(guarantee, partial(self._explore_all, units, guarantee, conditions), units)
+
+    def _explorations(
+        self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN
+    ) -> Iterator[Exploration]:
+        """The programs of a guarantee; those that stop inside a statement where they race."""
         inside = conditions.gate is not None
         budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
+            if program.races or not inside:
+                yield Exploration(program, conditions, budget, until=guarantee)
+
+    def _explore_all(
+        self, units: Iterable[Exploration], guarantee: str, conditions: Conditions = PLAIN
+    ) -> None:
+        for unit in units:
             if self.lab.unmoved and guarantee in TIMED:
                 return
-            if guarantee in self.failures:
-                if conditions != PLAIN or not self.causes:
-                    return
-                self._look_further(program, guarantee)
-            elif program.races or not inside:
-                self._explore(program, guarantee, conditions, budget)
+            if guarantee not in self.failures:
+                self._explore(unit, guarantee)
+            elif conditions != PLAIN or not self.causes:
+                return
+            else:
+                self._look_further(unit.program, guarantee)
         if conditions == PLAIN:
             self._plain.add(guarantee)
 
-    def _explore(
-        self,
-        program: Program,
-        guarantee: str,
-        conditions: Conditions,
-        budget: int,
-        begin: Schedule = (),
-    ) -> None:
-        what = program, conditions, budget, begin
+    def _explore(self, unit: Exploration, guarantee: str) -> None:
+        what = unit._replace(until="")
         if what in self._explored:  # for another guarantee: all that these runs break was noted
             self.evidence[guarantee, "schedules"] += self._explored[what]
             return
-        runner = self._runner(conditions)
-        tried = explore(runner, program, budget=budget, seed=self.seed, begin=begin)
         count = 0
-        for schedule, run in tried:
+        for tried in self.crew.tries(unit):
             count += 1
             self.evidence[guarantee, "schedules"] += 1
-            self._judge(program, schedule, run, runner)
+            self._judge(tried)
             if guarantee in self.failures:
                 return
-            if conditions.gate and not any(beat.event == "stops" for beat in run.trace):
-                break  # these are the runs without a gate
         self._explored[what] = count
 
     def _look_further(self, program: Program, guarantee: str) -> None:
@@ -259,43 +283,51 @@ class Examination:
         known = [self.failures[guarantee], *self.others.get(guarantee, {}).values()]
         if len(known) == STORIES and not any(one.violation.alone for one in known):
             return
-        runner = self._runner()
-        for schedule, run in explore(runner, program, budget=FURTHER, seed=self.seed):
+        for tried in self.crew.tries(Exploration(program, PLAIN, FURTHER)):
             self.evidence[guarantee, "schedules"] += 1
-            self._judge(program, schedule, run, runner)
+            self._judge(tried)
 
-    def _overtake(self, suite: Suite) -> None:
-        """Look for what a late batch does once another has gone past it."""
+    def _overtaking(self, suite: Suite) -> Iterator[Exploration]:
+        """What a late batch does once another has gone past it."""
         conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
         for program in suite.overtaken():
-            if "no-deadlock" not in self.failures and not self.lab.unmoved:
-                self._explore(program, "no-deadlock", conditions, budget, OVERTAKEN)
+            yield Exploration(program, conditions, budget, OVERTAKEN, "no-deadlock")
 
-    def _vary(self, suite: Suite, name: str, conditions: Conditions) -> None:
-        """Look for what breaks under some conditions and holds without them."""
-        if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
-            self.probed[name] = Seen({}, lacks=wallclock.MISSING)
+    def _overtake(self, units: Iterable[Exploration]) -> None:
+        for unit in units:
+            if "no-deadlock" not in self.failures and not self.lab.unmoved:
+                self._explore(unit, "no-deadlock")
+
+    def _variations(self, suite: Suite, name: str, conditions: Conditions) -> Iterator[Exploration]:
+        """Programs under conditions that should change nothing."""
         if conditions.pooled and self.lab.by_clients:
             return  # a program chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
             conditions = replace(conditions, styles=False)
         if conditions.killed and not self.lab.server.ours:
-            self.probed[name] = _unkilled(self.lab)
             return
-        runner = self._runner(conditions)
+        profile = self.profile
         for program in _varied_programs(suite, name, conditions):
-            profile = self.profile
             budget = profile.schedules if program.size <= TINY else profile.varied
-            if conditions.killed:
-                self.lab.execute("SELECT")  # whoever ends the run stops this lab's server
-                budget = profile.kills
-            for schedule, run in explore(runner, program, budget=budget, seed=self.seed):
+            budget = profile.kills if conditions.killed else budget
+            yield Exploration(program, conditions, budget, counting=name)
+
+    def _vary(
+        self, suite: Suite, name: str, conditions: Conditions, units: Iterable[Exploration]
+    ) -> None:
+        """Look for what breaks under some conditions and holds without them."""
+        if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
+            self.probed[name] = Seen({}, lacks=wallclock.MISSING)
+        if conditions.killed and not self.lab.server.ours:
+            self.probed[name] = _unkilled(self.lab)
+        for unit in units:
+            program = unit.program
+            for tried in self.crew.tries(unit):
                 self.evidence[name, "schedules"] += 1
-                if not run.ambiguous:
-                    self.evidence += _varied_evidence(name, run)
-                    self._hit.update(run.faults)
-                for violation in breaches(run, self.declared):
-                    broken = violation.guarantee
+                self.evidence += Counter(tried.evidence)
+                self._hit.update(tried.faults)
+                for failure in tried.failures([*tried.violations, *tried.unexpected]):
+                    broken = failure.violation.guarantee
                     if broken in CATALOGUE and broken not in ACKNOWLEDGED:
                         continue  # who waits for whom, and in which order: another's business
                     if name == "crash-safe" and (
@@ -304,7 +336,7 @@ class Examination:
                         continue
                     if self._breaks_anyway(suite, program.undisturbed, broken):
                         continue
-                    self._record(name, Failure(program, schedule, run, violation, conditions))
+                    self._record(name, failure)
             if name in self.failures:
                 return
 
@@ -368,7 +400,7 @@ class Examination:
         """Whether a guarantee breaks under plain conditions too."""
         known = broken in self._plain or not suite.has_programs(broken)
         if not known and CATALOGUE[broken].needs(self.offer) is None:
-            self._explore_all(suite, broken)
+            self._explore_all(self._explorations(suite, broken), broken)
         if broken in self.failures or broken in self._errors:
             return True
         failure = find(self._runner(), self.declared, program, broken, budget=ENOUGH)
@@ -384,20 +416,16 @@ class Examination:
             self._losing[program] = any(one.guarantee in ACKNOWLEDGED for one in found)
         return self._losing[program]
 
-    def _judge(self, program: Program, schedule: Schedule, run: Run, runner: Runner) -> None:
-        findings = check(run.history, self.declared)
-        self._errors |= {f"error {error.sqlstate}" for error, _ in run.errors.values()}
-        if not run.ambiguous:
-            self.evidence += findings.evidence
-        for violation in findings.violations:
-            self.in_turn = self.in_turn or violation.in_turn
-            failure = Failure(program, schedule, run, violation, runner.conditions)
-            self._record(violation.guarantee, failure)
+    def _judge(self, tried: Tried) -> None:
+        self._errors |= tried.errors
+        self.evidence += Counter(tried.evidence)
+        for failure in tried.failures(tried.violations):
+            self.in_turn = self.in_turn or failure.violation.in_turn
+            self._record(failure.violation.guarantee, failure)
 
-    def _draw(self, suite: Suite, asked: Sequence[str]) -> None:
-        """Run random programs under random schedules."""
-        runner = self._runner()
-        stopped: list[BaseException] = []
+    def _drawn(self, suite: Suite) -> list[Draws]:
+        """Random programs, each with a random schedule."""
+        drawn: list[tuple[Program, Schedule]] = []
 
         # No database, no shrinking: the same seed draws the same programs, and what is found is
         # shrunk by `explore.shrink`, which searches the schedule of each smaller program anew.
@@ -411,22 +439,21 @@ class Examination:
             suppress_health_check=list(HealthCheck),
         )
         @given(drawn_programs(suite), st.lists(st.integers(0, 2), max_size=24))
-        def run_one(program: Program, schedule: list[int]) -> None:
-            if stopped or all(map(self._found, asked)):
-                return
-            try:
-                run = runner.run(program, schedule)
-            except QueueproofError as error:
-                stopped.append(error)  # not a falsifying example: Hypothesis must not report it
-                return
-            self.evidence["", "random programs"] += 1
-            self._judge(program, tuple(schedule), run, runner)
+        def draw(program: Program, schedule: list[int]) -> None:
+            drawn.append((program, tuple(schedule)))
 
-        if not all(map(self._found, asked)):
-            with _without_a_directory():
-                run_one()
-        if stopped:
-            raise stopped[0]
+        with _without_a_directory():
+            draw()
+        return [Draws(tuple(drawn[n : n + AT_ONCE])) for n in range(0, len(drawn), AT_ONCE)]
+
+    def _draw(self, suite: Suite, asked: Sequence[str]) -> None:
+        """Run random programs under random schedules."""
+        for unit in self._drawn(suite) if not all(map(self._found, asked)) else ():
+            for tried in self.crew.tries(unit):
+                self.evidence["", "random programs"] += 1
+                self._judge(tried)
+                if all(map(self._found, asked)):
+                    return
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Let processes race as they like, when all that is controlled has found nothing."""
@@ -482,11 +509,16 @@ class Examination:
                     self._record(broken, plain)
 
     def _shortened(self, failure: Failure) -> Failure:
-        shorter = shrink(self._runner(failure.conditions), self.declared, failure)
+        shorter = shrink(failure, partial(self._first, failure))
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
         if weaker or not self.lab.by_clients:
             return failure if weaker else shorter
         return self._happens_again(shorter) or failure
+
+    def _first(self, failure: Failure, programs: Sequence[Program]) -> tuple[int, Failure] | None:
+        """The first of some programs that breaks the same; see `shrink`."""
+        broken, like = failure.violation.guarantee, failure.like
+        return self.crew.first([Search(one, failure.conditions, broken, like) for one in programs])
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee, with its story as short as it was made."""
@@ -621,27 +653,6 @@ def _apart(name: str) -> bool:
     return name in VARIATIONS or (name in PROBES and name != "claim-limit")
 
 
-def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool = False) -> Runner:
-    """What runs programs under some conditions.
-
-    Args:
-        lab: Where.
-        offer: What the queue brings.
-        conditions: What holds for every session.
-        anew: See `Runner`.
-
-    Raises:
-        QueueproofError: The server is killed under them, and this one is not ours.
-    """
-    if conditions.killed and not lab.server.ours:
-        raise QueueproofError(
-            "in this story the server is killed, and this one is not ours: replay it with"
-            " --postgres embedded, local or container"
-        )
-    where = lab.twin() if conditions.killed else lab
-    return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)
-
-
 def _varied_programs(suite: Suite, name: str, conditions: Conditions) -> list[Program]:
     if conditions.killed:
         return suite.killed()
@@ -664,35 +675,6 @@ def _unkilled(lab: Lab) -> Seen:
     return Seen({}, remark="the server was not killed, because it is not ours")
 
 
-def _varied_evidence(name: str, run: Run) -> Counter[tuple[str, str]]:
-    """What makes a run under other conditions worth something."""
-    calls = run.history.calls
-    if name == "pooler-safe":
-        changed = [beat.actor for beat in run.trace if beat.event == "connection"]
-        swaps = len(changed) - len(set(changed))
-        return Counter({(name, "transactions on another connection than the one before"): swaps})
-    if name == "crash-safe":
-        hit = Counter(fault for fault, _, _ in run.faults)
-        hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
-        return Counter({(name, told): hit[fault] for fault, told in FAULTS.items()})
-    if name == "server-clock":
-        claims = sum(len(call.ids) for call in run.history.of_kind("claim"))
-        return Counter({(name, "claims by sessions in other time zones"): claims})
-    finished = [call for call in calls if call.returned is not None]
-    pairs = itertools.combinations(finished, 2)
-    return Counter(
-        {
-            (name, "operations in the midst of another's"): sum(
-                one.actor != other.actor and one.overlaps(other) for one, other in pairs
-            ),
-        }
-    ) + Counter(
-        (name, f"times ERROR {call.error[:5]}, to be retried")
-        for call in calls
-        if call.answer == "retry"
-    )
-
-
 @contextmanager
 def _without_a_directory() -> Iterator[None]:
     """Keep Hypothesis from writing a cache into the user's working directory."""
@@ -703,6 +685,15 @@ def _without_a_directory() -> Iterator[None]:
         set_hypothesis_home_dir(None)
 
 
+class _Part(NamedTuple):
+    """Something to do, and the units that it will probably ask for."""
+
+    what: str
+    act: Callable[[], None]
+    units: Sequence[Unit] = ()
+
+
+AT_ONCE = 10  # random programs
 _TOLD_ANYWAY = {"old-snapshot"}  # measured where it is not promised too, but for a quick look
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
@@ -753,6 +744,7 @@ def check_queue(
     profile: str = "default",
     named: Iterable[str] = (),
     required: Iterable[str] = (),
+    jobs: int = 1,
     progress: Progress = lambda _what, _fraction: None,
 ) -> Card:
     """Judge an installed queue.
@@ -766,29 +758,59 @@ def check_queue(
             there, they are inconclusive.
         required: Ids of those that must be judged: inconclusive too where the queue itself does
             not offer what they need.
+        jobs: Processes that do the work, each with the queue installed in a database of its own.
+            They change the time that it takes, and nothing else.
         progress: Called as it goes on.
 
     Raises:
         QueueError: An operation does not work even undisturbed.
     """
     began = time.monotonic()
-    offer = calibrate(lab)
-    budget = {**_PROFILES, **(_PROGRAMS if lab.by_clients else {})}[profile]
-    examination = Examination(
-        lab,
-        offer,
-        declare(offer),
-        seed,
-        budget,
-        named=frozenset(named),
-        required=frozenset(required),
-        causes=profile in PROFILES,
-    )
-    examination.examine(wanted, progress)
-    progress("stories", 1.0)
-    examination.shorten(wanted)
+    with beside(lab, jobs) as pool:
+        offer = calibrate(lab)
+        budget = {**_PROFILES, **(_PROGRAMS if lab.by_clients else {})}[profile]
+        examination = Examination(
+            lab,
+            offer,
+            declare(offer),
+            seed,
+            budget,
+            Crew(lab, offer, seed, pool),
+            named=frozenset(named),
+            required=frozenset(required),
+            causes=profile in PROFILES,
+        )
+        examination.examine(wanted, progress)
+        progress("stories", 1.0)
+        examination.shorten(wanted)
     judgements = [examination.judgement(guarantee) for guarantee in wanted]
     return Card(lab.queue.name, lab.server.label, seed, time.monotonic() - began, judgements)
+
+
+def judge(
+    queue: Queue,
+    guarantees: Iterable[str] | None,
+    *,
+    server: Server | None = None,
+    seed: int,
+    profile: str,
+    required: Iterable[str] = (),
+    jobs: int = 1,
+) -> Card:
+    """The card of a queue; to be called in one of the processes.
+
+    Args:
+        queue: Which.
+        guarantees: Ids of those to judge it by; None for all.
+        server: Where; None for the one that this process was lent.
+        seed: As for `check_queue`.
+        profile: The same.
+        required: The same.
+        jobs: The same.
+    """
+    with open_lab(queue, server or lent_server()) as lab:
+        wanted = select(guarantees)
+        return check_queue(lab, wanted, seed=seed, profile=profile, required=required, jobs=jobs)
 
 
 def first_flaw(
@@ -816,7 +838,9 @@ def first_flaw(
         QueueError: An operation does not work even undisturbed.
     """
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), seed, _PROFILES[profile], through)
+    examination = Examination(
+        lab, offer, declare(offer), seed, _PROFILES[profile], Crew(lab, offer, seed), through
+    )
     found: list[Judgement] = []
 
     def enough() -> bool:

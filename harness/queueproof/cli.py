@@ -134,6 +134,15 @@ def check(
     seed: Annotated[
         int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
     ] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default="the processors",
+            help="Processes that do the work, each with a database of its own: the same is found.",
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the card as JSON.")
     ] = None,
@@ -204,6 +213,7 @@ def check(
     where = _Where(postgres, trust)
     with _on_behalf_of(target):
         from queueproof.check import check_queue
+        from queueproof.processes import processors
 
         if replay is not None:
             return _replay(target, replay, where, export)
@@ -225,6 +235,7 @@ def check(
                     profile=thorough,
                     named=named or (),
                     required=required or (),
+                    jobs=jobs or processors(),
                     progress=progress,
                 )
         print_card(out, card, command)

@@ -15,7 +15,7 @@ from queueproof.explore.conditions import Conditions
 from queueproof.explore.lab import Lab
 from queueproof.explore.programs import Program
 from queueproof.explore.runner import Run, Runner
-from queueproof.explore.shrink import Failure, breaches, shrink
+from queueproof.explore.shrink import Failure, breaches, one_by_one, shrink
 from queueproof.explore.suites import Suite
 from queueproof.guarantees import Offer
 from queueproof.history import Call
@@ -145,7 +145,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
     """The shortest program that breaks the same, if that is the pooler's doing too."""
     runner = Runner(lab, held=offer.held, conditions=failure.conditions)
     with lab.through(pooler):
-        shorter = shrink(runner, declare(offer), failure)
+        shorter = shrink(failure, one_by_one(runner, declare(offer), failure))
     found = _break(lab, offer, pooler, shorter.program, Passage(pooler.name))
     return found or failure
 

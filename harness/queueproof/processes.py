@@ -6,40 +6,41 @@ import atexit
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
-from queueproof.check import check_queue
-from queueproof.explore.lab import open_lab
-from queueproof.guarantees import select
+from queueproof.explore.lab import Lab, open_lab
 from queueproof.postgres import Server
 from queueproof.postgres.server import Lent
 from queueproof.postgres.sources import borrowed
 from queueproof.queue import Queue
-from queueproof.report.card import Card
 
 _LOOK = 0.2  # seconds
 MOST = 8  # each with some connections, and somebody's server may allow few
-_here: list[Server] = []  # which this process was lent
+_server: list[Server] = []  # which this process was lent
+_lab: list[Lab] = []  # which it has made there
 
 
 @contextmanager
-def processes(server: Server | None = None) -> Iterator[ProcessPoolExecutor]:
-    """Two for each processor, as each waits for the server half the time.
-
-    An error in the block ends what is under way.
+def processes(
+    server: Server | None = None, count: int | None = None, queue: Queue | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Some processes; an error in the block ends what is under way.
 
     Args:
         server: What they all work on, see `lent_server`.
+        count: How many; None for two for each processor, as each waits for the server half the
+            time.
+        queue: What each of them installs when it begins, see `lab_here`.
     """
     pool = ProcessPoolExecutor(
-        min(2 * (os.cpu_count() or 1), MOST),
+        count or min(2 * processors(), MOST),
         mp_context=get_context("spawn"),
         initializer=_begin,
-        initargs=(server.lent() if server else None,),
+        initargs=(server.lent() if server else None, queue),
     )
     try:
         yield pool
@@ -51,33 +52,19 @@ def processes(server: Server | None = None) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def lent_server() -> Server:
     """The server that this process was given when it began."""
-    return _here[0]
+    return _server[0]
 
 
-def judge(
-    queue: Queue,
-    guarantees: Iterable[str] | None,
-    *,
-    server: Server | None = None,
-    seed: int,
-    profile: str,
-    required: Iterable[str] = (),
-) -> Card:
-    """The card of a queue; to be called in one of the processes.
-
-    Args:
-        queue: Which.
-        guarantees: Ids of those to judge it by; None for all.
-        server: Where; None for the one that this process was lent.
-        seed: As for `check_queue`.
-        profile: The same.
-        required: The same.
-    """
-    with open_lab(queue, server or lent_server()) as lab:
-        wanted = select(guarantees)
-        return check_queue(lab, wanted, seed=seed, profile=profile, required=required)
+def lab_here() -> Lab:
+    """Where this process has installed the queue that it was given when it began."""
+    return _lab[0]
 
 
 def end_without_parent() -> None:
@@ -92,13 +79,15 @@ def end_without_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _begin(lent: Lent | None) -> None:
+def _begin(lent: Lent | None, queue: Queue | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     Thread(target=_end_with_parent, daemon=True).start()
     if lent is not None:
         stack = ExitStack()
         atexit.register(stack.close)
-        _here.append(stack.enter_context(borrowed(lent)))
+        _server.append(stack.enter_context(borrowed(lent)))
+        if queue is not None:
+            _lab.append(stack.enter_context(open_lab(queue, lent_server())))
 
 
 def _end_with_parent() -> None:

@@ -224,10 +224,17 @@ class Examiner:
             self.begin()
             future = self._futures.pop(queue.name, None)
             with _failures(queue):
-                asked = self._asked.get(queue.name)
-                card = future.result() if future else self._judge(queue, asked)(server=self.server)
+                card = future.result() if future else self._judge_here(queue)
             self._cards[queue.name] = card
         return card
+
+    def _judge_here(self, queue: Queue) -> Card:
+        """Judge a queue that is the only one, or that a process of pytest-xdist asks about."""
+        from queueproof.processes import processors
+
+        jobs = 1 if hasattr(self._config, "workerinput") else processors()
+        judge = self._judge(queue, self._asked.get(queue.name))
+        return judge(server=self.server, jobs=jobs)
 
     def begin(self) -> None:
         """Begin to judge all queues that the collected tests ask about, beside each other."""
@@ -265,7 +272,7 @@ class Examiner:
     def _judge(
         self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
     ) -> Callable[..., Card]:
-        from queueproof.processes import judge
+        from queueproof.check import judge
 
         return partial(
             judge,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from queueproof.check import REPLAYS, calibrate, runner_under
+from queueproof.check import REPLAYS, calibrate
 from queueproof.checker import declare
 from queueproof.errors import QueueproofError
 from queueproof.explore.conditions import PLAIN, Conditions
@@ -20,6 +20,7 @@ from queueproof.postgres import open_server
 from queueproof.probes import PROBES
 from queueproof.report.story import tell
 from queueproof.target import resolve
+from queueproof.work import runner_under
 
 __all__ = ["Do", "JobSpec", "Program", "must_hold"]
 

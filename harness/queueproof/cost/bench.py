@@ -18,6 +18,7 @@ from queueproof.cost.load import refuse, why_not
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.server import spoken
+from queueproof.processes import processors
 from queueproof.queue import Queue
 from queueproof.sqlfile import SqlFileQueue
 
@@ -305,7 +306,7 @@ def measure(
             "server": _server(server),
             "settings": {name: ground.setting(name) for name in SETTINGS},
             "durable": server.durable,
-            "cores": _cores(),
+            "cores": processors(),
             "load_before": round(load_before, 2),
             "rounds": rounds,
             "seconds": seconds,
@@ -374,7 +375,3 @@ def _server(server: Server) -> str:
     kind = server.source.partition(":")[0]
     kind = kind if kind in {"embedded", "local", "container"} else "a server given by its DSN"
     return f"PostgreSQL {spoken(server.version)}, {kind}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from queueproof.checker import Declared, Violation, check
 from queueproof.explore.conditions import PLAIN, Conditions
@@ -46,13 +47,30 @@ class Failure:
         kind = self.run.history.calls[self.violation.call].kind
         return "" if kind in {"jobs", "sweep"} else kind
 
-    def tells(self, other: Failure) -> bool:
+    @property
+    def like(self) -> Like:
+        """What a shorter story must tell as well."""
+        return Like(self.cause, alone=self.violation.alone)
+
+    def tells(self, like: Like) -> bool:
         """Whether it says of the same operation at least what another one says."""
-        return self.cause == other.cause and self.violation.alone <= other.violation.alone
+        return self.cause == like.cause and self.violation.alone <= like.alone
+
+
+class Like(NamedTuple):
+    """What a story tells: see `Failure.cause` and `Violation.alone`."""
+
+    cause: str
+    alone: bool
 
 
 def breaches(run: Run, declared: Declared) -> list[Violation]:
-    """What a run broke.
+    """What a run broke: guarantees, and what is unexpected."""
+    return [*check(run.history, declared).violations, *unexpected(run)]
+
+
+def unexpected(run: Run) -> list[Violation]:
+    """What a run broke that is no guarantee by itself.
 
     An error that the queue's workers do not expect stands under `error` and its SQLSTATE: no
     guarantee by itself, but one where it comes with conditions that should change nothing. So
@@ -73,7 +91,7 @@ def breaches(run: Run, declared: Declared) -> list[Violation]:
         got = f"{len(short.ids) or 'no'} job{'s' if len(short.ids) > 1 else ''}"
         because = f"a claim by {short.actor} got {got}, and more without the pooler"
         errors.append(Violation("claim cut short", because, None, short.index))
-    return [*check(run.history, declared).violations, *errors]
+    return errors
 
 
 def find(
@@ -84,7 +102,7 @@ def find(
     *,
     budget: int = TRIES,
     seed: int = 0,
-    like: Failure | None = None,
+    like: Like | None = None,
 ) -> Failure | None:
     """The first schedule of a program under which a guarantee breaks, if there is one.
 
@@ -112,7 +130,22 @@ def find(
     return found
 
 
-def shrink(runner: Runner, declared: Declared, failure: Failure) -> Failure:
+First: TypeAlias = Callable[[Sequence[Program]], tuple[int, Failure] | None]
+"""Of some programs the first that breaks the same: its place among them, and how it does."""
+
+
+def one_by_one(runner: Runner, declared: Declared, failure: Failure) -> First:
+    """Search programs for what breaks as a failure does, one after the other."""
+
+    def first(programs: Sequence[Program]) -> tuple[int, Failure] | None:
+        broken, like = failure.violation.guarantee, failure.like
+        searches = (find(runner, declared, program, broken, like=like) for program in programs)
+        return next(((n, found) for n, found in enumerate(searches) if found is not None), None)
+
+    return first
+
+
+def shrink(failure: Failure, first: First) -> Failure:
     """Remove jobs and operations one at a time while the same guarantee still breaks.
 
     What breaks it stays the same operation: a guarantee may have several stories.
@@ -122,15 +155,20 @@ def shrink(runner: Runner, declared: Declared, failure: Failure) -> Failure:
     searched anew, so that the schedule shrinks with it. After a success it goes on where it is: the
     pieces before were needed a moment ago, and are asked again at the end.
     """
-    guarantee, like = failure.violation.guarantee, failure
-    failure = find(runner, declared, failure.program, guarantee, like=like) or failure
+    if (again := first([failure.program])) is not None:
+        _, failure = again
     needed = {failure.program}  # nothing smaller breaks by these, or they are the program itself
     place = 0
-    while candidates := [one for one in _smaller(failure.program) if one not in needed]:
+    while candidates := [
+        one for one in dict.fromkeys(_smaller(failure.program)) if one not in needed
+    ]:
         place %= len(candidates)
-        found = find(runner, declared, candidates[place], guarantee, like=like)
-        needed.add(candidates[place])
-        failure = found or failure
+        ordered = candidates[place:] + candidates[:place]
+        if (found := first(ordered)) is None:
+            break
+        number, failure = found
+        needed.update(ordered[: number + 1])
+        place += number
     return failure
 
 

@@ -28,11 +28,12 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
+from queueproof.check import judge
 from queueproof.errors import Exit, QueueproofError
 from queueproof.guarantees import CATALOGUE, nearest
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.processes import MOST, judge, processes
+from queueproof.processes import MOST, processes
 from queueproof.queue import Queue
 from queueproof.report.card import Card, Story, Verdict
 from queueproof.report.page import read_card

@@ -1,0 +1,99 @@
+"""Work that processes do beside each other: the same is found, however many they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from queueproof.check import calibrate, check_queue
+from queueproof.explore.conditions import PLAIN
+from queueproof.explore.lab import open_lab
+from queueproof.explore.programs import JobSpec, Program, claim, script
+from queueproof.guarantees import select
+from queueproof.postgres import Server
+from queueproof.queue import Operation, Queue, Step
+from queueproof.sqlfile import load
+from queueproof.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
+
+STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
+UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
+ASKED = ("single-claim", "claim-limit", "fencing", "non-blocking", "isolation")
+
+
+@pytest.mark.parametrize("name", ["skip_locked", "select_then_update", "broken/fencing_id_only"])
+def test_the_number_of_processes_changes_nothing(name: str, server: Server) -> None:
+    """Verdicts, reasons, evidence, stories and tokens are the same."""
+    found = []
+    for jobs in (1, 3):
+        with open_lab(load(STRATEGIES / f"{name}.sql"), server) as lab:
+            card = check_queue(lab, select(ASKED), profile="glance", jobs=jobs)
+        found.append([asdict(judgement) for judgement in card.guarantees])
+    one, three = found
+    assert one == three
+
+
+def told(tries: list[Tried]) -> list[object]:
+    """What is to be the same of runs."""
+    return [(one.schedule, one.evidence, one.violations, one.errors) for one in tries]
+
+
+def die() -> None:
+    """End the process, as the kernel does where memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_nobody_has_done_is_done_here(server: Server) -> None:
+    """The same comes of a unit that a process does, that none does, and that one dies of."""
+    with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
+        offer = calibrate(lab)
+        alone = told(list(Crew(lab, offer, 0).tries(UNIT)))
+        assert any(one.breaks("single-claim") for one in Crew(lab, offer, 0).tries(UNIT))
+        with beside(lab, 2) as pool:
+            assert pool is not None
+            crew = Crew(lab, offer, 0, pool)
+            crew.go_ahead([UNIT])
+            assert told(list(crew.tries(UNIT))) == alone
+            with pytest.raises(BrokenProcessPool):
+                pool.processes.submit(die).result()
+            crew.go_ahead([UNIT._replace(budget=6)])
+            assert told(list(crew.tries(UNIT))) == alone
+
+
+def test_what_is_left_is_not_asked_for(server: Server) -> None:
+    """Unless somebody else has announced it too."""
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        offer = calibrate(lab)
+        with beside(lab, 2) as pool:
+            crew = Crew(lab, offer, 0, pool)
+            crew.go_ahead([UNIT, UNIT._replace(until="fencing")])
+            crew.leave([UNIT])
+            assert len(crew._ahead) == 1
+            crew.leave([UNIT])
+            assert not crew._ahead
+
+
+def test_a_server_s_connections_are_enough_for_all(server: Server) -> None:
+    """However many processes are wanted: ours takes a hundred connections."""
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        assert _most(lab, 1) == 1
+        assert 1 < _most(lab, 1000) * CONNECTIONS < 100
+
+
+def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Server) -> None:
+    """Nobody else could make one."""
+
+    class Local(Queue):
+        """Of this function alone."""
+
+        def install(self) -> Operation[None]:
+            """Nothing."""
+            yield Step("SELECT")
+
+    with open_lab(Local(), server) as lab:
+        assert _most(lab, 4) == 1
