@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from queueproof import waits
+from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
 from queueproof.explore.client import ClientLab
 from queueproof.explore.lab import Lab, open_lab
@@ -324,6 +324,15 @@ def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Pa
         line = process.stderr.readline()
         ends(process, signal.SIGTERM)
     assert re.fullmatch(r"queueproof: after \d+ s: .*\n", line)
+
+
+def test_a_signal_whose_exception_is_lost_has_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Python ignores in a callback of its collector, say: a wait ends by it, with an error."""
+    monkeypatch.setattr(ending, "_signals", [signal.SIGTERM])
+    assert cli.run(["check", "no such file.sql"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "queueproof: stopped by SIGTERM\n"
 
 
 STUCK = """

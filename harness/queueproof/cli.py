@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, ca
 
 import typer
 
-from queueproof.ending import end_on
+from queueproof.ending import end_on, signal_that_came
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
@@ -610,8 +610,12 @@ class _StoppedError(KeyboardInterrupt):
     """A signal asks for an orderly end. Hypothesis would take a SystemExit for a finding."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+        super().__init__(_name(number))
         self.number = number
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 def _stop(number: int) -> NoReturn:
@@ -722,6 +726,9 @@ def run(arguments: Sequence[str]) -> int:
                 return _say(f"stopped by {cause}", 128 + cause.number)
             if isinstance(cause, KeyboardInterrupt):
                 return _say(str(cause) or "interrupted", Exit.INTERRUPTED)
+        if (number := signal_that_came()) is not None:
+            by = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
+            return _say(by, 128 + number)
         if told := next(filter(None, map(_outage, causes)), None):
             return _say(told, Exit.UNUSABLE)
         for cause in causes:

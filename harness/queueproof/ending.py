@@ -18,11 +18,17 @@ GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
 STOP = 1.9  # a signal has ended the process
 
 _ends = math.inf  # by `time.monotonic`, when every wait of this process ends
+_signals: list[int] = []  # that have come
 
 
 def at() -> float:
     """When every wait of this process ends, by `time.monotonic`; infinite where nobody stops it."""
     return _ends
+
+
+def signal_that_came() -> int | None:
+    """The signal that ends this process, whoever has swallowed what was raised for it."""
+    return _signals[0] if _signals else None
 
 
 def stop() -> None:
@@ -49,6 +55,7 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
     def end(number: int, _frame: FrameType | None) -> None:
         for one in numbers:
             signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        _signals.append(number)
         stop()
         told(number)
 

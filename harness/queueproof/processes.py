@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
+from queueproof.errors import QueueproofError
 from queueproof.explore.lab import Lab, open_lab
 from queueproof.postgres import Server
 from queueproof.postgres.server import Lent
@@ -43,6 +44,7 @@ def processes(
         initargs=(server.lent() if server else None, queue),
     )
     try:
+        _launch(pool)
         yield pool
     except BaseException:
         for child in active_children():  # what they started goes with them
@@ -79,6 +81,16 @@ def end_without_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
+def _launch(pool: ProcessPoolExecutor) -> None:
+    """Begin its processes; Ctrl-C is not theirs, not even before they can say so."""
+    signals = {signal.SIGINT}
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        pool.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, known)
+
+
 def _begin(lent: Lent | None, queue: Queue | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     Thread(target=_end_with_parent, daemon=True).start()
@@ -87,7 +99,10 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
         atexit.register(stack.close)
         _server.append(stack.enter_context(borrowed(lent)))
         if queue is not None:
-            _lab.append(stack.enter_context(open_lab(queue, lent_server())))
+            try:
+                _lab.append(stack.enter_context(open_lab(queue, lent_server())))
+            except QueueproofError:  # which whoever has begun this one meets as well, and tells
+                os._exit(1)
 
 
 def _end_with_parent() -> None:

@@ -401,8 +401,6 @@ def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
         pool = None
         if (count := _most(lab, jobs)) > 1:
             pool = Pool(stack.enter_context(processes(lab.server, count, lab.queue)), count)
-            for _ in range(count):
-                pool.processes.submit(_be_ready)
         yield pool
 
 
@@ -416,10 +414,6 @@ def _most(lab: Lab, jobs: int) -> int:
     ((spare,),) = lab.execute(_SPARE)
     assert isinstance(spare, int)
     return max(1, min(jobs, (spare - CONNECTIONS) // CONNECTIONS))
-
-
-def _be_ready() -> None:
-    """Nothing: what comes first is that a process begins."""
 
 
 def _done(given: bytes, unit: Unit) -> Done:
