@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
+import time_machine
 
+from queueproof import processclock
 from queueproof.check import check_queue
 from queueproof.errors import QueueError
 from queueproof.explore import wallclock
@@ -222,3 +226,20 @@ def test_a_clock_of_its_own_that_cannot_be_moved_accuses_nobody(
     assert verdicts == ["holds", "not-offered", "holds"]
     assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
     assert card.exit_code == 0
+
+
+def test_a_clock_that_starts_late_is_put_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine some time passes between saying where a clock starts and its start."""
+    begun: list[float] = []
+
+    def late() -> float:
+        begun.append(time.time() - (0 if begun else 20))  # what was read has become old meanwhile
+        return begun[-1]
+
+    monkeypatch.setattr(processclock, "time", SimpleNamespace(time=late))
+    traveller = processclock.moved(100.0)
+    try:
+        ahead = time.time() - time_machine.escape_hatch.time.time()
+    finally:
+        traveller.stop()
+    assert round(ahead) == 100

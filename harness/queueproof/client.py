@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import date, datetime, timedelta
@@ -24,6 +23,7 @@ from typing import IO, Any, cast
 from uuid import UUID
 
 from queueproof.errors import Exit
+from queueproof.processclock import moved
 from queueproof.queue import OPERATIONS, Facts, facts_as_json
 
 TRACEBACK = "QUEUEPROOF_TRACEBACK"
@@ -184,12 +184,9 @@ class Host:
         if hasattr(self._kind, "clock"):
             self._call("clock", ahead=ahead)
             return
-        import time_machine  # noqa: PLC0415 - costs time, and most runs leave the clock alone
-
         if self._traveller is not None:
             self._traveller.stop()
-        self._traveller = time_machine.travel(time.time() + ahead, tick=True)
-        self._traveller.start()
+        self._traveller = moved(ahead)
 
     def _told(self, error: BaseException) -> dict[str, str]:
         if os.environ.get(TRACEBACK):

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
+from queueproof.processclock import moved
 from queueproof.queue import Operation, Step, T
 
-try:
-    import time_machine
-except ImportError:
-    time_machine = None  # type: ignore[assignment]
-
-MOVABLE = time_machine is not None
+MOVABLE = find_spec("time_machine") is not None
 """Whether the process' clock can be moved."""
 
 _NEAR = timedelta(days=1.6)  # what a time zone and a delay of hours make of this moment
@@ -40,8 +36,12 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
     """An operation that finds its process' clock off by some seconds whenever it is resumed."""
 
     def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
-        with _ALONE, time_machine.travel(time.time() + shift(), tick=True):
-            return act()
+        with _ALONE:
+            traveller = moved(shift())
+            try:
+                return act()
+            finally:
+                traveller.stop()
 
     return _resumed(operation, resume)
 
