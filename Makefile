@@ -13,14 +13,14 @@ test: venv             ## test the harness itself
 	$(BIN)/pytest tests
 
 bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
-	$(BIN)/python -m queueproof.cost
+	PYTHONPATH=harness $(BIN)/python -m workshop
 
 results: venv node     ## check every queue of strategies/; writes results/conformance.md and the stories
 	$(BIN)/python -m queueproof.report.conformance
 
 figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
-	$(BIN)/python -m queueproof.cost.permutations
-	$(BIN)/python -m queueproof.cost.checker
+	PYTHONPATH=harness $(BIN)/python -m workshop.permutations
+	PYTHONPATH=harness $(BIN)/python -m workshop.checker
 
 lint: venv
 	$(BIN)/ruff format --check .

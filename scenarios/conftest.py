@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.explore.lab import Lab
-from queueproof.guarantees import CATALOGUE, Guarantee, Offer
+from queueproof.guarantees.catalogue import CATALOGUE, Guarantee, Offer
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.report.conformance import PROFILE, SEED, Recorded
 from queueproof.report.conformance import strategy as strategy_of
+from queueproof.run.lab import Lab
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"

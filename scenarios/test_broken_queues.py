@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.pytest_plugin import Examiner
 from queueproof.report.card import Card
 from queueproof.report.conformance import Recorded

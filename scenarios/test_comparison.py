@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import pytest
 
 from queueproof import Queue
-from queueproof.explore.lab import Lab
-from queueproof.explore.programs import JobSpec, Program, claim, script
-from queueproof.explore.runner import Run, Runner
-from queueproof.explore.schedules import explore
-from queueproof.history import Call
+from queueproof.history.calls import Call
+from queueproof.run.lab import Lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.programs import JobSpec, Program, claim, script
+from queueproof.schedule.schedules import explore
 
 RACE = Program(
     jobs=(JobSpec(), JobSpec()),

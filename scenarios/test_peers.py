@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.check import replay
-from queueproof.explore.lab import open_lab
+from queueproof.examine.check import replay
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner
 from queueproof.report.conformance import (
@@ -22,6 +21,7 @@ from queueproof.report.conformance import (
     peers,
     read_remarks,
 )
+from queueproof.run.lab import open_lab
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 PEERS = peers(STRATEGIES)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from queueproof.cost.cell import Ground, Measured, Prepared, Shape
-from queueproof.cost.load import refuse
+from queueproof.bench.cell import Ground, Measured, Prepared, Shape
+from queueproof.bench.load import refuse
 from queueproof.postgres import open_server
-from queueproof.sqlfile import SqlFileQueue, load
+from queueproof.queues.sqlfile import SqlFileQueue, load
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

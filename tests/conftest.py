@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.explore.lab import Lab, open_lab
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
-from queueproof.sqlfile import load_text
+from queueproof.queues.sqlfile import load_text
+from queueproof.run.lab import Lab, open_lab
 
 PATIENCE = 30.0  # seconds
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from queueproof.answers import contradiction
-from queueproof.check import calibrate, check_queue
 from queueproof.errors import QueueError, ServerError
-from queueproof.explore.lab import Lab
-from queueproof.guarantees import CATALOGUE
-from queueproof.history import Answer, Call, Ref
-from queueproof.queue import Claim, JobRow, Operation, Queue, Result, State, Step, Value
+from queueproof.examine.check import calibrate, check_queue
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.history.calls import Answer, Call, Ref
+from queueproof.judge.answers import contradiction
+from queueproof.queues.model import Claim, JobRow, Operation, Queue, Result, State, Step, Value
+from queueproof.run.lab import Lab
 
 LabOf = Callable[[str], Lab]
 REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import (
+from queueproof.errors import QueueError, QueueproofError
+from queueproof.examine.check import (
     LACKING,
     PROFILES,
     Examination,
@@ -19,13 +20,12 @@ from queueproof.check import (
     encode_token,
     replay,
 )
-from queueproof.checker import declare
-from queueproof.errors import QueueError, QueueproofError
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.guarantees import select
+from queueproof.examine.work import Crew
+from queueproof.guarantees.catalogue import select
+from queueproof.judge.checker import declare
 from queueproof.postgres import Server
-from queueproof.sqlfile import load
-from queueproof.work import Crew
+from queueproof.queues.sqlfile import load
+from queueproof.run.lab import Lab, open_lab
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"
@@ -284,8 +284,8 @@ def test_what_only_a_free_run_shows_is_broken_without_a_token(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its story says that it cannot be replayed."""
-    monkeypatch.setattr("queueproof.check.FREE_JOBS", 30)
-    monkeypatch.setattr("queueproof.check.FREE_FAULTS", {})
+    monkeypatch.setattr("queueproof.examine.check.FREE_JOBS", 30)
+    monkeypatch.setattr("queueproof.examine.check.FREE_FAULTS", {})
     path = STRATEGIES / "broken" / "retry_bound_off_by_one.sql"
     wanted = select(["retry-bound"])
     with open_lab(load(path), server) as lab:

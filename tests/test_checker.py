@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueproof import checker, spec
-from queueproof.checker import Declared, check
-from queueproof.cost.checker import DECLARED, simulate
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.history import Answer, Call, History, Ref, Stored, Timeline, Wait, write
-from queueproof.lives import Hindrances, Life
-from queueproof.queue import State
-from queueproof.shelf import Shelf
-from queueproof.spec import Act, Breach, Job, Rules
+from queueproof.history.calls import Answer, Call, History, Ref, Stored, Timeline, Wait, write
+from queueproof.history.shelf import Shelf
+from queueproof.judge import checker, spec
+from queueproof.judge.checker import Declared, check
+from queueproof.judge.lives import Hindrances, Life
+from queueproof.judge.spec import Act, Breach, Job, Rules
+from queueproof.queues.model import State
+from workshop.checker import DECLARED, simulate
 
 LEASE = 30.0
 TICK = 0.01  # seconds of real time between two events

@@ -17,12 +17,12 @@ import psycopg
 import pytest
 
 from queueproof import cli
-from queueproof.check import PROFILES
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.explore.session import ConnectionLostError
+from queueproof.examine.check import PROFILES
 from queueproof.postgres import open_server
 from queueproof.report.card import Card, MutantJudgement
+from queueproof.run.session import ConnectionLostError
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
@@ -185,7 +185,7 @@ def test_a_story_that_does_not_happen_again_exits_0(
     broken: tuple[Ran, Path], check: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a fix can be seen to work."""
-    monkeypatch.setattr("queueproof.check.replay", lambda _lab, _token: None)
+    monkeypatch.setattr("queueproof.examine.check.replay", lambda _lab, _token: None)
     token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
     assert ((ran := check(BROKEN, "--replay", token)).code, "not happen" in ran.out) == (0, True)
 
@@ -324,7 +324,7 @@ def test_what_ends_a_check_has_its_exit_code(
     def fail(*_args: object, **_kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr("queueproof.check.check_queue", fail)
+    monkeypatch.setattr("queueproof.examine.check.check_queue", fail)
     ran = check(SOUND)
     assert (code, True) == (ran.code, message in ran.err)
     assert "Traceback" not in ran.err
@@ -334,7 +334,7 @@ def test_an_internal_error_shows_its_traceback_on_demand(
     check: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --traceback or QUEUEPROOF_DEBUG; the message names the way to who has not gone it."""
-    monkeypatch.setattr("queueproof.check.check_queue", None)
+    monkeypatch.setattr("queueproof.examine.check.check_queue", None)
     ran = check(SOUND)
     assert (ran.code, f"{SOUND} --traceback" in ran.err) == (70, True)
     debugged = check(SOUND, "--traceback")
@@ -497,6 +497,6 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_benchmarks_name_what_they_lack(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The base install says how to get the rest."""
-    monkeypatch.setitem(sys.modules, "queueproof.cost.bench", None)
+    monkeypatch.setitem(sys.modules, "queueproof.bench.bench", None)
     ran = command("bench", SOUND)
     assert (ran.code, "pip install 'queueproof[bench]'" in ran.err) == (4, True)

@@ -19,11 +19,11 @@ from uuid import UUID
 import pytest
 
 from queueproof import Client
-from queueproof.client import Host, describe, serve
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server
-from queueproof.program import Program, ProgramQueue
-from queueproof.target import resolve
+from queueproof.queues.client import Host, describe, serve
+from queueproof.queues.resolve import resolve
+from queueproof.queues.worker import Program, ProgramQueue
 
 DSN = "postgresql:///q"
 
@@ -195,7 +195,7 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
 @pytest.mark.parametrize("arguments", [[], ["no_such_module:Mine"], ["json:Mine"]])
 def test_the_host_started_by_hand_says_what_is_missing(arguments: list[str]) -> None:
     """One line, and exit code 4; a traceback is for those who ask for one."""
-    argv = [sys.executable, "-m", "queueproof.client", *arguments]
+    argv = [sys.executable, "-m", "queueproof.queues.client", *arguments]
     ran = subprocess.run(argv, input=b"", capture_output=True, check=False, timeout=60)  # noqa: S603 - our own
     assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, b"", 1)
     assert b"Error: " in ran.stderr

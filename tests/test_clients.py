@@ -11,13 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import PROFILES, Examination, calibrate, check_queue, replay
-from queueproof.checker import check, declare
 from queueproof.errors import QueueError
-from queueproof.explore.client import ClientLab
-from queueproof.explore.conditions import PLAIN, Conditions
-from queueproof.explore.lab import open_lab
-from queueproof.explore.programs import (
+from queueproof.examine.check import PROFILES, Examination, calibrate, check_queue, replay
+from queueproof.examine.work import Crew
+from queueproof.guarantees.catalogue import select
+from queueproof.judge.checker import check, declare
+from queueproof.postgres import Server
+from queueproof.postgres.pooler import MISSING
+from queueproof.queues.model import Step
+from queueproof.queues.worker import ProgramError, from_command
+from queueproof.report.card import Judgement
+from queueproof.run.lab import open_lab
+from queueproof.run.runner import Run, Runner
+from queueproof.run.wallclock import carries_now
+from queueproof.run.workers import ClientLab
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import (
     RESTART,
     Program,
     advance,
@@ -29,20 +38,11 @@ from queueproof.explore.programs import (
     script,
     terminate,
 )
-from queueproof.explore.programs import JobSpec as Job
-from queueproof.explore.runner import Run, Runner
-from queueproof.explore.shrink import Failure, find
-from queueproof.explore.wallclock import carries_now
-from queueproof.guarantees import select
-from queueproof.postgres import Server
-from queueproof.postgres.pooler import MISSING
-from queueproof.program import ProgramError, from_command
-from queueproof.queue import Step
-from queueproof.report.card import Judgement
-from queueproof.work import Crew
+from queueproof.schedule.programs import JobSpec as Job
+from queueproof.search.shrink import Failure, find
 
 LabOf = Callable[..., ClientLab]
-TEMPLATE = files("queueproof").joinpath("templates/worker.py").read_text()
+TEMPLATE = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 
 ONE_STEP = """            return {"jobs": db.execute(CLAIM, message).fetchall()}"""
 SELECT_THEN_UPDATE = """
@@ -419,7 +419,7 @@ def test_without_pgbouncer_nothing_is_said_of_a_program_s_own_connections(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""
-    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: None)
+    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: None)
     lab = lab_of()
     card = check_queue(lab, select(["order", "pooler-safe"]), profile="glance")
     order, pooler = card.guarantees

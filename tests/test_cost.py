@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.cost.__main__ import HOLD, main, plan, strategies
-from queueproof.cost.bench import BenchError, BenchReport, Entry, Group, measure, run
-from queueproof.cost.cell import Ground, Measured, Shape, percentile
-from queueproof.cost.load import (
+from queueproof.bench.bench import BenchError, BenchReport, Entry, Group, measure, run
+from queueproof.bench.cell import Ground, Measured, Shape, percentile
+from queueproof.bench.load import (
     NotApplicableError,
     compile_queue,
     ends_open,
@@ -24,12 +23,13 @@ from queueproof.cost.load import (
     refuse,
     why_not,
 )
-from queueproof.cost.pool import WorkerLostError
-from queueproof.cost.worker import Session, array_literal
+from queueproof.bench.pool import WorkerLostError
+from queueproof.bench.worker import Session, array_literal
 from queueproof.errors import Exit, QueueError
 from queueproof.postgres import Server
-from queueproof.queue import Queue
-from queueproof.sqlfile import SqlFileQueue, load, load_text
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from workshop.__main__ import HOLD, main, plan, strategies
 
 STRATEGIES = Path(__file__).parents[1] / "strategies"
 PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
@@ -552,7 +552,7 @@ def test_the_chart_is_the_same_each_time() -> None:
 )
 def test_labels_do_not_overlap(places: list[float], expected: list[float] | None) -> None:
     """Labels keep their order and a least distance, and move no further than that."""
-    chart = pytest.importorskip("queueproof.cost.chart")
+    chart = pytest.importorskip("queueproof.bench.chart")
     moved = chart.apart(places)
     assert all(b - a >= chart.GAP - 1e-9 for a, b in pairwise(moved))
     assert expected is None or moved == pytest.approx(expected)

@@ -9,7 +9,7 @@ from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from queueproof.explore.draws import BACKEND
+from queueproof.schedule.draws import BACKEND
 
 
 def drawn(backend: str) -> list[list[int]]:

@@ -17,7 +17,7 @@ from queueproof.postgres.environment import without_libpq
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 SOUND = str(STRATEGIES / "skip_locked.sql")
-WORKER = f"exec: {sys.executable} {STRATEGIES.parent}/harness/queueproof/templates/worker.py"
+WORKER = f"exec: {sys.executable} {STRATEGIES.parent}/harness/queueproof/queues/templates/worker.py"
 
 
 def check(queue: str, environment: dict[str, str], *options: str) -> tuple[int, str]:

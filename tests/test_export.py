@@ -13,14 +13,30 @@ from typing import Any
 
 import pytest
 
-from queueproof.check import calibrate, encode_token
-from queueproof.checker import Violation, declare
 from queueproof.cli import run
-from queueproof.cost.permutations import find_isolationtester
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.explore.conditions import PLAIN, Conditions
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.explore.programs import (
+from queueproof.examine.check import calibrate, encode_token
+from queueproof.examine.work import runner_under
+from queueproof.guarantees.catalogue import Offer
+from queueproof.guarantees.suites import Suite
+from queueproof.judge.checker import Violation, declare
+from queueproof.postgres import Server
+from queueproof.postgres.local import find_embedded
+from queueproof.queues.model import Parameter, Result, Step, Value, Values
+from queueproof.queues.sqlfile import load, load_text
+from queueproof.report.export import (
+    _block,
+    _literal,
+    _Spec,
+    refuse_varying,
+    surroundings,
+    to_spec,
+    to_test,
+)
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.session import LibpqSession
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import (
     COMPLETE_ALL,
     RECOVER,
     RESTART,
@@ -38,25 +54,9 @@ from queueproof.explore.programs import (
     script,
     terminate,
 )
-from queueproof.explore.session import LibpqSession
-from queueproof.explore.shrink import Failure, find
-from queueproof.explore.suites import Suite
-from queueproof.guarantees import Offer
-from queueproof.postgres import Server
-from queueproof.postgres.local import find_embedded
-from queueproof.queue import Parameter, Result, Step, Value, Values
-from queueproof.regression import must_hold
-from queueproof.report.export import (
-    _block,
-    _literal,
-    _Spec,
-    refuse_varying,
-    surroundings,
-    to_spec,
-    to_test,
-)
-from queueproof.sqlfile import load, load_text
-from queueproof.work import runner_under
+from queueproof.search.shrink import Failure, find
+from queueproof.testing import must_hold
+from workshop.permutations import find_isolationtester
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 ONE = (JobSpec(),)

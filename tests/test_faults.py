@@ -13,11 +13,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from queueproof.check import calibrate, check_queue, replay
 from queueproof.errors import QueueproofError, ServerUnavailableError
-from queueproof.explore.conditions import Conditions
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.explore.programs import (
+from queueproof.examine.check import calibrate, check_queue, replay
+from queueproof.guarantees.catalogue import select
+from queueproof.history.calls import Call
+from queueproof.postgres import Server, open_server
+from queueproof.queues.sqlfile import load_text
+from queueproof.report.card import Judgement
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import (
     RECOVER,
     RESTART,
     Do,
@@ -31,13 +37,7 @@ from queueproof.explore.programs import (
     script,
     terminate,
 )
-from queueproof.explore.runner import Run, Runner
-from queueproof.explore.schedules import explore
-from queueproof.guarantees import select
-from queueproof.history import Call
-from queueproof.postgres import Server, open_server
-from queueproof.report.card import Judgement
-from queueproof.sqlfile import load_text
+from queueproof.schedule.schedules import explore
 
 LabOf = Callable[[str], Lab]
 Eventually = Callable[[Callable[[], bool]], None]

@@ -14,23 +14,22 @@ from typing import Any
 
 import pytest
 
-from queueproof import free
-from queueproof.checker import Findings, Violation, declare
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.explore import wallclock
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.free import Free, free_run
-from queueproof.guarantees import Offer
-from queueproof.history import Call, History, Ref
-from queueproof.host import Host, describe, load
+from queueproof.guarantees.catalogue import Offer
+from queueproof.history.calls import Call, History, Ref
+from queueproof.judge.checker import Findings, Violation, declare
 from queueproof.postgres import Server
-from queueproof.program import ProgramQueue
-from queueproof.queue import Claim, Operation, Queue, Step
-from queueproof.sqlfile import load_text
-from queueproof.target import resolve
+from queueproof.queues.model import Claim, Operation, Queue, Step
+from queueproof.queues.resolve import resolve
+from queueproof.queues.sqlfile import load_text
+from queueproof.queues.worker import ProgramQueue
+from queueproof.run import free, wallclock
+from queueproof.run.free import Free, free_run
+from queueproof.run.host import Host, describe, load
+from queueproof.run.lab import Lab, open_lab
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
-TEMPLATES = Path(free.__file__).parent / "templates"
+TEMPLATES = Path(free.__file__).parents[1] / "queues" / "templates"
 REFERENCE = STRATEGIES / "skip_locked.sql"
 HELD = STRATEGIES / "hold_open.sql"
 ALL = {"kill": 3, "pause": 2, "terminate": 2, "restart": 1}
@@ -497,7 +496,7 @@ def test_a_hosted_queue_is_described_as_it_is(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "write python -m queueproof.host QUEUE"),
+        ([], "write python -m queueproof.run.host QUEUE"),
         (["gone.sql"], "gone.sql: No such file or directory"),
         (["exec: cat"], "exec: cat has processes of its own: it needs no host"),
     ],
@@ -505,7 +504,7 @@ def test_a_hosted_queue_is_described_as_it_is(path: Path) -> None:
 def test_the_host_says_why_it_cannot_begin(arguments: list[str], complaint: str) -> None:
     """One line on stderr, and the exit code of what cannot be used."""
     done = subprocess.run(  # noqa: S603 - this package
-        [sys.executable, "-m", "queueproof.host", *arguments],
+        [sys.executable, "-m", "queueproof.run.host", *arguments],
         check=False,
         capture_output=True,
         stdin=subprocess.DEVNULL,

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import calibrate
-from queueproof.checker import check, declare
-from queueproof.explore.conditions import Conditions
-from queueproof.explore.lab import Gate, Lab, open_lab
-from queueproof.explore.programs import JobSpec, Program, claim, complete, in_turn, script
-from queueproof.explore.runner import Run, Runner
-from queueproof.explore.schedules import explore
+from queueproof.examine.check import calibrate
+from queueproof.judge.checker import check, declare
 from queueproof.postgres import Server
-from queueproof.sql import only_selects
-from queueproof.sqlfile import load_text
+from queueproof.queues.sqlfile import load_text
+from queueproof.queues.sqltext import only_selects
+from queueproof.run.lab import Gate, Lab, open_lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
+from queueproof.schedule.schedules import explore
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"

@@ -12,11 +12,11 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from queueproof.errors import QueueError
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.explore.session import Session, execute
 from queueproof.postgres import Server, open_server
-from queueproof.queue import Step
-from queueproof.sqlfile import load_text
+from queueproof.queues.model import Step
+from queueproof.queues.sqlfile import load_text
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.session import Session, execute
 
 LabOf = Callable[[str], Lab]
 MOVED = 100_000.0  # seconds

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from queueproof import sql
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.mutate import Mutants, Parsed, changes, judge, mutants_of
-from queueproof.queue import Queue
+from queueproof.queues import sqltext
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
-from queueproof.sqlfile import load, load_text
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
@@ -120,7 +120,7 @@ def test_an_operator_makes_its_one_change(statement: str, what: str, expected: s
 
 def stretch(before: str, after: str) -> tuple[list[str], list[str]]:
     """The tokens of each that are left between what both begin and end with."""
-    one, other = ([token.raw for token in sql.tokens(text)] for text in (before, after))
+    one, other = ([token.raw for token in sqltext.tokens(text)] for text in (before, after))
     while one and other and one[-1] == other[-1]:
         one.pop()
         other.pop()
@@ -135,7 +135,7 @@ def test_each_mutation_is_one_change_that_parses(path: Path) -> None:
     statements = [s.text for b in load(path).blocks.values() for s in b.statements[:9]]
     count = 0
     for statement in statements:
-        if sql.first_keyword(statement) not in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
+        if sqltext.first_keyword(statement) not in {"SELECT", "INSERT", "UPDATE", "DELETE", "WITH"}:
             continue
         original = repr(Parsed(statement).tree)
         for what, text in mutated(statement).items():

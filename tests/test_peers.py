@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from queueproof.explore.lab import Lab
 from queueproof.postgres import Server
-from queueproof.program import Program, ProgramQueue
-from queueproof.target import resolve
+from queueproof.queues.resolve import resolve
+from queueproof.queues.worker import Program, ProgramQueue
+from queueproof.run.lab import Lab
 
 FOLDER = Path(__file__).parents[1] / "strategies" / "peers"
 W1 = "00000000-0000-0000-0000-000000000001"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from queueproof.cost.permutations import measure
 from queueproof.postgres import Server
+from workshop.permutations import measure
 
 
 @pytest.mark.parametrize(("blocking", "permutations", "waits"), [(False, 20, 0), (True, 14, 6)])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import open_server
 
 pytest_plugins = ["pytester"]

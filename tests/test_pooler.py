@@ -14,13 +14,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from queueproof import pooling
-from queueproof.check import calibrate, check_queue, replay
-from queueproof.checker import declare
 from queueproof.errors import ServerUnavailableError
-from queueproof.explore.conditions import Conditions, Pooled
-from queueproof.explore.lab import Lab
-from queueproof.explore.programs import (
+from queueproof.examine.check import calibrate, check_queue, replay
+from queueproof.guarantees.catalogue import select
+from queueproof.judge.checker import declare
+from queueproof.postgres import Server
+from queueproof.postgres.pooler import MISSING, open_pooler
+from queueproof.probes import pooling
+from queueproof.probes.probes import PROBES
+from queueproof.run.lab import Lab
+from queueproof.run.runner import POOL, Run, Runner, past
+from queueproof.schedule.conditions import Conditions, Pooled
+from queueproof.schedule.programs import (
     RECOVER,
     JobSpec,
     Program,
@@ -31,12 +36,7 @@ from queueproof.explore.programs import (
     in_turn,
     script,
 )
-from queueproof.explore.runner import POOL, Run, Runner, past
-from queueproof.explore.shrink import breaches
-from queueproof.guarantees import select
-from queueproof.postgres import Server
-from queueproof.postgres.pooler import MISSING, open_pooler
-from queueproof.probes import PROBES
+from queueproof.search.shrink import breaches
 
 LabOf = Callable[[str], Lab]
 ONE = (JobSpec(),)
@@ -203,7 +203,7 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
 @pytest.fixture
 def _no_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that lacks it."""
-    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: None)
+    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: None)
 
 
 @pytest.mark.usefixtures("_no_pgbouncer")
@@ -340,7 +340,7 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guarantee is then inconclusive, with what PgBouncer wrote."""
-    monkeypatch.setattr("queueproof.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
+    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
     lab = lab_of(queue())
     assert "Permission denied" in PROBES["pooler-safe"].watch(lab, calibrate(lab), 0).unable
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import os, signal
-from queueproof.processes import processes
+from queueproof.examine.processes import processes
 
 if __name__ == "__main__":
     with processes() as pool:
@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 CHILD = """
 import signal
-from queueproof.processes import end_without_parent
+from queueproof.examine.processes import end_without_parent
 end_without_parent()
 print("begun", flush=True)
 signal.pause()

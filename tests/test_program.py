@@ -20,10 +20,17 @@ import pytest
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server, watchdog
-from queueproof.program import _FACTS, Program, ProgramClaim, ProgramError, ProgramQueue, as_uri
-from queueproof.queue import OPERATIONS as QUEUE_OPERATIONS
-from queueproof.queue import Claim, JobRow, Value
-from queueproof.target import resolve
+from queueproof.queues.model import OPERATIONS as QUEUE_OPERATIONS
+from queueproof.queues.model import Claim, JobRow, Value
+from queueproof.queues.resolve import resolve
+from queueproof.queues.worker import (
+    _FACTS,
+    Program,
+    ProgramClaim,
+    ProgramError,
+    ProgramQueue,
+    as_uri,
+)
 
 DSN = "host=/tmp/socket dbname=q user=me"
 OPERATIONS = ["enqueue", "claim", "complete", "complete_many", "fail", "heartbeat", "recover"]
@@ -497,7 +504,7 @@ def test_kill_ends_the_program_and_all_that_it_started(
 def test_a_killed_harness_leaves_no_program_behind(tmp_path: Path) -> None:
     """Not even those that are paused, or do not look at their stdin."""
     code = (
-        "import sys; from queueproof.program import ProgramQueue\n"
+        "import sys; from queueproof.queues.worker import ProgramQueue\n"
         f"family = ProgramQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
         "programs = [family.spawn(name) for name in ('w1', 'w2')]\n"
         "pids = [p.ask({'op': 'x'})['pid'] for p in programs] + [p.pid for p in programs]\n"
@@ -533,7 +540,7 @@ def test_who_has_left_a_programs_session_ends_with_the_harness(
 ) -> None:
     """Be the harness killed, stopped or at its end, and the program that started it gone."""
     code = (
-        "import sys; from queueproof.program import ProgramQueue\n"
+        "import sys; from queueproof.queues.worker import ProgramQueue\n"
         f"program = ProgramQueue('q', [sys.executable, '-c', {APART!r}]).spawn('w1')\n"
         "print(program.ask({'op': 'x'})['pid'], flush=True)\n"
         "program.kill(); print('killed', flush=True); input()"
@@ -657,7 +664,7 @@ def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
 def test_the_templates_run_the_same_statements() -> None:
     """Two languages, one queue: their SQL differs in the parameters' form alone."""
     python, node = (
-        files("queueproof").joinpath(f"templates/worker.{suffix}").read_text()
+        files("queueproof.queues").joinpath(f"templates/worker.{suffix}").read_text()
         for suffix in ("py", "mjs")
     )
     shared = [
@@ -678,7 +685,7 @@ def test_init_writes_no_template_that_there_is_not(
 
 def documented() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Each message of the protocol's documentation with its answer."""
-    lines = files("queueproof").joinpath("templates/README.md").read_text().splitlines()
+    lines = files("queueproof.queues").joinpath("templates/README.md").read_text().splitlines()
     spoken = [
         (mark, json.loads(line[6:])) for line in lines if (mark := line[:6]) in {"    > ", "    < "}
     ]
@@ -703,7 +710,7 @@ def test_the_documentation_has_every_message(described: ProgramQueue) -> None:
 
 def test_the_documentation_has_every_key_of_init() -> None:
     """What may be declared is looked up there, and not in the code."""
-    text = files("queueproof").joinpath("templates/README.md").read_text()
+    text = files("queueproof.queues").joinpath("templates/README.md").read_text()
     table = text.partition("## What `init` answers")[2].partition("\n## ")[0]
     keys = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
     assert {"operations", "takes", *_FACTS} == keys

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 import time_machine
 
-from queueproof import processclock
-from queueproof.check import check_queue
 from queueproof.errors import QueueError
-from queueproof.explore import wallclock
-from queueproof.explore.lab import open_lab
-from queueproof.guarantees import select
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
-from queueproof.queue import Claim, JobRow, Operation, Queue, State, Step, Value
+from queueproof.queues import processclock
+from queueproof.queues.model import Claim, JobRow, Operation, Queue, State, Step, Value
+from queueproof.run import wallclock
+from queueproof.run.lab import open_lab
 
 ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}

@@ -9,7 +9,7 @@ import pytest
 
 from queueproof.cli import run
 from queueproof.errors import Exit
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from queueproof.errors import QueueproofError
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from queueproof.report.conformance import (
     PROGRAMS,

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.explore.lab import DRAINER, Lab
-from queueproof.explore.programs import (
+from queueproof.history.calls import Call
+from queueproof.run.lab import DRAINER, Lab
+from queueproof.run.runner import MARGIN, RETRIES, Run, Runner, past
+from queueproof.schedule.programs import (
     HEARTBEATS,
     MAINTENANCE,
     PROMOTE,
@@ -26,9 +28,7 @@ from queueproof.explore.programs import (
     until,
     whole,
 )
-from queueproof.explore.runner import MARGIN, RETRIES, Run, Runner, past
-from queueproof.explore.schedules import explore
-from queueproof.history import Call
+from queueproof.schedule.schedules import explore
 
 LabOf = Callable[[str], Lab]
 REFERENCE = Path(__file__).parent.parent / "strategies" / "skip_locked.sql"

@@ -10,10 +10,12 @@ from typing import cast
 
 import pytest
 
-from queueproof.checker import Declared, Violation, check
-from queueproof.explore import schedules
-from queueproof.explore.conditions import PLAIN
-from queueproof.explore.programs import (
+from queueproof.history.calls import Call, History
+from queueproof.judge.checker import Declared, Violation, check
+from queueproof.run.runner import Choice, Run, Runner
+from queueproof.schedule import schedules
+from queueproof.schedule.conditions import PLAIN
+from queueproof.schedule.programs import (
     JobSpec,
     Program,
     advance,
@@ -23,10 +25,8 @@ from queueproof.explore.programs import (
     in_turn,
     script,
 )
-from queueproof.explore.runner import Choice, Run, Runner
-from queueproof.explore.schedules import explore
-from queueproof.explore.shrink import Failure, _smaller, one_by_one, shrink
-from queueproof.history import Call, History
+from queueproof.schedule.schedules import explore
+from queueproof.search.shrink import Failure, _smaller, one_by_one, shrink
 
 DECLARED = Declared(
     lease=None,

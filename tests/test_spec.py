@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from queueproof.history import Answer, Call
-from queueproof.spec import Act, Breach, Job, Phase, Rules, step
+from queueproof.history.calls import Answer, Call
+from queueproof.judge.spec import Act, Breach, Job, Phase, Rules, step
 
 LEASE = 30.0
 LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, takes_over=False)

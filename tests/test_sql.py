@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueproof import sql
+from queueproof.queues import sqltext
 
 DECOYS = [
     "':no'",
@@ -48,7 +48,7 @@ def test_planted_parameters_are_found_and_no_others(pieces: list[str]) -> None:
     """Parameters are `:name` outside strings, comments, dollar bodies, casts and slices."""
     planted = [piece[1:] for piece in pieces if piece.startswith(":")]
     text = " , ".join(pieces)
-    compiled = sql.compile_statement(text, move_clock=False)
+    compiled = sqltext.compile_statement(text, move_clock=False)
     assert compiled.names == tuple(dict.fromkeys(planted))
     for name, offset in zip(compiled.names, compiled.offsets, strict=True):
         assert text[offset:].startswith(f":{name}")
@@ -58,7 +58,7 @@ def test_planted_parameters_are_found_and_no_others(pieces: list[str]) -> None:
 def test_all_but_parameters_is_sent_as_it_stands(pieces: list[str]) -> None:
     """Putting the names back for their numbers gives the original, byte by byte."""
     text = " , ".join(pieces)
-    compiled = sql.compile_statement(text, move_clock=False)
+    compiled = sqltext.compile_statement(text, move_clock=False)
     restored, end = "", 0
     for edit in compiled.edits:
         restored += compiled.sql[end : edit.sent_start]
@@ -86,7 +86,7 @@ def test_all_but_parameters_is_sent_as_it_stands(pieces: list[str]) -> None:
 )
 def test_names_become_numbers(text: str, sent: str) -> None:
     """A name used twice has one number; slices, casts and bodies stay."""
-    assert sent == sql.compile_statement(text).sql
+    assert sent == sqltext.compile_statement(text).sql
 
 
 @given(st.lists(st.sampled_from([*SEPARATED, "BEGIN", "SELECT 1", "(a;b)"]), max_size=8))
@@ -94,7 +94,7 @@ def test_statements_are_what_was_joined(statements: list[str]) -> None:
     """Statements come back whole and in order, with their offsets, whatever stands inside."""
     comment = re.compile(r"/\*.*\*/")
     text = " ;\n-- a comment; not a statement\n".join(statements) + "; -- and the last"
-    found = sql.split(text)
+    found = sqltext.split(text)
     assert [s for s in statements if not comment.fullmatch(s)] == [s.text for s in found]
     assert all(text[s.offset :].startswith(s.text) for s in found)
 
@@ -103,15 +103,15 @@ def test_statements_are_what_was_joined(statements: list[str]) -> None:
 def test_splitting_loses_no_character(text: str) -> None:
     """What lies between statements is space, comments and semicolons, for any text that lexes."""
     try:
-        statements = sql.split(text)
-    except sql.UnterminatedError:
+        statements = sqltext.split(text)
+    except sqltext.UnterminatedError:
         return
     rest, end = "", 0
     for statement in statements:
         assert statement.text == statement.text.strip()
         rest += text[end : statement.offset] + "\n"
         end = statement.offset + len(statement.text)
-    assert {";"}.issuperset(token.raw for token in sql.tokens(rest + text[end:]))
+    assert {";"}.issuperset(token.raw for token in sqltext.tokens(rest + text[end:]))
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_splitting_loses_no_character(text: str) -> None:
 )
 def test_semicolons_inside_a_statement_do_not_end_it(text: str) -> None:
     """Bodies, rules and blocks count as one statement; a planner hint belongs to its statement."""
-    assert ["BEGIN", text, "END"] == [s.text for s in sql.split(f"BEGIN; {text}; END;")]
+    assert ["BEGIN", text, "END"] == [s.text for s in sqltext.split(f"BEGIN; {text}; END;")]
 
 
 @pytest.mark.parametrize("comment", ["-- /*+ a\n", "-- /*+ a */\n", "/* /*+ a */ */", "/* a */"])
 def test_comments_before_a_statement_are_not_sent(comment: str) -> None:
     """A comment that is no planner hint is left out, a commented-out hint too."""
-    assert [s.text for s in sql.split(f"{comment} b")] == ["b"]
+    assert [s.text for s in sqltext.split(f"{comment} b")] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_comments_before_a_statement_are_not_sent(comment: str) -> None:
 )
 def test_what_is_never_closed_is_located(text: str, opened: str) -> None:
     """The error names the line that opens the string, dollar quote or comment."""
-    with pytest.raises(sql.UnterminatedError) as caught:
-        sql.split(text)
+    with pytest.raises(sqltext.UnterminatedError) as caught:
+        sqltext.split(text)
     assert text[caught.value.offset :].startswith(opened)
 
 
@@ -171,8 +171,8 @@ def test_what_is_never_closed_is_located(text: str, opened: str) -> None:
 )
 def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
     """Each form that a shadowing schema cannot catch is rewritten, and only where asked."""
-    assert f"SELECT {sent}" == sql.compile_statement(f"SELECT {text}").sql
-    assert f"SELECT {text}" == sql.compile_statement(f"SELECT {text}", move_clock=False).sql
+    assert f"SELECT {sent}" == sqltext.compile_statement(f"SELECT {text}").sql
+    assert f"SELECT {text}" == sqltext.compile_statement(f"SELECT {text}", move_clock=False).sql
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
 )
 def test_nothing_else_is_rewritten(text: str) -> None:
     """Strings, comments, labels, attributes, foreign bodies and frozen literals stay."""
-    assert text == sql.compile_statement(text).sql
+    assert text == sqltext.compile_statement(text).sql
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_nothing_else_is_rewritten(text: str) -> None:
 )
 def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None:
     """A search_path keeps the clock, and SQL in quotes is SQL, however often it is quoted."""
-    assert sql.compile_statement(written).sql == sent
+    assert sqltext.compile_statement(written).sql == sent
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None
 def test_bodies_follow_the_clock(head: str) -> None:
     """The body of a function, a procedure or a DO block is rewritten, a value in it is not."""
     body = "BEGIN a := {}; b := 'CURRENT_TIMESTAMP'; PERFORM $1; END"
-    sent = sql.compile_statement(f"{head} $f$ {body.format('CURRENT_TIMESTAMP')} $f$").sql
+    sent = sqltext.compile_statement(f"{head} $f$ {body.format('CURRENT_TIMESTAMP')} $f$").sql
     assert f"{head} $f$ {body.format('clock.now()')} $f$" == sent
 
 
@@ -258,11 +258,11 @@ def test_bodies_follow_the_clock(head: str) -> None:
 def test_positions_lead_back_to_the_original(pieces: list[str]) -> None:
     """A position in the sent SQL is the same place in the file, before and behind rewriting."""
     text = " , ".join(["SELECT 1", *pieces, "nosuch"])
-    compiled = sql.compile_statement(text)
+    compiled = sqltext.compile_statement(text)
     position = compiled.sql.index("nosuch") + 1  # PostgreSQL counts from 1
-    assert text.index("nosuch") == sql.position_in(compiled, position)
+    assert text.index("nosuch") == sqltext.position_in(compiled, position)
     for edit in compiled.edits:
-        assert edit.start == sql.position_in(compiled, edit.sent_start + 2)
+        assert edit.start == sqltext.position_in(compiled, edit.sent_start + 2)
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,10 @@ def test_positions_lead_back_to_the_original(pieces: list[str]) -> None:
 )
 def test_first_keyword_skips_comments(text: str, keyword: str) -> None:
     """The first word is given in upper case, comments and parentheses skipped."""
-    assert keyword == sql.first_keyword(text)
+    assert keyword == sqltext.first_keyword(text)
 
 
 def test_line_comments_are_those_outside_strings() -> None:
     """A `--` inside a string, a body or a block comment begins no comment."""
     text = "-- a\n'-- no' $$ -- no $$ /* -- no */ \"-- no\" -- b\n/* /* -- no */ -- no */ -- c"
-    assert [text[o : o + 4] for o in sql.line_comments(text)] == ["-- a", "-- b", "-- c"]
+    assert [text[o : o + 4] for o in sqltext.line_comments(text)] == ["-- a", "-- b", "-- c"]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueproof.errors import QueueError, ServerError, Source
-from queueproof.queue import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
-from queueproof.sqlfile import SqlFileQueue, load, load_text
+from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
+from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import calibrate
-from queueproof.cost.filling import Filling, NotMultipliedError
-from queueproof.cost.steady import ONE_BY_ONE, Content, Slope, measure
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.explore.session import drive
+from queueproof.examine.check import calibrate
 from queueproof.postgres import Server
-from queueproof.probes import PROBES
+from queueproof.probes.buffers import ONE_BY_ONE, Content, Slope, measure
+from queueproof.probes.filling import Filling, NotMultipliedError
+from queueproof.probes.probes import PROBES
+from queueproof.queues.sqlfile import load
 from queueproof.report.story import tell_growth
-from queueproof.sqlfile import load
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.session import drive
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"

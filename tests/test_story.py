@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import calibrate
-from queueproof.checker import declare
-from queueproof.explore.lab import Lab
-from queueproof.explore.programs import JobSpec, Program, claim, script
-from queueproof.explore.runner import Runner
-from queueproof.explore.shrink import Failure, find
+from queueproof.examine.check import calibrate
+from queueproof.judge.checker import declare
 from queueproof.report.card import Card, Judgement, Story
 from queueproof.report.junit import to_junit
 from queueproof.report.page import read_card, to_page
 from queueproof.report.story import tell
 from queueproof.report.terminal import Output, print_card
+from queueproof.run.lab import Lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.programs import JobSpec, Program, claim, script
+from queueproof.search.shrink import Failure, find
 
 FURTHER = Card(
     "q.sql",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])

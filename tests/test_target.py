@@ -10,7 +10,7 @@ import pytest
 
 import queueproof
 from queueproof.errors import QueueproofError
-from queueproof.target import blame, resolve
+from queueproof.queues.resolve import blame, resolve
 
 SOUND = """
 from queueproof import Claim, Queue, Step

@@ -10,12 +10,12 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from queueproof.check import calibrate
 from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
-from queueproof.explore.lab import open_lab
+from queueproof.examine.check import calibrate
 from queueproof.postgres import Server, open_server
-from queueproof.sqlfile import load_text
+from queueproof.queues.sqlfile import load_text
+from queueproof.run.lab import open_lab
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")

@@ -18,18 +18,18 @@ import pytest
 
 from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
-from queueproof.explore.client import ClientLab
-from queueproof.explore.lab import Lab, open_lab
-from queueproof.explore.session import LibpqSession, drive, execute
 from queueproof.postgres import Server, open_server
-from queueproof.program import from_command
-from queueproof.queue import Queue, Step
-from queueproof.sqlfile import load_text
-from queueproof.target import resolve
+from queueproof.queues.model import Queue, Step
+from queueproof.queues.resolve import resolve
+from queueproof.queues.sqlfile import load_text
+from queueproof.queues.worker import from_command
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.session import LibpqSession, drive, execute
+from queueproof.run.workers import ClientLab
 
 PATIENCE = 30.0  # seconds
 REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
-WORKER = files("queueproof").joinpath("templates/worker.py").read_text()
+WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
 

@@ -32,13 +32,13 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGresult
 
-from queueproof.cost import wire as cost
 from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded
 from queueproof.wire import gate, protocol, upstream
 from queueproof.wire.channel import Channel
 from queueproof.wire.gate import COMMIT, Connection, Held, Wire
+from workshop import wire as cost
 
 PATIENCE = 20.0  # seconds
 NODE = Path(__file__).parent / "node"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.check import calibrate, check_queue
-from queueproof.explore.conditions import PLAIN
-from queueproof.explore.lab import open_lab
-from queueproof.explore.programs import JobSpec, Program, claim, script
-from queueproof.guarantees import select
+from queueproof.examine.check import calibrate, check_queue
+from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
+from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
-from queueproof.queue import Operation, Queue, Step
-from queueproof.sqlfile import load
-from queueproof.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
+from queueproof.queues.model import Operation, Queue, Step
+from queueproof.queues.sqlfile import load
+from queueproof.run.lab import open_lab
+from queueproof.schedule.conditions import PLAIN
+from queueproof.schedule.programs import JobSpec, Program, claim, script
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))

@@ -6,7 +6,7 @@ Everything that a Python queue under test needs is here; the command line is `qu
 from __future__ import annotations
 
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError, Source
-from queueproof.queue import (
+from queueproof.queues.model import (
     Claim,
     JobRow,
     Operation,
@@ -22,8 +22,8 @@ from queueproof.queue import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from queueproof.client import Client as Client
-    from queueproof.sqlfile import load as load
+    from queueproof.queues.client import Client as Client
+    from queueproof.queues.sqlfile import load as load
 
 __version__: str
 
@@ -53,11 +53,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # These cost time, and the pytest plugin imports this package in every run of every project.
     if name == "Client":
-        from queueproof.client import Client
+        from queueproof.queues.client import Client
 
         return Client
     if name == "load":
-        from queueproof.sqlfile import load
+        from queueproof.queues.sqlfile import load
 
         return load
     if name == "__version__":

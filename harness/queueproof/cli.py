@@ -29,12 +29,12 @@ from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from queueproof.check import Replayed
-    from queueproof.explore.lab import Lab
+    from queueproof.examine.check import Replayed
     from queueproof.mutate import Mutants
-    from queueproof.queue import Queue
+    from queueproof.queues.model import Queue
     from queueproof.report.card import Card
     from queueproof.report.terminal import Output
+    from queueproof.run.lab import Lab
 
 # Everything heavier is imported where it is used: `queueproof --help` answers at once.
 
@@ -181,11 +181,11 @@ def check(
     Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
     is broken but something stays unknown, 4 when the queue, the server or an option is no good.
     """
-    from queueproof.guarantees import select
+    from queueproof.guarantees.catalogue import select
+    from queueproof.queues.resolve import resolve
     from queueproof.report.junit import to_junit
     from queueproof.report.page import to_page
     from queueproof.report.terminal import Output, print_card, print_whole
-    from queueproof.target import resolve
 
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
@@ -212,8 +212,8 @@ def check(
     thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
     where = _Where(postgres, trust)
     with _on_behalf_of(target):
-        from queueproof.check import check_queue
-        from queueproof.processes import processors
+        from queueproof.examine.check import check_queue
+        from queueproof.examine.processes import processors
 
         if replay is not None:
             return _replay(target, replay, where, export)
@@ -288,7 +288,7 @@ def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: 
 
 
 def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> int:
-    from queueproof.check import decode_token, replay
+    from queueproof.examine.check import decode_token, replay
     from queueproof.report.terminal import Output, print_story
 
     digest, guarantee, _, _ = decode_token(token)
@@ -320,7 +320,7 @@ def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> in
 
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     """A story as the file that was asked for."""
-    from queueproof.check import replay
+    from queueproof.examine.check import replay
     from queueproof.report.export import refuse_varying, surroundings, to_spec, to_test
 
     name = lab.queue.name
@@ -366,8 +366,8 @@ def _from(export: Path, queue: str) -> str:
 
 @contextmanager
 def _lab(target: Queue, where: _Where) -> Iterator[Lab]:
-    from queueproof.explore.lab import open_lab
     from queueproof.postgres import open_server
+    from queueproof.run.lab import open_lab
 
     with ExitStack() as stack:
         with _now_and_then("starting PostgreSQL, installing the queue"):
@@ -416,9 +416,9 @@ def _progress() -> Iterator[Callable[[str, float], None]]:
 
 
 _TEMPLATES = {
-    ".sql": ("template.sql", "{}"),
-    ".py": ("templates/worker.py", "exec: python {}"),
-    ".mjs": ("templates/worker.mjs", "exec: node {}"),
+    ".sql": ("queue.sql", "{}"),
+    ".py": ("worker.py", "exec: python {}"),
+    ".mjs": ("worker.mjs", "exec: node {}"),
 }
 
 
@@ -437,7 +437,7 @@ def init(
         endings = ", ".join(_TEMPLATES)
         raise QueueproofError(f"{path}: its ending says what to write; end it in one of {endings}")
     source, name = _TEMPLATES[path.suffix]
-    template = files("queueproof").joinpath(source).read_text(encoding="utf-8")
+    template = files("queueproof.queues").joinpath("templates", source).read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template)
@@ -466,15 +466,15 @@ def bench(
     ] = None,
 ) -> None:
     """Measure jobs per second and the latency of a claim."""
+    from queueproof.queues.resolve import resolve
     from queueproof.report.terminal import Output, rewriting_status
-    from queueproof.target import resolve
 
     batches, processes = _counts(batch, "--batch"), _counts(workers, "--workers")
     if json is not None:
         _refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with _bench_extra():
-        from queueproof.cost.bench import run as measure
+        from queueproof.bench.bench import run as measure
 
         with rewriting_status() as progress:
             report = measure(
@@ -509,7 +509,7 @@ def report(
                 cards.append(read_card(text))
                 continue
             with _bench_extra():
-                from queueproof.cost.bench import BenchReport
+                from queueproof.bench.bench import BenchReport
 
                 found = BenchReport.from_json(text)
                 benches.append(found.to_svg() + found.to_html())
@@ -531,7 +531,7 @@ def _bench_extra() -> Iterator[None]:
 @app.command()
 def guarantees() -> None:
     """List what a queue is judged by."""
-    from queueproof.guarantees import CATALOGUE
+    from queueproof.guarantees.catalogue import CATALOGUE
 
     for guarantee in CATALOGUE.values():
         typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
@@ -625,7 +625,7 @@ def _stop(number: int) -> NoReturn:
 @contextmanager
 def _on_behalf_of(queue: Queue) -> Iterator[None]:
     """Give errors of a queue's own the queue's name, or its line."""
-    from queueproof.target import blame
+    from queueproof.queues.resolve import blame
 
     try:
         yield
@@ -764,7 +764,7 @@ def _outage(error: BaseException) -> str | None:
     """What to say where the ground under the run has gone: the disk or the server."""
     import psycopg
 
-    from queueproof.explore.session import ConnectionLostError
+    from queueproof.run.session import ConnectionLostError
 
     state = getattr(error, "sqlstate", None) if _from_server(error) else None
     detail = " ".join(str(error).split())

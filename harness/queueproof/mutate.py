@@ -27,16 +27,16 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 
-from queueproof import sql
-from queueproof.check import first_flaw
 from queueproof.errors import QueueError, QueueproofError, Source
-from queueproof.explore.lab import open_lab
-from queueproof.guarantees import CATALOGUE, nearest, select
+from queueproof.examine.check import first_flaw
+from queueproof.examine.processes import lent_server, processes
+from queueproof.guarantees.catalogue import CATALOGUE, nearest, select
 from queueproof.postgres import open_server
-from queueproof.processes import lent_server, processes
-from queueproof.queue import Queue
+from queueproof.queues import sqltext
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
 from queueproof.report.card import Card, MutantJudgement
-from queueproof.sqlfile import Block, SqlFileQueue, Statement
+from queueproof.run.lab import open_lab
 
 R = TypeVar("R")
 
@@ -196,7 +196,7 @@ def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
 
 
 def _rewritten(statement: Statement, text: str) -> Statement:
-    names = sql.compile_statement(text, move_clock=False).names
+    names = sqltext.compile_statement(text, move_clock=False).names
     return replace(
         statement, text=text, parameters={name: statement.parameters[name] for name in names}
     )
@@ -207,9 +207,9 @@ _READ = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
 
 def _sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
     """The queries and changes in a statement: itself, or those in the body of a function."""
-    found = sql.tokens(text)
+    found = sqltext.tokens(text)
     if block.name != "schema":
-        if sql.first_keyword(text) in _READ:
+        if sqltext.first_keyword(text) in _READ:
             yield block.name, Span(found[0].start, len(text))
         return
     words = [token.word for token in found]
@@ -222,13 +222,13 @@ def _sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
     for token in found:
         if token.kind is TokenType.HEREDOC_STRING:
             tag = token.raw.index("$", 1) + 1
-            body = sql.tokens(token.raw[tag:-tag])
+            body = sqltext.tokens(token.raw[tag:-tag])
             yield from ((label, span) for span in _queries(body, token.start + tag))
 
 
-def _queries(body: Sequence[sql.Token], offset: int) -> Iterator[Span]:
+def _queries(body: Sequence[sqltext.Token], offset: int) -> Iterator[Span]:
     """What stands between two semicolons, from the first word of SQL's own on, or before a LOOP."""
-    start: sql.Token | None = None
+    start: sqltext.Token | None = None
     for before, token in zip((None, *body), (*body, None), strict=False):
         if token is None or token.raw == ";" or token.word == "LOOP":
             if start is not None and before is not None:
@@ -242,7 +242,7 @@ def _shortened(block: Block) -> Iterator[_Mutation]:
     """The block without one of its statements; BEGIN and its COMMIT go together."""
     if block.name == "schema" or len(block.statements) == 1:
         return
-    words = [sql.first_keyword(statement.text) for statement in block.statements]
+    words = [sqltext.first_keyword(statement.text) for statement in block.statements]
     opened: int | None = None
     dropped: list[tuple[str, frozenset[int]]] = []
     for index, word in enumerate(words):
@@ -280,7 +280,7 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
     for block in queue.blocks.values():
         for statement in block.statements:
             before = ""
-            for token in sql.tokens(statement.text):
+            for token in sqltext.tokens(statement.text):
                 if token.raw == "*" and before in {"SELECT", "RETURNING", "DISTINCT", ",", "."}:
                     return frozenset()
                 before = token.raw.upper()
@@ -419,7 +419,7 @@ def _quoted(text: str) -> str:
     """SQL in a mutant's name: on one line, without comments, cut where it is long."""
     pieces: list[str] = []
     end = 0
-    for token in sql.tokens(text):
+    for token in sqltext.tokens(text):
         pieces += [" " if pieces and token.start > end else "", token.raw]
         end = token.end
     line = "".join(pieces)

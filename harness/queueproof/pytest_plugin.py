@@ -20,10 +20,10 @@ import pytest
 if TYPE_CHECKING:
     from concurrent.futures import ProcessPoolExecutor
 
-    from queueproof.explore.lab import Lab
     from queueproof.postgres import Server
-    from queueproof.queue import Queue
+    from queueproof.queues.model import Queue
     from queueproof.report.card import Card, Judgement
+    from queueproof.run.lab import Lab
 
 _PACKAGE = "queueproof.scenarios"
 _NAME = "queueproof-examiner"
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(Examiner(config), _NAME)
         if hasattr(config, "workerinput"):  # a process of pytest-xdist, which may be killed
-            from queueproof.processes import end_without_parent
+            from queueproof.examine.processes import end_without_parent
 
             end_without_parent()
 
@@ -181,7 +181,7 @@ class Examiner:
     @cached_property
     def named(self) -> list[Queue]:
         """The queues of `--queue`."""
-        from queueproof.target import resolve
+        from queueproof.queues.resolve import resolve
 
         with _usage_errors():
             return [resolve(name) for name in self._config.option.queue or ()]
@@ -198,14 +198,14 @@ class Examiner:
 
     @cached_property
     def _pool(self) -> ProcessPoolExecutor:
-        from queueproof.processes import processes
+        from queueproof.examine.processes import processes
 
         return self._resources.enter_context(processes(self.server))
 
     @contextmanager
     def lab(self, queue: Queue) -> Iterator[Lab]:
         """A queue installed on the run's server until the end of the block."""
-        from queueproof.explore.lab import open_lab
+        from queueproof.run.lab import open_lab
 
         with open_lab(queue, self.server) as lab:
             yield lab
@@ -230,7 +230,7 @@ class Examiner:
 
     def _judge_here(self, queue: Queue) -> Card:
         """Judge a queue that is the only one, or that a process of pytest-xdist asks about."""
-        from queueproof.processes import processors
+        from queueproof.examine.processes import processors
 
         jobs = 1 if hasattr(self._config, "workerinput") else processors()
         judge = self._judge(queue, self._asked.get(queue.name))
@@ -272,7 +272,7 @@ class Examiner:
     def _judge(
         self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
     ) -> Callable[..., Card]:
-        from queueproof.check import judge
+        from queueproof.examine.check import judge
 
         return partial(
             judge,
@@ -380,7 +380,7 @@ def _ids(config: pytest.Config, option: str) -> set[str]:
     text = str(config.getoption(f"--queueproof-{option}"))
     names = {name.strip() for name in text.split(",")} if text else set()
     if names:
-        from queueproof.guarantees import select
+        from queueproof.guarantees.catalogue import select
 
         with _usage_errors():
             select(names)

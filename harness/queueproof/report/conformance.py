@@ -28,18 +28,18 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from queueproof.check import judge
 from queueproof.errors import Exit, QueueproofError
-from queueproof.guarantees import CATALOGUE, nearest
+from queueproof.examine.check import judge
+from queueproof.examine.processes import MOST, processes
+from queueproof.guarantees.catalogue import CATALOGUE, nearest
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.processes import MOST, processes
-from queueproof.queue import Queue
+from queueproof.queues.model import Queue
+from queueproof.queues.resolve import resolve
+from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Story, Verdict
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
-from queueproof.sqlfile import load
-from queueproof.target import resolve
 
 CARDS = ".cards"  # beside the page, and not in git
 SEED = 0

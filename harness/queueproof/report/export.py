@@ -21,14 +21,14 @@ from typing import Any
 from sqlglot import TokenType
 
 from queueproof.errors import QueueproofError
-from queueproof.explore.lab import GATE_KEYS, Lab
-from queueproof.explore.programs import Do, JobSpec, Program
-from queueproof.explore.runner import Beat
-from queueproof.explore.shrink import Failure
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
-from queueproof.queue import Parameter, Step, Value, Values
-from queueproof.sql import Token, compile_statement, first_keyword, tokens
+from queueproof.queues.model import Parameter, Step, Value, Values
+from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
+from queueproof.run.lab import GATE_KEYS, Lab
+from queueproof.run.runner import Beat
+from queueproof.schedule.programs import Do, JobSpec, Program
+from queueproof.search.shrink import Failure
 
 WIDTH = 96  # characters of a line of prose
 SCHEDULER = "scheduler"
@@ -399,7 +399,7 @@ class _Spec:
 
     def _setup(self) -> Iterator[str]:
         if self._moves:
-            yield files("queueproof").joinpath("clock.sql").read_text(encoding="utf-8")
+            yield files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8")
             # The lab writes the moves into its body instead, which is faster and says the same.
             yield (
                 "CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz\n"
@@ -605,7 +605,7 @@ def to_test(
             arguments.append(f"broken={_python(data['broken'])}")
     return (
         f'"""{told}"""\n\n{imported}'
-        f"from queueproof.regression import {names}\n\nQUEUE = {queue}\n\n\n"
+        f"from queueproof.testing import {names}\n\nQUEUE = {queue}\n\n\n"
         f"def test_{guarantee.replace('-', '_')}() -> None:\n"
         f'    """{guarantee} holds where it was once broken."""\n'
         "    must_hold(\n"

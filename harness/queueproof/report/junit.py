@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as ET
 
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Story
 
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2

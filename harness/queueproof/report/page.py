@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
-from queueproof.guarantees import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, MutantJudgement, Story
 from queueproof.report.terminal import mutants_summary, summary, without_diagram
 

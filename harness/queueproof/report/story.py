@@ -8,16 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 
-from queueproof.backoff import Wait, Waits
-from queueproof.checker import Violation
-from queueproof.cost.steady import REMEDIES, Slope
-from queueproof.explore.conditions import PLAIN, PLANNERS, Conditions
-from queueproof.explore.lab import DRAINER, identity
-from queueproof.explore.runner import Beat, Run
-from queueproof.guarantees import CATALOGUE
-from queueproof.history import Call
-from queueproof.plans import REWRITE, Overclaim
-from queueproof.queue import Parameter, Step
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.history.calls import Call
+from queueproof.judge.checker import Violation
+from queueproof.probes.backoff import Wait, Waits
+from queueproof.probes.buffers import REMEDIES, Slope
+from queueproof.probes.plans import REWRITE, Overclaim
+from queueproof.queues.model import Parameter, Step
+from queueproof.run.lab import DRAINER, identity
+from queueproof.run.runner import Beat, Run
+from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...

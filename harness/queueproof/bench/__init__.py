@@ -1,0 +1,5 @@
+"""What a queue costs: jobs per second and the latency of a claim, by batch size and workers.
+
+`queueproof.bench.bench.run` measures some queues and returns a `BenchReport`. Nothing is imported
+here, because every worker process of a benchmark imports this package.
+"""

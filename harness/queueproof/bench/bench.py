@@ -1,0 +1,377 @@
+"""Throughput by strategy, batch size and workers: rounds over all queues, medians over rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from queueproof.bench import render
+from queueproof.bench.cell import Ground, Measured, Shape
+from queueproof.bench.load import refuse, why_not
+from queueproof.errors import QueueError, QueueproofError
+from queueproof.examine.processes import processors
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.server import spoken
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import SqlFileQueue
+
+FORMAT = 1
+ROUNDS = 5
+SECONDS = 0.7  # of measured work in a cell of the fastest queue
+PILOT_JOBS = 500  # at least, in the round that is not counted
+MOST_JOBS = 250_000
+SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
+SETTINGS = (
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "wal_level",
+    "autovacuum",
+    "shared_buffers",
+    "max_wal_size",
+)
+
+Progress = Callable[[str], None]
+
+
+class BenchError(QueueproofError):
+    """A benchmark that cannot be run as asked, or a file that holds none."""
+
+
+class Group(NamedTuple):
+    """Queues that are compared under the same load, next to each other in time.
+
+    Attributes:
+        shape: Of the load.
+        queues: The first one is what the others are compared with.
+    """
+
+    shape: Shape
+    queues: tuple[SqlFileQueue, ...]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One queue under one load.
+
+    Attributes:
+        queue: Its short name.
+        shape: Of the load.
+        runs: One per round.
+        reason: Why there is no figure: not applicable by contract, or it failed; else empty.
+        failed: Whether the reason is a failure.
+    """
+
+    queue: str
+    shape: Shape
+    runs: list[Measured] = field(default_factory=list)
+    reason: str = ""
+    failed: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Jobs per second: the median over the rounds."""
+        return statistics.median(run.rate for run in self.runs)
+
+    @property
+    def spread(self) -> float:
+        """Half the range of the rounds as a share of their median."""
+        rates = [run.rate for run in self.runs]
+        return (max(rates) - min(rates)) / 2 / self.rate
+
+    def ratios(self, base: Entry) -> list[float]:
+        """How many times the base's rate this one's is, round by round."""
+        pairs = zip(self.runs, base.runs, strict=False)
+        return [mine.rate / other.rate for mine, other in pairs]
+
+
+@dataclass(slots=True)
+class BenchReport:
+    """What a benchmark found, and how.
+
+    Attributes:
+        method: Facts that the figures depend on: server, settings, cores, rounds, date.
+        entries: Every queue under every load, in the order of the plan.
+    """
+
+    method: dict[str, Any]
+    entries: list[Entry]
+
+    def to_json(self) -> str:
+        """The report in the shape of pytest-benchmark's JSON; `pytest-benchmark compare` reads it.
+
+        A benchmark there is an entry here; its times are seconds per job, one for each round, so
+        that `ops` is jobs per second. `extra_info.runs` holds every field of `Measured`, `params`
+        the shape. `queueproof` holds the method, and the entries without a figure.
+        """
+        missing = [
+            {"queue": e.queue, **e.shape._asdict(), "reason": e.reason, "failed": e.failed}
+            for e in self.entries
+            if not e.runs
+        ]
+        content = {
+            "machine_info": {"cpu": {"count": self.method["cores"]}},
+            "commit_info": {},
+            "benchmarks": [_benchmark(entry) for entry in self.entries if entry.runs],
+            "datetime": self.method["date"],
+            "version": "5.1.0",
+            "queueproof": {"format": FORMAT, "method": self.method, "missing": missing},
+        }
+        return json.dumps(content, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> BenchReport:
+        """Read what `to_json` wrote.
+
+        Raises:
+            BenchError: It is something else.
+        """
+        try:
+            content = json.loads(text)
+            own = content["queueproof"]
+            if own["format"] != FORMAT:
+                raise BenchError(f"format {own['format']} of a benchmark; this reads {FORMAT}")
+            entries = [
+                _entry(found["params"], found["extra_info"]) for found in content["benchmarks"]
+            ]
+            entries += [_entry(found, found) for found in own["missing"]]
+            return cls(own["method"], entries)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
+
+    def to_markdown(self, chart: str | None = None) -> str:
+        """The report as a Markdown page.
+
+        Args:
+            chart: Address of the chart to show in it.
+        """
+        return render.markdown(self, chart)
+
+    def to_html(self) -> str:
+        """The report as an HTML fragment, tables only."""
+        return render.html(self)
+
+    def to_svg(self) -> str:
+        """The chart.
+
+        Raises:
+            BenchError: matplotlib is not installed.
+        """
+        try:
+            from queueproof.bench import chart  # noqa: PLC0415 - matplotlib is an extra
+        except ImportError:
+            raise BenchError(
+                "the chart needs matplotlib: pip install 'queueproof[bench]'"
+            ) from None
+        return chart.svg(self)
+
+
+def _benchmark(entry: Entry) -> dict[str, Any]:
+    shape = entry.shape
+    hold = f"-hold{shape.hold * 1000:g}ms" if shape.hold else ""
+    group = f"batch{shape.batch}-workers{shape.workers}{hold}"
+    times = [1 / run.rate for run in entry.runs]
+    low, middle, high = (
+        statistics.quantiles(times, method="inclusive") if len(times) > 1 else times * 3
+    )
+    stats = {
+        "min": min(times),
+        "max": max(times),
+        "mean": statistics.fmean(times),
+        "stddev": statistics.stdev(times) if len(times) > 1 else 0.0,
+        "median": middle,
+        "q1": low,
+        "q3": high,
+        "iqr": high - low,
+        "outliers": "0;0",
+        "ops": 1 / statistics.fmean(times),
+        "total": sum(times),
+        "rounds": len(times),
+        "iterations": 1,
+    }
+    return {
+        "group": group,
+        "name": f"{entry.queue}[{group}]",
+        "fullname": f"queueproof.bench::{entry.queue}[{group}]",
+        "param": group,
+        "params": {"queue": entry.queue, **shape._asdict()},
+        "extra_info": {
+            "jobs_per_second": round(entry.rate, 1),
+            "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
+        },
+        "options": {"timer": "monotonic", "warmup": False},
+        "stats": {k: _rounded(v) for k, v in stats.items()},
+    }
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _entry(params: dict[str, Any], content: dict[str, Any]) -> Entry:
+    names = [f.name for f in fields(Measured)]
+    return Entry(
+        params["queue"],
+        Shape(params["batch"], params["workers"], params["hold"]),
+        [Measured(**{name: run[name] for name in names}) for run in content.get("runs", ())],
+        content.get("reason", ""),
+        content.get("failed", False),
+    )
+
+
+def run(
+    queues: Sequence[Queue],
+    batches: Sequence[int] = (1, 10, 100),
+    workers: Sequence[int] = (1, 4),
+    *,
+    holds: Sequence[float] = (0.0,),
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    postgres: str | None = None,
+    trust: bool = False,
+    progress: Progress = lambda _: None,
+) -> BenchReport:
+    """Measure every queue with every batch size, every number of workers and every hold.
+
+    Args:
+        queues: Queue files; the first is what the others are compared with.
+        batches: Jobs per claim.
+        workers: Processes.
+        holds: Seconds for which a claim's transaction is kept open before its COMMIT.
+        rounds: How often each is measured; figures are medians.
+        seconds: Of measured work in each.
+        postgres: Where, as `open_server` takes it; what is started for this is durable.
+        trust: As `open_server` takes it.
+        progress: Told what is measured now.
+
+    Raises:
+        QueueError: A queue cannot be measured; the message says why.
+        BenchError: A number is out of range.
+        ServerUnavailableError: There is no server.
+    """
+    checked = tuple(refuse(queue) for queue in queues)
+    shapes = [Shape(b, w, h) for w, b, h in product(workers, batches, holds)]
+    plan = [Group(shape, checked) for shape in shapes]
+    return measure(
+        plan, rounds=rounds, seconds=seconds, postgres=postgres, trust=trust, progress=progress
+    )
+
+
+def measure(
+    plan: Sequence[Group],
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    postgres: str | None = None,
+    trust: bool = False,
+    progress: Progress = lambda _: None,
+) -> BenchReport:
+    """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
+
+    Within a round the queues of a group follow each other under the same load, each time
+    beginning with another one, so that a machine that slows down slows all of them. `run` says
+    more about the arguments.
+    """
+    _refuse_plan(plan, rounds, seconds)
+    names = _names([queue for group in plan for queue in group.queues])
+    report = BenchReport({}, [Entry(names[q.name], g.shape) for g in plan for q in g.queues])
+    numbered = iter(report.entries)
+    cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
+    jobs = {shape: _enough(PILOT_JOBS, shape) for shape, _ in cells}
+    load_before = os.getloadavg()[0]
+    most = max(shape.workers for shape, _ in cells)
+    with open_server(postgres, durable=True, trust=trust) as server, Ground(server, most) as ground:
+        for number in range(rounds + 1):
+            for shape, compared in cells:
+                turn = number % len(compared)
+                best = 0.0
+                for queue, entry in compared[turn:] + compared[:turn]:
+                    what = f"round {number}/{rounds}: {entry.queue}, {_spoken(shape)}"
+                    progress(what)
+                    measured = _measure(ground, queue, entry, jobs[shape], seconds)
+                    if measured is None:
+                        continue
+                    best = max(best, measured.rate)
+                    if number:
+                        entry.runs.append(measured)
+                jobs[shape] = _enough(best * seconds, shape)
+        report.method = {
+            "server": _server(server),
+            "settings": {name: ground.setting(name) for name in SETTINGS},
+            "durable": server.durable,
+            "cores": processors(),
+            "load_before": round(load_before, 2),
+            "rounds": rounds,
+            "seconds": seconds,
+            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
+        }
+    failures = [entry for entry in report.entries if entry.failed]
+    if failures and not any(entry.runs for entry in report.entries):
+        raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
+    return report
+
+
+def _measure(
+    ground: Ground, queue: SqlFileQueue, entry: Entry, jobs: int, seconds: float
+) -> Measured | None:
+    if entry.reason:
+        return None
+    shape = entry.shape
+    if reason := why_not(queue, batch=shape.batch, hold=shape.hold):
+        entry.reason = reason
+        return None
+    prepared = ground.prepare(queue, shape, jobs)
+    try:
+        prepared.run(seconds * SLACK)
+        return prepared.verdict()
+    except QueueError as error:
+        # Hours of other queues' figures are not thrown away for it.
+        entry.reason, entry.failed = str(error), True
+        entry.runs.clear()
+        return None
+
+
+def _enough(jobs: float, shape: Shape) -> int:
+    """Jobs for a cell, rounded up to whole claims of all workers."""
+    step = shape.batch * shape.workers
+    return min(MOST_JOBS // step * step or step, step * max(4, round(jobs / step)))
+
+
+def _refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
+    if not any(group.queues for group in plan):
+        raise BenchError("there is nothing to measure: name a queue file")
+    if rounds < 1 or not 0 < seconds <= 60:  # noqa: PLR2004
+        raise BenchError("rounds: 1 or more; seconds: more than 0, at most 60")
+    for shape, _ in plan:
+        if shape.batch < 1 or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
+            raise BenchError(
+                f"{_spoken(shape)}: a batch has 1 job or more, there are 1 to 64 workers, and a"
+                " hold is at most 1 s"
+            )
+
+
+def _spoken(shape: Shape) -> str:
+    hold = f", hold {shape.hold * 1000:g} ms" if shape.hold else ""
+    return f"batch {shape.batch}, workers {shape.workers}{hold}"
+
+
+def _names(queues: Sequence[SqlFileQueue]) -> dict[str, str]:
+    """Short names: the files' own, or their paths where two files have the same."""
+    paths = {queue.name for queue in queues}
+    stems = [Path(path).stem for path in paths]
+    return {p: Path(p).stem if stems.count(Path(p).stem) == 1 else p for p in paths}
+
+
+def _server(server: Server) -> str:
+    """Version and kind; a DSN or a path would name somebody's machine."""
+    kind = server.source.partition(":")[0]
+    kind = kind if kind in {"embedded", "local", "container"} else "a server given by its DSN"
+    return f"PostgreSQL {spoken(server.version)}, {kind}"

@@ -1,0 +1,168 @@
+"""The worker processes of a benchmark: started once, given one load after another."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from queueproof.bench import worker
+from queueproof.bench.worker import PATIENCE, Load, Order, Tally
+from queueproof.errors import QueueError, QueueproofError
+
+START_SECONDS = 60.0  # for a process to start and prepare; far more than a loaded machine needs
+GRACE = PATIENCE + 20.0  # seconds after the end of a load in which every worker has answered
+CLOSE_SECONDS = 2.0  # in which idle processes end by themselves
+DIED = "a worker process died"
+TICK = 0.05  # seconds between two looks at the server while a load runs
+
+Answer: TypeAlias = Tally | str | None  # of a worker: what it did, what went wrong, or "ready"
+
+
+class WorkerLostError(QueueproofError):
+    """A worker process died or did not answer in time."""
+
+
+class Pool:
+    """Worker processes; a context manager that ends them.
+
+    They are new Python processes, not forks: each imports little and shares nothing but a count.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Start the processes.
+
+        Args:
+            size: How many.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._accepted = context.RawArray("q", size)
+        self._pipes: list[Connection] = []
+        self._processes: list[SpawnProcess] = []
+        try:
+            for number in range(size):
+                ours, theirs = context.Pipe()
+                self._pipes.append(ours)
+                process = context.Process(
+                    target=worker.main, args=(theirs, number, self._accepted), daemon=True
+                )
+                process.start()
+                self._processes.append(process)
+                theirs.close()  # so that its death is the end of the pipe
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the processes."""
+        self.close()
+
+    def prepare(self, conninfo: str, load: Load, workers: int) -> None:
+        """Let workers connect and prepare their statements; they then wait for `release`.
+
+        Args:
+            conninfo: Where to.
+            load: What they will do.
+            workers: How many of them; the others stay idle.
+
+        Raises:
+            QueueError: The server rejected something.
+            WorkerLostError: A worker died or did not answer.
+        """
+        for number in range(len(self._accepted)):
+            self._accepted[number] = 0
+        pipes = self._pipes[:workers]
+        _tell(pipes, Order(conninfo, load))
+        answers = self._answers(pipes, START_SECONDS)
+        if any(isinstance(answer, str) for answer in answers):
+            ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
+            _tell(ready, 0.0)
+            self._answers(ready, GRACE)
+            _raise_first(answers)
+
+    def release(
+        self, workers: int, seconds: float, tick: Callable[[], None]
+    ) -> tuple[float, list[Tally]]:
+        """Let the prepared workers go, and wait until all have ended.
+
+        Args:
+            workers: As many as were prepared.
+            seconds: After which they claim no more; they end before if the jobs are done.
+            tick: Called again and again meanwhile.
+
+        Returns:
+            When they were released, by `time.monotonic`, and what each did.
+
+        Raises:
+            QueueError: The server rejected something.
+            WorkerLostError: A worker died or did not answer.
+        """
+        pipes = self._pipes[:workers]
+        released = time.monotonic()
+        _tell(pipes, released + seconds)
+        answers = self._answers(pipes, seconds + GRACE, tick)
+        _raise_first(answers)
+        return released, [answer for answer in answers if isinstance(answer, Tally)]
+
+    def _answers(
+        self, pipes: Sequence[Connection], seconds: float, tick: Callable[[], None] = lambda: None
+    ) -> list[Answer]:
+        """One answer of each; all are waited for, so that the next load finds all idle."""
+        answers: dict[Connection, Answer] = {}
+        give_up = time.monotonic() + seconds
+        while len(answers) < len(pipes):
+            if time.monotonic() > give_up:
+                missing = len(pipes) - len(answers)
+                raise WorkerLostError(f"{missing} workers did not answer in {seconds:.0f} s")
+            for pipe in pipes:
+                if pipe not in answers and pipe.poll():
+                    try:
+                        answers[pipe] = pipe.recv()
+                    except (EOFError, OSError):
+                        raise WorkerLostError(DIED) from None
+            tick()
+            wait([pipe for pipe in pipes if pipe not in answers], timeout=TICK)
+        return [answers[pipe] for pipe in pipes]
+
+    def close(self) -> None:
+        """End the processes, at once if they do not end by themselves."""
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.close()
+        give_up = time.monotonic() + CLOSE_SECONDS
+        for process in self._processes:
+            process.join(timeout=max(0.0, give_up - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+        self._pipes.clear()
+        self._processes.clear()
+
+
+def _tell(pipes: Sequence[Connection], what: Order | float) -> None:
+    for pipe in pipes:
+        try:
+            pipe.send(what)
+        except OSError:
+            raise WorkerLostError(DIED) from None
+
+
+def _raise_first(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if isinstance(answer, str):
+            raise QueueError(answer)

@@ -1,0 +1,259 @@
+"""A benchmark as tables, in Markdown and in HTML."""
+
+from __future__ import annotations
+
+import statistics
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from queueproof.bench.bench import BenchReport, Entry
+    from queueproof.bench.cell import Shape
+
+NOTHING = "n/a"
+
+
+class Table(NamedTuple):
+    """A table with its title and what there is to say about it."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    note: str = ""
+
+
+def method(report: BenchReport) -> list[str]:
+    """How the figures came about, a sentence or two each."""
+    facts = report.method
+    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
+    rounds = f"{facts['rounds']} round" + "s" * (facts["rounds"] > 1)
+    durable = "" if facts["durable"] else " **These settings are not durable.**"
+    text = f"""\
+{facts["server"]}. {settings}.{durable}
+
+{facts["cores"]} cores, shared by server, workers and whatever else ran (load average
+{facts["load_before"]} when it began). On such a machine compare the ratios, which come from cells
+next to each other in time, before the figures.
+
+{rounds} over all queues after one that is not counted. A figure is the median of
+the rounds, ± half their range; in brackets the median of its ratios to the first queue, round by
+round.
+
+A cell: the queue is installed anew, without the movable clock; jobs go in through its own
+`enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, a process with one
+connection and prepared statements, claims and completes until all jobs are done or the time is up:
+there are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
+long again. Timed is from the common start to the answer of the last completion; the jobs themselves
+take no time.
+
+Batches are completed by `complete_many` where the queue has it; `:limit` is a literal. A worker
+that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is shorter
+than autovacuum's naptime, so that it makes no difference.
+
+{facts["date"][:10]}."""
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def tables(report: BenchReport) -> list[Table]:
+    """Every table of a report."""
+    plain = [entry for entry in report.entries if not entry.shape.hold]
+    held = [entry for entry in report.entries if entry.shape.hold]
+    compared = {(e.shape.workers, e.shape.batch) for e in held}
+    both = [e for e in report.entries if (e.shape.workers, e.shape.batch) in compared]
+    # A row of a matrix is a queue that was measured with all of its batch sizes.
+    matrix = [e for e in plain if (e.shape.workers, e.shape.batch) not in compared]
+    found: list[Table] = []
+    for workers in _distinct(e.shape.workers for e in matrix):
+        part = [e for e in matrix if e.shape.workers == workers]
+        found.append(_throughput(f"Jobs/s, {_count(workers)}", part))
+    if both:
+        found.append(_comparison(both))
+    for workers in _distinct(e.shape.workers for e in matrix):
+        part = [e for e in matrix if e.shape.workers == workers]
+        found.append(_latency(f"Claim latency, {_count(workers)}", part))
+    found.append(_correctness(report.entries))
+    return found
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker" if workers == 1 else f"{workers} workers"
+
+
+def _distinct(values: Iterable[int]) -> list[int]:
+    return sorted(set(values))
+
+
+def _queues(entries: Sequence[Entry]) -> list[str]:
+    return list(dict.fromkeys(entry.queue for entry in entries))
+
+
+def _by_key(entries: Sequence[Entry]) -> dict[tuple[str, Shape], Entry]:
+    return {(entry.queue, entry.shape): entry for entry in entries}
+
+
+def _throughput(title: str, entries: list[Entry]) -> Table:
+    shapes = sorted({entry.shape for entry in entries})
+    found = _by_key(entries)
+    base = entries[0].queue
+    rows = [
+        (queue, *(_figure(found.get((queue, s)), found.get((base, s))) for s in shapes))
+        for queue in _queues(entries)
+    ]
+    return Table(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
+
+
+def _figure(entry: Entry | None, base: Entry | None) -> str:
+    if entry is None or not entry.runs:
+        return "failed" if entry and entry.failed else NOTHING
+    shown = f"{entry.rate:,.0f} ±{entry.spread:.0%}"
+    if base is None or base is entry or not base.runs:
+        return shown
+    return f"{shown} ({statistics.median(entry.ratios(base)):.2f}x)"
+
+
+def _comparison(entries: list[Entry]) -> Table:
+    found = _by_key(entries)
+    base = entries[0].queue
+    rows: list[tuple[str, ...]] = []
+    for shape in sorted({entry.shape for entry in entries}):
+        for queue in _queues(entries):
+            entry, first = found.get((queue, shape)), found.get((base, shape))
+            lost = NOTHING
+            waits = NOTHING
+            if entry and entry.runs and first and first.runs:
+                ratios = [1 / ratio for ratio in entry.ratios(first)]
+                lost = f"{statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})"
+                waits = _share([r.lock_waits for r in entry.runs if r.lock_waits is not None])
+            hold = f"{shape.hold * 1000:g} ms" if shape.hold else "none"
+            where = (str(shape.workers), str(shape.batch), hold)
+            shown = _figure(entry, None)
+            rows.append((*where, queue, shown, "1" if queue == base else lost, waits))
+    header = ("workers", "batch", "hold", "strategy", "jobs/s", f"{base} is faster by", "waiting")
+    note = (
+        "hold: how long a claim's transaction is kept open before its COMMIT, as by an ORM or a"
+        " worker that does something else in it. waiting: share of samples in which a worker's"
+        " backend waited for a lock."
+    )
+    return Table(
+        "The convoy: waiting for locks, with and without a held transaction", header, rows, note
+    )
+
+
+def _share(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.0%}" if values else NOTHING
+
+
+def _latency(title: str, entries: list[Entry]) -> Table:
+    shapes = sorted({entry.shape for entry in entries})
+    found = _by_key(entries)
+    rows = [
+        (queue, *(_percentiles(found.get((queue, shape))) for shape in shapes))
+        for queue in _queues(entries)
+    ]
+    note = (
+        "p50 / p95 / p99 in ms, from wanting jobs to having them: retries, pauses between them and"
+        " empty answers included. Medians over the rounds; every sample was kept."
+    )
+    return Table(title, ("strategy", *(f"batch {shape.batch}" for shape in shapes)), rows, note)
+
+
+def _percentiles(entry: Entry | None) -> str:
+    if entry is None or not entry.runs:
+        return NOTHING
+    columns = zip(*((run.p50, run.p95, run.p99) for run in entry.runs), strict=True)
+    return " / ".join(f"{statistics.median(column) * 1000:.2f}" for column in columns)
+
+
+def _correctness(entries: Sequence[Entry]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for queue in _queues(entries):
+        runs = [run for entry in entries if entry.queue == queue for run in entry.runs]
+        if not runs:
+            continue
+        claimed = sum(run.claimed for run in runs)
+        double = sum(run.double_claims for run in runs)
+        counts = (
+            sum(run.rejected for run in runs),
+            sum(run.unfinished for run in runs),
+            sum(run.lost for run in runs),
+            sum(run.empty for run in runs),
+            sum(run.retries for run in runs),
+            sum(run.deadlocks for run in runs),
+        )
+        share = f"{double:,} (**{double / claimed:.0%}**)" if double else "0"
+        rows.append((queue, f"{claimed:,}", share, *(f"{count:,}" for count in counts)))
+    header = (
+        "strategy",
+        "claimed",
+        "claimed twice",
+        "completions rejected",
+        "claimed, not completed",
+        "lost",
+        "empty claims",
+        "retries",
+        "deadlocks",
+    )
+    note = (
+        "Counted after every cell from the workers' own records and the queue's `jobs`. Jobs/s"
+        " counts a job once however often it ran."
+    )
+    return Table("Was every job handed out once and completed?", header, rows, note)
+
+
+def notes(report: BenchReport) -> list[str]:
+    """Why some figures are missing."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for entry in report.entries:
+        if entry.reason:
+            hold = f" hold {entry.shape.hold * 1000:g} ms" if entry.shape.hold else ""
+            cell = f"{entry.shape.batch}/{entry.shape.workers}{hold}"
+            reasons.setdefault((entry.queue, entry.reason), []).append(cell)
+    return [f"{q} at batch/workers {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
+
+
+def markdown(report: BenchReport, chart: str | None = None) -> str:
+    """The report as a Markdown page.
+
+    Args:
+        report: The report.
+        chart: Address of the chart to show in it.
+    """
+    parts = ["# Throughput: claim to completion", "## Method"]
+    parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
+    if chart:
+        parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
+    for table in tables(report):
+        parts.append(f"## {table.title}")
+        rule = ["---", *["---:"] * (len(table.header) - 1)]
+        lines = [table.header, rule, *table.rows]
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        if table.note:
+            parts.append(table.note)
+    if missing := notes(report):
+        parts.append(f"## Not measured ({NOTHING})")
+        parts.append("\n".join(f"- {reason}" for reason in missing))
+    return "\n\n".join(parts) + "\n"
+
+
+def html(report: BenchReport) -> str:
+    """The report as an HTML fragment, tables only."""
+    parts = ["<h2>Throughput: claim to completion</h2>", "<ul>"]
+    parts += [f"<li>{_html(sentence)}</li>" for sentence in [*method(report), *notes(report)]]
+    parts.append("</ul>")
+    for table in tables(report):
+        parts.append(f"<h3>{_html(table.title)}</h3><table><thead><tr>")
+        parts += [f"<th>{_html(cell)}</th>" for cell in table.header]
+        parts.append("</tr></thead><tbody>")
+        for row in table.rows:
+            parts.append("<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in row) + "</tr>")
+        parts.append("</tbody></table>")
+        if table.note:
+            parts.append(f"<p>{_html(table.note)}</p>")
+    return "\n".join(parts) + "\n"
+
+
+def _html(text: str) -> str:
+    """Escaped; Markdown's marks, of which there are two here, are dropped."""
+    return escape(text.replace("**", "").replace("`", ""))

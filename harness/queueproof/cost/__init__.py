@@ -1,6 +1,0 @@
-"""What a queue costs: jobs per second and the latency of a claim, by batch size and workers.
-
-`queueproof.cost.bench.run` measures some queues and returns a `BenchReport`; `python -m
-queueproof.cost` measures the strategies and writes `results/`. Nothing is imported here, because
-every worker process of a benchmark imports this package.
-"""

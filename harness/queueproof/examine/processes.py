@@ -1,0 +1,113 @@
+"""Processes that judge queues beside each other, on one server."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
+
+from queueproof.errors import QueueproofError
+from queueproof.postgres import Server
+from queueproof.postgres.server import Lent
+from queueproof.postgres.sources import borrowed
+from queueproof.queues.model import Queue
+from queueproof.run.lab import Lab, open_lab
+
+_LOOK = 0.2  # seconds
+MOST = 8  # each with some connections, and somebody's server may allow few
+_server: list[Server] = []  # which this process was lent
+_lab: list[Lab] = []  # which it has made there
+
+
+@contextmanager
+def processes(
+    server: Server | None = None, count: int | None = None, queue: Queue | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Some processes; an error in the block ends what is under way.
+
+    Args:
+        server: What they all work on, see `lent_server`.
+        count: How many; None for two for each processor, as each waits for the server half the
+            time.
+        queue: What each of them installs when it begins, see `lab_here`.
+    """
+    pool = ProcessPoolExecutor(
+        count or min(2 * processors(), MOST),
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(server.lent() if server else None, queue),
+    )
+    try:
+        _launch(pool)
+        yield pool
+    except BaseException:
+        for child in active_children():  # what they started goes with them
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def lent_server() -> Server:
+    """The server that this process was given when it began."""
+    return _server[0]
+
+
+def lab_here() -> Lab:
+    """Where this process has installed the queue that it was given when it began."""
+    return _lab[0]
+
+
+def end_without_parent() -> None:
+    """End this process soon after its parent has ended, however: what it started goes with it."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def _launch(pool: ProcessPoolExecutor) -> None:
+    """Begin its processes; Ctrl-C is not theirs, not even before they can say so."""
+    signals = {signal.SIGINT}
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        pool.submit(os.getpid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, known)
+
+
+def _begin(lent: Lent | None, queue: Queue | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    Thread(target=_end_with_parent, daemon=True).start()
+    if lent is not None:
+        stack = ExitStack()
+        atexit.register(stack.close)
+        _server.append(stack.enter_context(borrowed(lent)))
+        if queue is not None:
+            try:
+                _lab.append(stack.enter_context(open_lab(queue, lent_server())))
+            except QueueproofError:  # which whoever has begun this one meets as well, and tells
+                os._exit(1)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed asks for nothing more, and tells nobody so."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # a server's watchdog sees to the rest

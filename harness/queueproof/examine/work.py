@@ -1,0 +1,426 @@
+"""A check's work in units, which processes may do beside each other: the findings are the same.
+
+A unit is data, and what comes of it depends on nothing but the queue, the seed and the unit. An
+examination asks for the units that it needs, one after the other, and which these are depends on
+what it has found; a crew has done them by then, or they are done now.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+from queueproof.errors import QueueproofError
+from queueproof.examine.processes import lab_here, processes
+from queueproof.guarantees.catalogue import Offer
+from queueproof.judge.checker import Violation, check, declare
+from queueproof.probes.probes import PROBES, Seen
+from queueproof.run.lab import Lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import FAULTS, Program
+from queueproof.schedule.schedules import Schedule, explore
+from queueproof.search.shrink import Failure, Like, find, unexpected
+
+CONNECTIONS = 20  # that an installed queue may come to have at once
+AHEAD = 2  # units for each process that somebody guesses will be asked for next
+_SPARE = """
+SELECT current_setting('max_connections')::int
+  - current_setting('superuser_reserved_connections')::int
+  - (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend')
+"""
+
+
+class Exploration(NamedTuple):
+    """A program under as many schedules as a budget allows.
+
+    Attributes:
+        program: Who does what.
+        conditions: Under what.
+        budget: Most schedules.
+        begin: The choices with which all of them begin.
+        until: The guarantee whose certain breach is enough; nothing where all schedules are wanted.
+        counting: The guarantee for which `evidence_under` its conditions counts; or nothing.
+    """
+
+    program: Program
+    conditions: Conditions
+    budget: int
+    begin: Schedule = ()
+    until: str = ""
+    counting: str = ""
+
+
+class Draws(NamedTuple):
+    """Random programs, each under one schedule."""
+
+    drawn: tuple[tuple[Program, Schedule], ...]
+
+
+class Probing(NamedTuple):
+    """The probe of a guarantee, at a level."""
+
+    guarantee: str
+    level: int
+
+
+class Search(NamedTuple):
+    """A program in which a guarantee may break as it did in another; see `shrink.find`."""
+
+    program: Program
+    conditions: Conditions
+    guarantee: str
+    like: Like
+
+
+Unit: TypeAlias = Exploration | Draws | Probing | Search
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One run, as far as an examination wants to know.
+
+    Attributes:
+        program: Who did what.
+        schedule: In which order.
+        conditions: Under what.
+        evidence: What it is worth; nothing where the schedule alone did not decide what happened.
+        violations: The guarantees that it broke.
+        unexpected: What else it broke: see `shrink.unexpected`.
+        errors: What the server answered with, as `error SQLSTATE`.
+        faults: See `Run`; none where it was the server that decided.
+        stops: Whether somebody stopped at a gate.
+        run: All of it, where something broke.
+    """
+
+    program: Program
+    schedule: Schedule
+    conditions: Conditions
+    evidence: Mapping[tuple[str, str], int]
+    violations: Sequence[Violation]
+    unexpected: Sequence[Violation]
+    errors: frozenset[str]
+    faults: Sequence[tuple[str, str, int]]
+    stops: bool
+    run: Run | None
+
+    def failures(self, violations: Iterable[Violation]) -> Iterator[Failure]:
+        """Some of what it broke, with all that is to be told of it."""
+        for violation in violations:
+            assert self.run is not None
+            yield Failure(self.program, self.schedule, self.run, violation, self.conditions)
+
+    def breaks(self, guarantee: str) -> bool:
+        """Whether it certainly broke a guarantee."""
+        certain = self.run is not None and not self.run.ambiguous
+        return certain and any(
+            one.guarantee == guarantee and not one.doubtful for one in self.violations
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of a unit in another process.
+
+    Attributes:
+        found: A list of `Tried`, a `Seen`, a `Failure`, or None.
+        whole: Whether no schedule was left out.
+        unmoved: See `Lab`.
+    """
+
+    found: list[Tried] | Seen | Failure | None
+    whole: bool = True
+    unmoved: str = ""
+
+
+def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool = False) -> Runner:
+    """What runs programs under some conditions.
+
+    Args:
+        lab: Where.
+        offer: What the queue brings.
+        conditions: What holds for every session.
+        anew: See `Runner`.
+
+    Raises:
+        QueueproofError: The server is killed under them, and this one is not ours.
+    """
+    if conditions.killed and not lab.server.ours:
+        raise QueueproofError(
+            "in this story the server is killed, and this one is not ours: replay it with"
+            " --postgres embedded, local or container"
+        )
+    where = lab.twin() if conditions.killed else lab
+    return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)
+
+
+def evidence_under(name: str, run: Run) -> Counter[tuple[str, str]]:
+    """What makes a run under other conditions worth something."""
+    calls = run.history.calls
+    if name == "pooler-safe":
+        changed = [beat.actor for beat in run.trace if beat.event == "connection"]
+        swaps = len(changed) - len(set(changed))
+        return Counter({(name, "transactions on another connection than the one before"): swaps})
+    if name == "crash-safe":
+        hit = Counter(fault for fault, _, _ in run.faults)
+        hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
+        return Counter({(name, told): hit[fault] for fault, told in FAULTS.items()})
+    if name == "server-clock":
+        claims = sum(len(call.ids) for call in run.history.of_kind("claim"))
+        return Counter({(name, "claims by sessions in other time zones"): claims})
+    finished = [call for call in calls if call.returned is not None]
+    pairs = itertools.combinations(finished, 2)
+    return Counter(
+        {
+            (name, "operations in the midst of another's"): sum(
+                one.actor != other.actor and one.overlaps(other) for one, other in pairs
+            ),
+        }
+    ) + Counter(
+        (name, f"times ERROR {call.error[:5]}, to be retried")
+        for call in calls
+        if call.answer == "retry"
+    )
+
+
+class Work:
+    """What comes of units on one installed queue.
+
+    Args:
+        lab: Where it is installed.
+        offer: What it brings.
+        seed: Of the schedules.
+    """
+
+    def __init__(self, lab: Lab, offer: Offer, seed: int) -> None:
+        self._lab = lab
+        self._offer = offer
+        self._declared = declare(offer)
+        self._seed = seed
+
+    def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
+        """The runs of a unit, one after the other."""
+        if isinstance(unit, Draws):
+            runner = runner_under(self._lab, self._offer, PLAIN)
+            for program, schedule in unit.drawn:
+                yield self._tried(program, schedule, PLAIN, runner.run(program, schedule))
+            return
+        conditions = unit.conditions
+        if conditions.killed:
+            self._lab.execute("SELECT")  # whoever ends the run stops this lab's server
+        runner = runner_under(self._lab, self._offer, conditions)
+        explored = explore(
+            runner, unit.program, budget=unit.budget, seed=self._seed, begin=unit.begin
+        )
+        for schedule, run in explored:
+            tried = self._tried(unit.program, schedule, conditions, run, unit.counting)
+            yield tried
+            if conditions.gate and not tried.stops:
+                return  # these are the runs without a gate
+
+    def _tried(
+        self,
+        program: Program,
+        schedule: Schedule,
+        conditions: Conditions,
+        run: Run,
+        counting: str = "",
+    ) -> Tried:
+        findings = check(run.history, self._declared)
+        others = unexpected(run)
+        evidence = evidence_under(counting, run) if counting else findings.evidence
+        broken = findings.violations or others
+        return Tried(
+            program,
+            tuple(schedule),
+            conditions,
+            {} if run.ambiguous else evidence,
+            findings.violations,
+            others,
+            frozenset(f"error {error.sqlstate}" for error, _ in run.errors.values()),
+            () if run.ambiguous else run.faults,
+            any(beat.event == "stops" for beat in run.trace),
+            run if broken else None,
+        )
+
+    def probe(self, unit: Probing) -> Seen:
+        """What a probe sees."""
+        self._lab.set_gate(None)
+        self._lab.set_sessions(PLAIN.settings, PLAIN.skew)
+        return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level)
+
+    def search(self, unit: Search) -> Failure | None:
+        """The first schedule under which a guarantee breaks as it is to; None where none does."""
+        runner = runner_under(self._lab, self._offer, unit.conditions)
+        return find(runner, self._declared, unit.program, unit.guarantee, like=unit.like)
+
+    def done(self, unit: Unit) -> Done:
+        """All that comes of a unit, for somebody in another process."""
+        match unit:
+            case Probing():
+                return Done(self.probe(unit), unmoved=self._lab.unmoved)
+            case Search():
+                return Done(self.search(unit), unmoved=self._lab.unmoved)
+            case Exploration() | Draws():
+                found = []
+                for tried in self.tries(unit):
+                    found.append(tried)
+                    if isinstance(unit, Exploration) and tried.breaks(unit.until):
+                        return Done(found, whole=False, unmoved=self._lab.unmoved)
+                return Done(found, unmoved=self._lab.unmoved)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Processes that have a queue installed, and how many."""
+
+    processes: ProcessPoolExecutor
+    count: int
+
+
+class Crew:
+    """Does units in other processes before somebody asks for them, or here when he does.
+
+    Args:
+        lab: Where the queue is installed here, and what nobody has done is done.
+        pool: The processes, see `beside`; None for none.
+        seed: Of the schedules.
+        offer: What the queue brings.
+    """
+
+    def __init__(self, lab: Lab, offer: Offer, seed: int, pool: Pool | None = None) -> None:
+        self._lab = lab
+        self._here = Work(lab, offer, seed)
+        self._pool = pool
+        self._given = pickle.dumps((offer, seed))
+        self._ahead: dict[Unit, Future[Done]] = {}
+        self._announced: Counter[Unit] = Counter()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody does anything ahead."""
+        return self._pool is None
+
+    def go_ahead(self, units: Iterable[Unit]) -> None:
+        """Have units done that will probably be asked for, in this order."""
+        for unit in units if self._pool is not None else ():
+            key = _key(unit)
+            self._announced[key] += 1
+            if self._announced[key] > 1:
+                continue
+            assert self._pool is not None
+            try:
+                self._ahead[key] = self._pool.processes.submit(_done, self._given, unit)
+            except BrokenProcessPool:
+                self._pool = None
+                return
+
+    def leave(self, units: Iterable[Unit]) -> None:
+        """Who has announced these will not ask for them any more."""
+        for key in map(_key, units):
+            self._announced[key] -= 1
+            if not self._announced[key] and (future := self._ahead.pop(key, None)) is not None:
+                future.cancel()
+
+    def _take(self, unit: Unit) -> Done | None:
+        """What somebody has done of a unit; None where nobody has."""
+        future = self._ahead.pop(_key(unit), None)
+        if future is None:
+            return None
+        try:
+            done = future.result()
+        except (BrokenProcessPool, CancelledError):
+            return None  # one that was killed, say: it is done here, and the same comes of it
+        self._lab.unmoved = self._lab.unmoved or done.unmoved
+        return done
+
+    def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
+        """See `Work.tries`."""
+        done = self._take(unit)
+        if done is None:
+            yield from self._here.tries(unit)
+            return
+        assert isinstance(done.found, list)
+        yield from done.found
+        if not done.whole:
+            yield from islice(self._here.tries(unit), len(done.found), None)
+
+    def probe(self, unit: Probing) -> Seen:
+        """See `Work.probe`."""
+        done = self._take(unit)
+        if done is None:
+            return self._here.probe(unit)
+        assert isinstance(done.found, Seen)
+        return done.found
+
+    def first(self, units: Sequence[Search]) -> tuple[int, Failure] | None:
+        """The first of some searches that finds something: its number, and what it finds."""
+        ahead = AHEAD * self._pool.count if self._pool else 0
+        begun = 0
+        found = None
+        for number, unit in enumerate(units):
+            self.go_ahead(units[begun : number + ahead])
+            begun = max(begun, number + ahead)
+            done = self._take(unit)
+            failure = self._here.search(unit) if done is None else done.found
+            if failure is not None:
+                assert isinstance(failure, Failure)
+                found = number, failure
+                break
+        self.leave(units[:begun])
+        return found
+
+
+def _key(unit: Unit) -> Unit:
+    """What a unit is known by: whoever asks for it, the same runs come of it."""
+    return unit._replace(until="") if isinstance(unit, Exploration) else unit
+
+
+# --- the other processes ------------------------------------------------------------------------
+
+
+@contextmanager
+def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
+    """Processes that have the same queue installed beside a lab, until the end of the block.
+
+    Args:
+        lab: Where it is installed here.
+        jobs: How many; fewer where the server has no connections to spare, and none for one job
+            or a queue that cannot be sent to another process.
+    """
+    with ExitStack() as stack:
+        pool = None
+        if (count := _most(lab, jobs)) > 1:
+            pool = Pool(stack.enter_context(processes(lab.server, count, lab.queue)), count)
+        yield pool
+
+
+def _most(lab: Lab, jobs: int) -> int:
+    if jobs == 1:
+        return 1
+    try:
+        pickle.dumps(lab.queue)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return 1  # a class that stands in no module
+    ((spare,),) = lab.execute(_SPARE)
+    assert isinstance(spare, int)
+    return max(1, min(jobs, (spare - CONNECTIONS) // CONNECTIONS))
+
+
+def _done(given: bytes, unit: Unit) -> Done:
+    return _work(given).done(unit)
+
+
+@lru_cache(maxsize=1)
+def _work(given: bytes) -> Work:
+    offer, seed = pickle.loads(given)  # noqa: S301 - the parent's
+    return Work(lab_here(), offer, seed)

@@ -1,1 +1,0 @@
-"""Controlled runs: programs, schedules, the runner that steps them, and shrinking."""

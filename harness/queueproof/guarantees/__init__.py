@@ -1,0 +1,1 @@
+"""The catalogue, every guarantee once, and the programs that show each broken."""

@@ -1,0 +1,1 @@
+"""What workers asked and were told, call by call, and a shelf to find calls on."""

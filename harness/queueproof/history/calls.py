@@ -1,0 +1,274 @@
+"""What workers asked and were told: one `Call` per operation, in a `History` per run."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.queues.model import State
+
+Answer: TypeAlias = Literal["accepted", "rejected", "retry", "error", "unknown", "pending"]
+
+
+class Ref(NamedTuple):
+    """A claimed job as its worker knows it: which claim call it came from, and which job."""
+
+    call: int
+    job: str
+
+
+class Wait(NamedTuple):
+    """An operation was seen waiting for a lock.
+
+    Attributes:
+        blocker: The actor whose session held the lock.
+        call: The blocker's unfinished call, None where it held the lock between its calls.
+        stale: Whether somebody acted while the waiting statement had begun and stood still, or
+            while one of the blocker's transaction had: with an old snapshot a statement follows a
+            row's later versions, and keeps a lock on one that it then passes over.
+    """
+
+    blocker: str
+    call: int | None
+    stale: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One operation of one actor, from its invocation to its answer.
+
+    Attributes:
+        index: Position in the history, in the order of invocation.
+        kind: The operation's name, or `crash`, `advance`, `sweep`: see `explore.programs`.
+        actor: Who called: `w1`, `reaper1`, `producer`, ...
+        invoked: Moment of the invocation: a count that orders all events of the run.
+        began: The same on the database's clock, in seconds.
+        returned: Moment of the answer, None where there was none.
+        ended: The same in seconds.
+        limit: Most jobs that a claim may take.
+        refs: The claims that complete, fail and heartbeat name.
+        queue: Where a job was enqueued, or what a claim takes from.
+        delay: Seconds that an enqueued job must wait, or for which a cleanup keeps finished ones.
+        priority: Of an enqueued job.
+        bound: Most attempts of an enqueued job, None where the queue promises no bound.
+        answer: `accepted` also for a claim, an enqueue or a recovery that went through.
+        ids: Jobs that the answer names: enqueued, claimed, recovered, accepted in a batch.
+        repeated: Ids that a claim's answer held more than once.
+        error: SQLSTATE and message where the server answered with an error.
+        held: Whether a claim ended inside its transaction.
+        waits: Whom it was seen waiting for.
+        states: What `jobs` reported, for an observation.
+        token: How often a heartbeat of its worker had been accepted for the claim that it names.
+        moved: Jobs that a promotion made claimable, as far as it tells.
+    """
+
+    index: int
+    kind: str
+    actor: str
+    invoked: int
+    began: float
+    returned: int | None = None
+    ended: float = float("inf")
+    limit: int = 0
+    refs: tuple[Ref, ...] = ()
+    queue: str = "default"
+    delay: float = 0.0
+    priority: int = 0
+    bound: int | None = None
+    answer: Answer = "pending"
+    ids: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    error: str = ""
+    held: bool = False
+    waits: list[Wait] = field(default_factory=list)
+    states: Mapping[str, State] | None = None
+    token: int = 0
+    moved: int = 0
+
+    def overlaps(self, other: Call) -> bool:
+        """Whether both calls were open at some moment."""
+        return _end(self) > other.invoked and _end(other) > self.invoked
+
+
+def _end(call: Call) -> float:
+    return float("inf") if call.returned is None else call.returned
+
+
+class Keep(Protocol):
+    """Where a timeline keeps its calls."""
+
+    def __setitem__(self, number: int, call: Call, /) -> None: ...
+    def __getitem__(self, number: int, /) -> Call: ...
+
+
+class Timeline:
+    """Calls by the moments at which they were open.
+
+    Args:
+        calls: In the order of invocation.
+        keep: Where they are kept; in memory by default.
+    """
+
+    def __init__(self, calls: Iterable[Call] = (), keep: Keep | None = None) -> None:
+        self._calls: Keep = {} if keep is None else keep
+        self._invoked: list[int] = []
+        self._latest_end: list[float] = []
+        for call in calls:
+            self.add(call)
+
+    def __len__(self) -> int:
+        return len(self._invoked)
+
+    def __getitem__(self, number: int) -> Call:
+        return self._calls[number]
+
+    def add(self, call: Call) -> None:
+        """Take in a call that was invoked after those before it."""
+        self._calls[len(self)] = call
+        self._invoked.append(call.invoked)
+        self._latest_end.append(max([_end(call), *self._latest_end[-1:]]))
+
+    def overlapping(self, start: float, end: float) -> Iterator[Call]:
+        """The calls that were open at some moment between two, in the order of invocation.
+
+        The first one is found in logarithmic time, however many calls there are.
+        """
+        first = bisect_right(self._latest_end, start)
+        for n in range(first, bisect_left(self._invoked, end)):
+            if _end(self._calls[n]) > start:
+                yield self._calls[n]
+
+
+class Told(Protocol):
+    """A history that can be read more than once, wherever it is kept."""
+
+    @property
+    def calls(self) -> Iterable[Call]:
+        """In the order of invocation."""
+
+    @property
+    def outcome(self) -> Iterable[tuple[str, State]] | None:
+        """What `jobs` reported after the drain; None where it is not offered."""
+
+
+@dataclass(slots=True)
+class History:
+    """All calls of one run.
+
+    Attributes:
+        calls: In the order of invocation.
+        final: What `jobs` reported after the drain; None where it is not offered.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    final: Mapping[str, State] | None = None
+
+    @property
+    def outcome(self) -> Iterable[tuple[str, State]] | None:
+        """What `jobs` reported after the drain; None where it is not offered."""
+        return None if self.final is None else self.final.items()
+
+    def of_kind(self, *kinds: str) -> list[Call]:
+        """The calls of some kinds, in the order of invocation."""
+        return [call for call in self.calls if call.kind in kinds]
+
+
+# --- in a file ----------------------------------------------------------------------------------
+
+_DEFAULTS = {
+    one.name: None if one.default is MISSING else one.default
+    for one in fields(Call)
+    if one.name != "waits"
+}
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "ids": tuple,
+    "repeated": tuple,
+    "refs": lambda refs: tuple(Ref(*ref) for ref in refs),
+    "waits": lambda waits: [Wait(*wait) for wait in waits],
+}
+
+
+def write(
+    path: Path | str, calls: Iterable[Call], outcome: Iterable[tuple[str, State]] | None = None
+) -> None:
+    """Write a history to a file of JSON lines: what it is, its calls, and what became of the jobs.
+
+    Args:
+        path: The file, which is replaced.
+        calls: In the order of invocation, with their answers.
+        outcome: What `jobs` reported after the drain, None where it is not offered; read last.
+    """
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    with Path(path).open("w", encoding="utf-8") as file:
+        file.write(encode({"observed": outcome is not None}) + "\n")
+        for call in calls:
+            data = {
+                name: value
+                for name, plain in _DEFAULTS.items()
+                if (value := getattr(call, name)) != plain
+            }
+            file.write(encode({**data, "waits": call.waits} if call.waits else data) + "\n")
+        states = ({"job": job, "state": state} for job, state in outcome or ())
+        file.writelines(f"{encode(state)}\n" for state in states)
+
+
+class Stored:
+    """A history in a file that `write` made: read anew each time, and never in memory as a whole.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+
+    @property
+    def calls(self) -> Iterator[Call]:
+        """In the order of invocation.
+
+        Raises:
+            QueueproofError: The file cannot be read, or is not what `write` makes.
+        """
+        return (found for found in self._lines() if isinstance(found, Call))
+
+    @property
+    def outcome(self) -> Iterator[tuple[str, State]] | None:
+        """What `jobs` reported after the drain; None where it is not offered.
+
+        Raises:
+            QueueproofError: The file cannot be read, or is not what `write` makes.
+        """
+        if not next(self._lines(), False):
+            return None
+        return (found for found in self._lines('{"job"') if isinstance(found, tuple))
+
+    def _lines(self, beginning: str = "") -> Iterator[Call | tuple[str, State] | bool]:
+        """Calls, the last states of jobs, and before them whether there are any."""
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.startswith(beginning):
+                        continue
+                    try:
+                        yield _read(json.loads(line))
+                    except (ValueError, TypeError, KeyError) as error:
+                        message = f"this is no line of a history: {error}"
+                        raise QueueError(message, Source(self._path, number)) from None
+        except OSError as error:
+            raise QueueproofError(f"{self._path}: {error.strerror or error}") from None
+
+
+def _read(data: dict[str, Any]) -> Call | tuple[str, State] | bool:
+    if "kind" in data:
+        for name, read in _READ.items():
+            if name in data:
+                data[name] = read(data[name])
+        return Call(**data)
+    if "job" in data:
+        return data["job"], data["state"]
+    return bool(data["observed"])

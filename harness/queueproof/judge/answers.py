@@ -1,0 +1,195 @@
+"""Answers that contradict each other: then it is the queue's operation that tells wrong things.
+
+What a verdict rests on is what the queue answers. An enqueue that gives two jobs one id, a recovery
+of a job that nobody enqueued, a list that leaves a job out: nothing can be judged by these, and the
+queue's author has to mend the operation first (queue-file.md, 30). Only what no race and no fault
+explains counts, and only what a later answer proves: a job that is left out and never seen again
+may be lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from queueproof.history.calls import Call
+
+_TIMES, _BESIDE = 3, 10  # rows for each job that there is, and jobs that the schema put there
+_FAULTS = frozenset({"lose", "terminate", "restart"})
+_PLAIN = frozenset({"accepted", "rejected", "retry"})
+_DONE = {
+    "complete": "completed",
+    "complete_many": "completed",
+    "fail": "failed by its holder",
+    "heartbeat": "extended",
+}
+_ENDS = _DONE.keys() - {"heartbeat"}
+
+
+class Contradiction(NamedTuple):
+    """An answer that another one contradicts.
+
+    Attributes:
+        operation: What gave it.
+        because: The sentence that says why it cannot be.
+    """
+
+    operation: str
+    because: str
+
+
+def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradiction | None:
+    """The first answer of a run that cannot be true, whatever the queue does; or nothing.
+
+    Args:
+        calls: In the order of invocation.
+        by_worker: Heartbeats name a worker: what they are answered says nothing of its jobs.
+    """
+    return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls, by_worker=by_worker)
+
+
+def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
+    """What to say of a claim whose rows no queue of so few jobs can have; or nothing.
+
+    A job too many is a breach of claim-limit, and a row too many a join's mistake. But each row is
+    a job to be completed: by the thousand they would keep a run busy for ever.
+
+    Args:
+        calls: Until then.
+        limit: Of the claim.
+        ids: Of its rows.
+    """
+    known = {job for call in calls if call.kind == "enqueue" for job in call.ids}
+    if len(ids) <= _TIMES * (len(known) + limit) + _BESIDE:
+        return ""
+    often, count = Counter(ids).most_common(1)[0]
+    strange = next((job for job in ids if job not in known), None)
+    shown = f"among them {often} {count:,} times" if count > 1 else f"among them {strange}"
+    return (
+        f"claim answered {len(ids):,} rows, {shown}, when {len(known)} "
+        f"job{'' if len(known) == 1 else 's'} had been enqueued: it answers a row for each job that"
+        " it took"
+    )
+
+
+def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:
+    """Two jobs with one id, none of which anything has happened to in between."""
+    known: dict[str, Call] = {}
+    for call in calls:
+        for job in call.ids if call.kind == "enqueue" else ():
+            first = known.get(job)
+            if first is not None and not any(_concerns(c, job, first, call) for c in calls):
+                return Contradiction(
+                    "enqueue",
+                    f"enqueue answered the id {job} for two jobs whose payloads differ: "
+                    "it answers the new job's id",
+                )
+            known[job] = call
+    return None
+
+
+def _concerns(call: Call, job: str, first: Call, second: Call) -> bool:
+    """Whether a call may have brought a job to its end between two enqueues."""
+    if call.kind == "enqueue" or (call.returned or second.invoked) <= first.invoked:
+        return False
+    if call.invoked > (second.returned or call.invoked):
+        return False
+    named = job in call.ids or any(ref.job == job for ref in call.refs)
+    return named or call.kind in {"cleanup", *_FAULTS} or call.answer not in _PLAIN
+
+
+def _unknown(calls: Sequence[Call]) -> Contradiction | None:
+    """An answer that names a job that there is none of."""
+    for n, call in enumerate(calls):
+        if call.kind == "complete_many":
+            given = {ref.job for ref in call.refs}
+            for job in call.ids:
+                if job not in given:
+                    return Contradiction(
+                        call.kind, f"{call.kind} answered the id {job}, which it was not given"
+                    )
+        if call.kind != "recover" or not call.ids:
+            continue
+        before = calls[:n]
+        if any(c.kind == "enqueue" and (c.answer != "accepted" or not c.ids) for c in calls):
+            continue  # it may be that job
+        known = {job for c in before for job in (*c.ids, *(c.states or ())) if c.kind != "recover"}
+        # An enqueue may have been on its way to its answer.
+        known.update(job for c in calls[n:] if c.kind == "enqueue" for job in c.ids)
+        for job in call.ids:
+            if job not in known:
+                return Contradiction(
+                    call.kind,
+                    f"{call.kind} answered the id {job}, which no enqueue had answered: "
+                    "it answers the ids of the jobs that it took back",
+                )
+    return None
+
+
+def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | None:
+    """A list of jobs, made while nobody did anything, that later answers prove wrong."""
+    for n, call in enumerate(calls):
+        if call.answer not in _PLAIN or call.kind in _FAULTS:
+            return None  # what was done by halves may look like anything
+        if call.kind != "jobs" or call.states is None or not _is_quiet(calls, n):
+            continue
+        for job in call.ids:
+            if call.ids.count(job) > 1:
+                return Contradiction("jobs", f"jobs lists job {job} more than once")
+        for job in dict.fromkeys(j for c in calls[:n] if c.kind == "enqueue" for j in c.ids):
+            said = _misjudged(calls, n, job)
+            later = _life(calls, n, job, by_worker=by_worker) if said else ""
+            if said and later:
+                return Contradiction("jobs", f"jobs {said}, and it was {later} afterwards")
+    return None
+
+
+def _is_quiet(calls: Sequence[Call], n: int) -> bool:
+    """Whether no other operation was under way during a call."""
+    call = calls[n]
+    if call.returned is None or any(
+        (c.returned or call.invoked) >= call.invoked for c in calls[:n]
+    ):
+        return False
+    return n + 1 == len(calls) or calls[n + 1].invoked > call.returned
+
+
+def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
+    """What a list said of a job that cannot be, as far as the answers before it tell."""
+    enqueued = max(k for k, c in enumerate(calls[:n]) if c.kind == "enqueue" and job in c.ids)
+    since = calls[enqueued + 1 : n]
+    if any(c.kind == "cleanup" or (c.kind == "recover" and job in c.ids) for c in since):
+        return ""
+    state = (calls[n].states or {}).get(job)
+    ended = {
+        "fail" if c.kind == "fail" else "complete"
+        for c in since
+        if c.kind in _ENDS and c.answer == "accepted" and any(ref.job == job for ref in c.refs)
+    }
+    if not ended and state is None:
+        return f"left out job {job}, which had been enqueued and not ended"
+    if not ended and state in {"completed", "failed"}:
+        return f"reported job {job} as {state}, although nothing had ended it"
+    bound = calls[enqueued].bound
+    claims = sum(c.kind == "claim" and job in c.ids for c in since)
+    if ended == {"fail"} and state == "failed" and bound is not None and claims < bound:
+        return f"reported job {job} as failed, which had attempts left and is queued"
+    return ""
+
+
+def _life(calls: Sequence[Call], n: int, job: str, *, by_worker: bool) -> str:
+    """What proves that a job was there and had not ended when a list was made."""
+    claimed = max((c.index for c in calls[:n] if c.kind == "claim" and job in c.ids), default=-1)
+    moved = False  # the clock, so that a lease may have run out
+    for call in calls[n + 1 :]:
+        moved = moved or call.kind == "advance"
+        if call.kind == "enqueue" and (job in call.ids or call.answer != "accepted"):
+            return ""  # it may be another one
+        if call.kind == "claim" and job in call.ids:
+            return "claimed"
+        if call.answer != "accepted" or moved or (by_worker and call.kind == "heartbeat"):
+            continue
+        if call.kind in _DONE and (claimed, job) in call.refs:
+            return _DONE[call.kind]
+    return ""

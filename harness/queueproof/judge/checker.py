@@ -1,0 +1,1176 @@
+"""History and specification to verdicts: which answers no legal order of the calls explains.
+
+Jobs are independent of each other, so a history is checked job by job: all orders of the calls
+that respect real time are followed at once, as a set of states, and the answer at which the set
+becomes empty is the violation (just-in-time linearization: G. Lowe, "Testing for linearizability",
+2017; partitioned by key as in Porcupine). What concerns several jobs, limits, order and waiting,
+is judged on the calls themselves.
+
+The time that this takes grows with the length of a history, so that free-running workers can be
+judged too. Faster than that grows only what is rare: a sweep concerns every job, and a claim whose
+answer was lost every job that cannot be explained without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
+from typing import NamedTuple
+
+from queueproof.guarantees.catalogue import Offer
+from queueproof.history.calls import Call, History, Ref, Told
+from queueproof.judge.lives import UNHINDERED, Life, Lives, Watcher, over, read
+from queueproof.judge.spec import (
+    FINISHED,
+    FOREVER,
+    SHORT,
+    Act,
+    Breach,
+    Job,
+    Phase,
+    Rules,
+    step,
+)
+from queueproof.queues.model import State
+
+LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
+DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
+TWICE = 2  # a claim that comes back empty once may have done maintenance
+_INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
+
+
+class Violation(NamedTuple):
+    """A broken guarantee in one history.
+
+    Attributes:
+        guarantee: Its id.
+        because: The sentence that says which rule was broken, and how.
+        job: The job concerned, None where it concerns several.
+        call: Index of the call whose answer shows it.
+        in_turn: See `spec.Breach`.
+        doubtful: See `spec.Breach`.
+        alone: See `spec.Breach`.
+    """
+
+    guarantee: str
+    because: str
+    job: str | None
+    call: int
+    in_turn: bool = False
+    doubtful: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one history shows.
+
+    Attributes:
+        violations: In the order of the calls; at most one per job from the job's own life.
+        evidence: (guarantee, what was seen) to how often.
+    """
+
+    violations: list[Violation] = field(default_factory=list)
+    evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the checker must know of the queue.
+
+    Attributes:
+        lease: Seconds, or None.
+        held: Its claims end inside their transaction.
+        worker_heartbeat: Its heartbeat names the worker, not the job.
+        recovers: It offers `recover`.
+        observable: It offers `jobs`.
+        order: As declared.
+        cap: Most jobs running at once, or None.
+        retries: A job that fails comes back while it has attempts left.
+        session: Its claims end with their worker's connection.
+        signs: Whatever a worker does may beat for all that it holds.
+        renews: Its heartbeats change the token.
+        waits: A job that was taken back may have to wait.
+        at_least_once: A late completion may count.
+        stale_fails: A crashed worker's job ends failed.
+        one_each: A worker holds one job at most.
+    """
+
+    lease: float | None
+    held: bool
+    worker_heartbeat: bool
+    recovers: bool
+    observable: bool
+    order: str
+    cap: int | None = None
+    retries: bool = False
+    session: bool = False
+    signs: bool = False
+    renews: bool = False
+    waits: bool = False
+    at_least_once: bool = False
+    stale_fails: bool = False
+    one_each: bool = False
+
+    @property
+    def rules(self) -> Rules:
+        """What the life of one job depends on."""
+        return Rules(
+            lease=self.lease,
+            held=self.held,
+            worker_heartbeat=self.worker_heartbeat,
+            takes_over=self.lease is not None and not self.recovers,
+            session=self.session,
+            renews=self.renews,
+            at_least_once=self.at_least_once,
+            stale_fails=self.stale_fails,
+            one_each=self.one_each,
+        )
+
+
+def declare(offer: Offer) -> Declared:
+    """What the checker must know of a queue."""
+    queue = offer.queue
+    by_worker = "heartbeat" in queue.offers and "job" not in queue.takes("heartbeat")
+    return Declared(
+        lease=queue.lease_time.total_seconds() if queue.lease_time else None,
+        held=offer.held,
+        worker_heartbeat=by_worker,
+        recovers="recover" in queue.offers,
+        observable="jobs" in queue.offers,
+        order=queue.order,
+        cap=queue.concurrency_limit,
+        retries=offer.retries and queue.max_attempts is not None,
+        session=queue.by_session,
+        signs=by_worker or offer.beats,
+        renews=offer.renews,
+        waits=offer.waits is not None,
+        at_least_once=queue.delivery == "at-least-once",
+        stale_fails=queue.stale == "fails",
+        one_each=queue.jobs_per_worker is not None,
+    )
+
+
+def check(history: Told, declared: Declared, *, room: int | None = None) -> Findings:
+    """Judge one history against every guarantee that a history can show.
+
+    Where not all jobs may be in memory, what is kept in it beside the calls that are open is bound
+    by the jobs that a worker may still act on, and where an order is declared by those that nobody
+    has claimed yet. Only a history that says who waited for whom is read as a whole: a scheduler
+    made it, and it is short.
+
+    Args:
+        history: What was asked and answered. It may be read twice.
+        declared: What the queue declares.
+        room: Most jobs in memory, None for all; the others are laid aside in a temporary file.
+    """
+    lives = Lives(room, signs=declared.signs)
+    try:
+        return _check(history, declared, lives)
+    finally:
+        lives.close()
+
+
+def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
+    findings = Findings()
+    limits, deadlocks, idle = _Limits(), _Deadlocks(), _Idle(declared)
+    order, cap = _Order(declared, lives), _Cap(declared, findings)
+    watchers = [lives, limits, deadlocks, idle, _Overlaps(findings)]
+    if declared.order != "none":
+        watchers.append(order)
+    if declared.cap is not None:
+        watchers.append(cap)
+    if declared.lease is not None or declared.rules.tied:
+        watchers.append(_Fresh(declared, findings))
+    read(history.calls, watchers)
+    lives.see_outcome(history.outcome)
+    blamed = _check_lives(declared, lives, findings)
+    findings.violations = [
+        *limits.violations,
+        *(violation for one in blamed for violation in one.routing),
+        *deadlocks.violations,
+        *(violation for one in blamed for violation in one.cleanup),
+        *(violation for one in blamed for violation in one.own),
+    ]
+    if lives.waited:
+        _check_waits(History(list(history.calls)), declared, findings)
+    bad = {violation.job for violation in findings.violations} - {None}
+    if bad and declared.order != "none":
+        # One violation counts once: the order is judged anew, without these jobs.
+        order = _Order(declared, lives, bad)
+        read(history.calls, [order])
+    findings.violations += order.violations + cap.violations
+    findings.violations += [found for found in idle.violations if found.job not in bad]
+    findings.evidence.update(order.evidence)
+    if lives.refused:
+        findings.evidence["fencing", "operations with a lost claim refused"] += lives.refused
+    findings.violations.sort(key=lambda violation: violation.call)
+    return findings
+
+
+# --- the life of one job ------------------------------------------------------------------------
+
+
+class _Blamed(NamedTuple):
+    """What one job shows.
+
+    Attributes:
+        number: See `Life`.
+        routing: Claims from another queue.
+        cleanup: Cleanups that took too much.
+        own: Violations in the job's own life.
+    """
+
+    number: int
+    job: str
+    routing: list[Violation]
+    cleanup: list[Violation]
+    own: list[Violation]
+
+
+def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_Blamed]:
+    """Follow each job, in the order in which they came; those with violations."""
+    rules = declared.rules
+    found = []
+    for job, life in lives.each():
+        routing = _check_routing(job, life)
+        cleanup = _check_cleanup(job, life, findings)
+        own = []
+        if life.number and not (routing or cleanup):
+            followed = _follow(rules, declared, lives, job, life)
+            own = followed.violations
+            findings.evidence.update(followed.evidence)
+        if routing or cleanup or own:
+            found.append(_Blamed(life.number, job, routing, cleanup, own))
+    if len(lives.queues) > 1:
+        findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
+    return sorted(found, key=lambda one: (one.number, one.job))
+
+
+def _follow(rules: Rules, declared: Declared, lives: Lives, job: str, life: Life) -> Findings:
+    acts = life.acts()
+    check = _JobCheck(rules, declared, lives, job, life)
+    check.run(lives.certain(acts))
+    for later in (False, True):
+        # A call that was not answered may have met any job, and with many such calls the
+        # explanations are too many: only a life that has none without them is read with them.
+        if not check.explained and (more := lives.possible(acts, later=later)):
+            check = _JobCheck(rules, declared, lives, job, life)
+            check.run(more)
+    return check.findings
+
+
+def _check_routing(job: str, life: Life) -> list[Violation]:
+    """A claim names the queue that it takes from."""
+    homes = [entry.call.queue for entry in life.entries if entry.kind == "enqueue"]
+    claims = {entry.call.index: entry.call for entry in life.entries if entry.kind == "claim"}
+    return [
+        Violation(
+            "routing",
+            f"{claim.actor} claimed from queue {claim.queue!r} and was given a job of "
+            f"queue {homes[-1]!r}",
+            job,
+            claim.index,
+        )
+        for claim in claims.values()
+        if homes and homes[-1] != claim.queue
+    ]
+
+
+def _check_cleanup(job: str, life: Life, findings: Findings) -> list[Violation]:
+    """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
+
+    Judged between two looks that follow each other with nothing but the cleanup in between.
+    """
+    found = []
+    for before, state, clean, kept in life.looks:
+        ended = [
+            entry.call.began
+            for entry in life.entries
+            if entry.kind in {"complete", "fail"}
+            and entry.call.answer == "accepted"
+            and entry.call.invoked < before
+        ]
+        waits = state in {"queued", "running"}
+        if not waits and not (ended and clean.ended - max(ended) < clean.delay):
+            continue
+        if kept:
+            findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
+            continue
+        what = f"was {state}" if waits else f"had {state} since"
+        age = f"{clean.delay:.0f} s"
+        because = f"a cleanup of jobs that ended more than {age} ago removed one that {what}"
+        found.append(Violation("no-lost-job", because, job, clean.index))
+    return found
+
+
+class _Config(NamedTuple):
+    """One explanation of what was seen so far: a state, and the open acts that took effect."""
+
+    job: Job
+    applied: frozenset[int]
+
+
+def _order(config: _Config) -> tuple[int, Phase]:
+    """Sorts first the explanation in which most has happened, last the plainest."""
+    return -config.job.claims, config.job.phase
+
+
+class _JobCheck:
+    """Follows one job through a history.
+
+    Attributes:
+        findings: The first violation in the job's life, or the evidence of a sound one.
+    """
+
+    def __init__(
+        self, rules: Rules, declared: Declared, lives: Lives, job: str, life: Life
+    ) -> None:
+        self.rules = rules
+        self.declared = declared
+        self.lives = lives
+        self.job = job
+        self.life = life
+        self.findings = Findings()
+        self.contradicted = False  # by an observation
+        self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
+        self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when
+
+    @property
+    def explained(self) -> bool:
+        """Whether the acts explain all that was answered and observed."""
+        return not self.findings.violations and not self.contradicted
+
+    def run(self, acts: Sequence[Act]) -> None:
+        """Find an order of the acts that the specification allows, or where there is none."""
+        enqueued = any(act.kind == "enqueue" for act in acts)
+        # A job that nobody enqueued was put there by the queue's own schema.
+        first = Job() if enqueued else Job(phase=Phase.QUEUED)
+        configs = [_Config(first, frozenset())]
+        events = sorted(
+            [(act.call.invoked, 0, n) for n, act in enumerate(acts)]
+            + [(act.call.returned, 1, n) for n, act in enumerate(acts) if act.call.returned]
+        )
+        open_acts: set[int] = set()
+        for _, is_return, n in events:
+            if not is_return:
+                open_acts.add(n)
+                continue
+            act = acts[n]
+            if act.kind in {"jobs", "sweep"}:
+                configs, _ = self._explore(configs, acts, open_acts - {n})
+            self._note(act, configs)
+            if act.kind == "jobs":
+                if act.seen != self.seen[0]:
+                    self.seen = act.seen, act.call.began
+                agreeing = _agreeing(configs, act)
+                self.contradicted = self.contradicted or not agreeing
+                configs = agreeing or configs
+                open_acts.discard(n)
+                continue
+            if act.kind == "sweep":
+                self.starved = self.starved or self._starved(act, configs)
+                if violation := self._stranded(act, configs):
+                    self.findings.violations.append(violation)
+                    return
+                open_acts.discard(n)
+                continue
+            reached, breach = self._explore(configs, acts, open_acts, n)
+            if not reached:
+                because = breach or Breach("single-claim", "no order of the calls explains this")
+                refused = act.answer == "rejected" and because.guarantee == "live-lease"
+                raced = self._raced(configs, acts, open_acts) if refused else None
+                self._violate(*(raced or (because, act.call)))
+                return
+            open_acts.discard(n)
+            configs = reached
+        configs, _ = self._explore(configs, acts, open_acts)
+        self._finish(configs, acts)
+
+    def _explore(
+        self,
+        configs: list[_Config],
+        acts: Sequence[Act],
+        open_acts: set[int],
+        target: int | None = None,
+    ) -> tuple[list[_Config], Breach | None]:
+        """All explanations in which `target` has taken effect, or why there is none.
+
+        Without a target: all that the open acts allow.
+        """
+        if not open_acts:
+            return configs, None
+        (only, *others) = configs
+        if target is not None and open_acts == {target} and not (others or only.applied):
+            # Nothing else can have come first: what follows would do the same, more slowly.
+            outcome = step(self.rules, only.job, acts[target])
+            if isinstance(outcome, Breach):
+                return [], outcome
+            return sorted((_Config(job, frozenset()) for job in outcome), key=_order), None
+        reached: list[_Config] = []
+        found = dict.fromkeys(configs)
+        frontier = list(configs)
+        breach: Breach | None = None
+        while frontier:
+            config = frontier.pop()
+            if target in config.applied:
+                reached.append(_Config(config.job, config.applied - {target}))
+                continue
+            for n in sorted(open_acts - config.applied):
+                outcome = step(self.rules, config.job, acts[n])
+                if isinstance(outcome, Breach):
+                    if n == target:
+                        breach = breach or outcome
+                    continue
+                for job in outcome:
+                    following = _Config(job, config.applied | {n})
+                    if following not in found:
+                        found[following] = None
+                        frontier.append(following)
+        return sorted(found if target is None else reached, key=_order), breach
+
+    def _raced(
+        self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
+    ) -> tuple[Breach, Call] | None:
+        """The claim that got the job while its holder did, and that is not answered yet.
+
+        That the holder is refused may be seen before that answer: it is one violation.
+        """
+        claims = [acts[n] for n in sorted(open_acts) if acts[n].kind == "claim"]
+        for act in claims:
+            for config in configs if act.answer == "accepted" else ():
+                outcome = step(self.rules, config.job, act)
+                if isinstance(outcome, Breach) and outcome.guarantee == "single-claim":
+                    return outcome, act.call
+        return None
+
+    def _violate(self, breach: Breach, call: Call) -> None:
+        self.findings.violations.append(
+            Violation(
+                breach.guarantee,
+                breach.because,
+                self.job,
+                call.index,
+                breach.in_turn,
+                breach.doubtful,
+                breach.alone,
+            )
+        )
+
+    def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
+        """A job was free during a whole sweep, jobs that cannot run were not, and it is there."""
+        if not any(entry.kind == "enqueue" for entry in self.life.entries):
+            return None  # only the queue knows when it is due
+        ready = all(
+            job.phase == Phase.QUEUED and job.claims == 0 and self._due_by(job) < act.call.began
+            for job, _ in configs
+        )
+        hindrance = self.lives.hindrances[act.call.index]
+        cap = self.declared.cap
+        full = cap is not None and self.lives.running[act.call.index] >= cap
+        if not ready or full or not any(hindrance):
+            return None
+        because = f"a job that was due could not be claimed beside {hindrance}"
+        return Violation("no-starvation", because, self.job, act.call.index)
+
+    def _due_by(self, job: Job) -> float:
+        """From when on the job is certainly due: its enqueue happened before its answer."""
+        enqueues = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        return max([job.due, *(call.ended + call.delay for call in enqueues)]) + SHORT
+
+    def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
+        """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
+        for job, _ in configs:
+            over = job.crashed and (self.rules.tied or job.stale_after < act.call.began)
+            if job.phase != Phase.RUNNING or not over or job.exhausted:
+                return None
+        if self.lives.outcome(self.job) == "failed":
+            return None  # it has ended, which is `retry-given`
+        if not self.declared.lease and not self.rules.tied:
+            return None
+        job = configs[0].job
+        seen, since = self.seen
+        if seen == "failed" and self.declared.stale_fails:
+            return None
+        # Taken back, it may have to wait as a failed one does (queue-file.md, 14).
+        taken_back = since if seen == "queued" else job.stale_after
+        waits = seen == "queued" or (self.declared.waits and not self.declared.observable)
+        if waits and act.call.began < taken_back + LONGEST_WAIT:
+            return None
+        if self.declared.at_least_once and job.unsure is not None:
+            return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
+        holder = configs[0].job.holder
+        who = holder.actor if holder else "its worker"
+        lapsed = " with its connection" if self.rules.tied else ", its lease has run out"
+        return Violation(
+            "stale-recovery",
+            f"{who} crashed{lapsed}, and the job could not be claimed again",
+            self.job,
+            act.call.index,
+        )
+
+    def _finish(self, configs: list[_Config], acts: Sequence[Act]) -> None:
+        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+        if self.starved and claimed:
+            self.findings.violations.append(self.starved)
+            return
+        self.findings.evidence["no-lost-job", "jobs followed to their end"] += 1
+        for job, _ in configs:
+            if job.bound is not None and job.claims == job.bound:
+                self.findings.evidence["retry-bound", "jobs attempted as often as allowed"] += 1
+                self.findings.evidence["retry-given", "jobs tried as often as allowed"] += 1
+                break
+        if self.lives.observed or not self.declared.observable:
+            self._account(configs)
+
+    def _account(self, configs: list[_Config]) -> None:
+        """After the drain every acknowledged job must have ended, one way or the other."""
+        seen = self.lives.outcome(self.job)
+        ended = [job for job, _ in configs if self._ended(job, seen)]
+        fails = self.declared.stale_fails
+        lost = any(fails and (job.crashed or job.released) for job in ended)
+        if lost or any(job.phase != Phase.FAILED or job.exhausted for job in ended):
+            if fails and seen == "failed" and configs[0].job.crashed:
+                what = "jobs of crashed workers that ended failed"
+                self.findings.evidence["stale-recovery", what] += 1
+            return
+        last = self.lives.last
+        assert last is not None
+        where = f"`jobs` shows it as {seen}" if seen else "it is gone"
+        late = configs[0].job.unsure if self.declared.at_least_once else None
+        if late is not None:
+            self._violate(late, last)
+            return
+        decided = _decided(configs)
+        if decided is not None and seen in FINISHED:
+            self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
+            return
+        if decided == Phase.COMPLETED:
+            because = f"its completion was accepted, and {where} for ever"
+            self._violate(Breach("no-lost-job", because), last)
+            return
+        job = (ended or [config.job for config in configs])[0]
+        if job.claims and (ended or seen == "failed"):
+            because = f"the job failed for good after {job.claims} of {job.bound} attempts"
+            self._violate(Breach("retry-given", because), last)
+            return
+        if not self.declared.observable:
+            where = "no claim returns it"
+        if seen is None and self.declared.retries and any(one.failed_unheard for one, _ in configs):
+            because = f"its fail was not answered, attempts were left, and {where}"
+            self._violate(Breach("no-lost-job", because), last)
+            return
+        if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
+            if self.rules.lease is None and not self.rules.tied:
+                return
+            unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
+            what = "whether it was completed nobody was told" if unheard else "its worker lost it"
+            because = f"{what}, and the job never came back: {where}"
+            self._violate(Breach("stale-recovery", because), last)
+            return
+        if self.starved and any(self.lives.hindered_at_the_end()):
+            self.findings.violations.append(self.starved)
+            return
+        if (unsure := configs[-1].job.unsure) is not None:
+            self._violate(unsure, last)
+            return
+        self._violate(
+            Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
+        )
+
+    def _ended(self, job: Job, seen: State | None) -> bool:
+        if job.phase == Phase.COMPLETED:
+            return seen in {None, "completed"}
+        if job.phase == Phase.ABSENT:
+            return seen not in {"queued", "running"}
+        if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
+            return seen is not None or not self.declared.observable
+        if not self.declared.observable:
+            return job.phase == Phase.FAILED or (
+                job.exhausted and (job.claims > 1 or job.bound is not None)
+            )
+        if seen == "failed":
+            return job.phase == Phase.FAILED or job.exhausted
+        if self.declared.retries and job.failed_unheard:
+            return False  # done or not, a fail of this attempt leaves a job to be run again
+        return seen is None and job.phase == Phase.FAILED
+
+    def _note(self, act: Act, configs: list[_Config]) -> None:
+        """Count what makes a pass worth something: the moments at which it could have failed."""
+        job = configs[0].job
+        note = self._tested(job, act)
+        if note:
+            self.findings.evidence[note] += 1
+
+    def _tested(self, job: Job, act: Act) -> tuple[str, str] | None:
+        """Which guarantee an act puts to the test, given the state that it meets."""
+        call = act.call
+        match act.kind:
+            case "claim" if job.phase == Phase.RUNNING or job.released:
+                if job.crashed:
+                    return "stale-recovery", "jobs of crashed workers claimed again"
+            case "claim" if (
+                act.answer == "accepted"
+                and job.claims == 0
+                and any(e.beside for e in self.life.entries if e.call.index == call.index)
+            ):
+                return "no-starvation", "jobs claimed beside others that could not run"
+            case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
+                ended = job.phase in FINISHED and job.holder is not act.holder
+                if job.last is not act.holder or ended:
+                    return "fencing", "operations with a lost claim refused"
+            case "complete" | "fail" | "heartbeat" if act.holder and self.declared.at_least_once:
+                if job.last is not act.holder:
+                    return "fencing", "late operations of which nothing came"
+            case "recover" if self.declared.stale_fails and job.crashed:
+                return "stale-recovery", "jobs of crashed workers that ended failed"
+            case "sweep":
+                if job.phase in FINISHED:
+                    return "final-state", "sweeps over a finished job"
+                if job.phase == Phase.QUEUED and job.claims == 0 and call.ended < job.due:
+                    return "not-early", "sweeps over a job before its time"
+        return None
+
+
+def _decided(configs: list[_Config]) -> Phase | None:
+    """As what a job has certainly ended, so that nothing may change it."""
+    phases = {job.phase for job, _ in configs}
+    if phases == {Phase.COMPLETED}:
+        return Phase.COMPLETED
+    spent = all(job.failed_once and job.bound is not None and job.exhausted for job, _ in configs)
+    return Phase.FAILED if spent and phases <= {Phase.QUEUED, Phase.FAILED} else None
+
+
+def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
+    """Those explanations that an observation agrees with."""
+
+    def agrees(job: Job) -> bool:
+        if act.seen in {"failed", "completed"}:
+            return job.phase == act.seen
+        return job.phase not in FINISHED
+
+    return [config for config in configs if agrees(config.job)]
+
+
+# --- what concerns several jobs -----------------------------------------------------------------
+
+
+class _Limits(Watcher):
+    """A claim takes no more than it asks for."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def see(self, call: Call) -> None:
+        """Count what a claim got; a job that is there twice is single-claim."""
+        if call.kind == "claim" and len(call.ids) > call.limit:
+            because = f"{call.actor} asked for at most {call.limit} and was given {len(call.ids)}"
+            self.violations.append(Violation("claim-limit", because, None, call.index))
+
+
+class _Deadlocks(Watcher):
+    """40P01 is a deadlock, whether the scheduler saw the circle or the server did."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+
+    def see(self, call: Call) -> None:
+        """Look at the error that a call was answered."""
+        if call.error.startswith(DEADLOCK):
+            others = " and ".join(dict.fromkeys(wait.blocker for wait in call.waits))
+            because = (
+                f"{call.actor}, in {_noun(call)}, and {others or 'another'} waited for each other"
+            )
+            self.violations.append(Violation("no-deadlock", because, None, call.index))
+
+
+class _Cap(Watcher):
+    """When a claim answers, the jobs that are certainly running then are counted."""
+
+    def __init__(self, declared: Declared, findings: Findings) -> None:
+        self.violations: list[Violation] = []
+        self._cap = declared.cap or 0
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._findings = findings
+        self._running: dict[Ref, str] = {}  # to its worker
+        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
+        self._stale: list[tuple[float, Ref]] = []  # a heap by the ends of the leases
+        self._copies: Counter[str] = Counter()  # how often a job is running
+        self._claims: deque[int] = deque()  # that are not judged yet, in the order of invocation
+        self._counted: dict[int, int] = {}
+
+    def see(self, call: Call) -> None:
+        """From its invocation on an operation may end a job, and a crash all of a worker's."""
+        match call.kind:
+            case "claim" if call.ids and call.returned:
+                self._claims.append(call.index)
+            case "complete" | "complete_many" | "fail":
+                for ref in call.refs:
+                    self._end(ref)
+            case "crash":
+                for ref in self._of_actor.pop(call.actor, ()):
+                    self._end(ref)
+
+    def _end(self, ref: Ref) -> None:
+        actor = self._running.pop(ref, None)
+        if actor is not None:
+            if actor in self._of_actor:
+                self._of_actor[actor].discard(ref)
+            self._copies[ref.job] -= 1
+            if not self._copies[ref.job]:
+                del self._copies[ref.job]
+
+    def settle(self, call: Call) -> None:
+        """Count when a claim has got something."""
+        if call.kind != "claim" or not call.ids:
+            return
+        for job in call.ids:
+            ref = Ref(call.index, job)
+            self._running[ref] = call.actor
+            self._of_actor[call.actor].add(ref)
+            self._copies[job] += 1
+            if self._lease < FOREVER:
+                heappush(self._stale, (call.began + self._lease, ref))
+        while self._stale and self._stale[0][0] <= call.ended:
+            self._end(heappop(self._stale)[1])
+        self._counted[call.index] = len(self._copies)
+        while self._claims and self._claims[0] in self._counted:
+            self._judge(self._claims.popleft())
+
+    def _judge(self, claim: int) -> None:
+        n = self._counted.pop(claim)
+        if self.violations:
+            return
+        if n == self._cap:
+            self._findings.evidence["concurrency-limit", "claims that reached the cap"] += 1
+        if n > self._cap:
+            because = f"{n} jobs were running at once; at most {self._cap} may"
+            self.violations.append(Violation("concurrency-limit", because, None, claim))
+
+
+class _Overlaps(Watcher):
+    """Counts the pairs of calls by different actors that were open at once."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._open: list[Call] = []
+
+    def see(self, call: Call) -> None:
+        """Meet those that are open."""
+        if call.returned is None:
+            return
+        for other in self._open:
+            if other.actor != call.actor:
+                self._pairs[other.kind, call.kind] += 1
+        self._open.append(call)
+
+    def settle(self, call: Call) -> None:
+        """Leave the others."""
+        self._open.remove(call)
+
+    def end(self) -> None:
+        """Say for which guarantees these were tests."""
+        evidence = self._findings.evidence
+        for kinds, n in self._pairs.items():
+            if kinds == ("claim", "claim"):
+                evidence["single-claim", "overlapping claims"] += n
+            if "enqueue" in kinds and "claim" in kinds:
+                evidence["not-early", "claims during an enqueue"] += n
+            evidence["no-deadlock", "operations in the midst of another's"] += n
+            if not UNHINDERED.isdisjoint(kinds):
+                evidence["non-blocking", "operations in the midst of another's"] += n
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A claimed job whose lease is fresh.
+
+    Attributes:
+        actor: Who holds it.
+        taken: Claims and recoveries that others had begun when it was claimed.
+        late: Those of others since then that ended when the lease may have been over.
+    """
+
+    actor: str
+    taken: int
+    late: int = 0
+
+
+class _Fresh(Watcher):
+    """Counts claims and recoveries that could have taken a job whose lease was fresh."""
+
+    def __init__(self, declared: Declared, findings: Findings) -> None:
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._findings = findings
+        self._all = 0  # claims and recoveries that have begun
+        self._own: Counter[str] = Counter()  # of these an actor's
+        self._held: dict[Ref, _Held] = {}
+        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
+        self._limits: list[tuple[float, Ref]] = []  # ends of leases, in order
+
+    def see(self, call: Call) -> None:
+        """Somebody tries to take jobs, or ends one, or is gone."""
+        while self._limits and self._limits[0][0] <= call.began:
+            self._let_go(self._limits.pop(0)[1])
+        match call.kind:
+            case "claim" | "recover" if call.returned is not None:
+                self._all += 1
+                self._own[call.actor] += 1
+                for limit, ref in self._limits:
+                    if limit > call.ended:
+                        break
+                    if (held := self._held.get(ref)) and held.actor != call.actor:
+                        held.late += 1
+            case "complete" | "complete_many" | "fail" if call.answer not in {"retry", "error"}:
+                for ref in call.refs:
+                    self._let_go(ref)
+            case "crash":
+                for ref in self._of_actor.pop(call.actor, ()):
+                    self._let_go(ref)
+                self._own.pop(call.actor, None)
+
+    def _others(self, actor: str) -> int:
+        return self._all - self._own[actor]
+
+    def _let_go(self, ref: Ref) -> None:
+        held = self._held.pop(ref, None)
+        if held is not None:
+            if held.actor in self._of_actor:
+                self._of_actor[held.actor].discard(ref)
+            self._findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
+                self._others(held.actor) - held.taken - held.late
+            )
+
+    def settle(self, call: Call) -> None:
+        """A claim has got jobs."""
+        if call.kind != "claim":
+            return
+        for job in call.ids:
+            ref = Ref(call.index, job)
+            self._held[ref] = _Held(call.actor, self._others(call.actor))
+            self._of_actor[call.actor].add(ref)
+            if self._lease < FOREVER:
+                insort(self._limits, (call.began + self._lease, ref))
+
+    def end(self) -> None:
+        """What is still held counts as well."""
+        for ref in tuple(self._held):
+            self._let_go(ref)
+
+
+def _check_waits(history: History, declared: Declared, findings: Findings) -> None:
+    if any(violation.guarantee == "single-claim" for violation in findings.violations):
+        return
+    waited = [call for call in history.of_kind("claim", "heartbeat", "recover") if call.waits]
+    if not waited:
+        return
+    allowed = _Allowed(history, declared)
+    for call in waited:
+        if allowed.took_twice(call):
+            continue
+        for wait in call.waits:
+            blocker = None if wait.call is None else history.calls[wait.call]
+            if wait.stale:
+                continue  # an old snapshot waits, or makes wait, even with SKIP LOCKED
+            if wait.blocker == call.actor or allowed.may_wait(call, blocker):
+                continue
+            what = "holds a job" if blocker is None else f"is in the middle of {_noun(blocker)}"
+            findings.violations.append(
+                Violation(
+                    "non-blocking",
+                    f"{call.actor} had to wait in {_noun(call)} while {wait.blocker} {what}",
+                    None,
+                    call.index,
+                )
+            )
+            break
+
+
+def _noun(call: Call) -> str:
+    return {"recover": "a recovery", "enqueue": "an enqueue"}.get(call.kind, f"a {call.kind}")
+
+
+class _Allowed:
+    """Which waits are nobody's fault."""
+
+    def __init__(self, history: History, declared: Declared) -> None:
+        self._calls = history.calls
+        self._declared = declared
+        self._of_job: defaultdict[str, list[Call]] = defaultdict(list)
+        self._of_actor: defaultdict[str, list[Ref]] = defaultdict(list)
+        for claim in history.of_kind("claim"):
+            for job in claim.ids:
+                self._of_job[job].append(claim)
+                self._of_actor[claim.actor].append(Ref(claim.index, job))
+        self._beats: defaultdict[Ref, list[Call]] = defaultdict(list)
+        for beat in history.of_kind("heartbeat"):
+            for ref in beat.refs if beat.answer == "accepted" else ():
+                self._beats[ref].append(beat)
+
+    def took_twice(self, call: Call) -> bool:
+        """Who races another claim for a job waits for its row: one violation counts once."""
+        return call.kind == "claim" and any(
+            other is not call and other.overlaps(call)
+            for job in call.ids
+            for other in self._of_job[job]
+        )
+
+    def may_wait(self, call: Call, blocker: Call | None) -> bool:
+        """Queue-file.md, 10: a heartbeat may wait for who takes its job, nobody else for a worker.
+
+        A claim may take a job without answering it: it buries the job, or puts it back.
+        """
+        if blocker is None:
+            return False
+        if blocker.kind == "cleanup":
+            return True
+        if call.kind != "heartbeat":
+            return False
+        mine = list(call.refs)
+        if self._declared.worker_heartbeat:  # it names all jobs of its worker
+            mine += self._of_actor[call.actor]
+        takes = blocker.kind in {"claim", "recover"}
+        if takes and any(self._maybe_stale(ref, call) for ref in mine):
+            return True
+        jobs = {ref.job for ref in blocker.refs} | set(blocker.ids)
+        return not jobs.isdisjoint(ref.job for ref in mine)
+
+    def _maybe_stale(self, ref: Ref, call: Call) -> bool:
+        """Whether the lease of a claimed job may have run out before a call ended."""
+        if self._declared.lease is None:
+            return False
+        beats = self._beats[ref]
+        n = bisect_left(beats, call.invoked, key=lambda beat: beat.invoked)
+        renewed = beats[n - 1] if n else self._calls[ref.call]
+        return call.ended >= renewed.began + self._declared.lease
+
+
+class _Idle(Watcher):
+    """A claim that nobody disturbs gets a job that is ready, whatever the others hold.
+
+    A claim may do maintenance, or bury a spent job, and answer nothing (queue-file.md, 28): as many
+    in turn are let pass as there are jobs that this may be about, and one more. Judged are jobs
+    without a delay, which no maintenance has to make claimable, that a later claim has got.
+    """
+
+    def __init__(self, declared: Declared) -> None:
+        self.violations: list[Violation] = []
+        self._cap = FOREVER if declared.cap is None else declared.cap
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._over = False
+        self._ready: dict[str, Call] = {}  # never claimed, to its enqueue
+        self._begun: set[str] = set()  # claimed, and not completed
+        self._held: dict[Ref, Call] = {}  # by somebody who lives, to the claim
+        self._acting = 0  # calls that are open and meet somebody
+        self._alone: Call | None = None  # an empty claim, as long as no other call has met it
+        self._empty = 0  # such claims in turn
+        self._passed: dict[str, Violation] = {}  # if it is claimed later
+
+    def see(self, call: Call) -> None:
+        """A job comes, is taken, or ends; or a claim goes away empty."""
+        if self._over or call.kind in {"sweep", "jobs", "rewrite"}:
+            return
+        alone = not self._acting
+        self._alone = None
+        self._acting += call.kind not in _INSTANT
+        if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
+            self._over = True  # any job may have been taken
+        elif call.kind != "claim" or call.answer != "accepted":
+            self._empty = 0
+            self._take_effect(call)
+        elif call.ids:
+            self._empty = 0
+            self._take(call)
+        elif alone and not any(held.actor == call.actor for held in self._held.values()):
+            self._alone = call
+
+    def _take_effect(self, call: Call) -> None:
+        match call.kind:
+            case "enqueue" if call.answer == "accepted" and not call.delay:
+                self._ready |= dict.fromkeys(call.ids, call)
+            case "complete" | "complete_many" | "fail" if call.answer != "rejected":
+                for ref in call.refs:
+                    self._held.pop(ref, None)
+                    if call.kind != "fail" and call.answer == "accepted":
+                        self._begun.discard(ref.job)
+            case "crash":
+                for ref in [ref for ref, held in self._held.items() if held.actor == call.actor]:
+                    del self._held[ref]
+
+    def _take(self, claim: Call) -> None:
+        for job in claim.ids:
+            self._ready.pop(job, None)
+            self._begun.add(job)
+            self._held[Ref(claim.index, job)] = claim
+            if job in self._passed:
+                self.violations.append(self._passed.pop(job))
+                self._over = True
+
+    def settle(self, call: Call) -> None:
+        """A claim is over that nobody has met."""
+        self._acting -= call.kind not in _INSTANT
+        if call is not self._alone or self._over:
+            return
+        self._empty += 1
+        held = {ref.job for ref, one in self._held.items() if call.ended < one.began + self._lease}
+        if self._empty < len(self._begun - held) + TWICE or len(self._begun) >= self._cap:
+            return
+        for job, enqueue in self._ready.items():
+            if enqueue.answer == "accepted" and enqueue.ended + SHORT <= call.began:
+                because = f"{call.actor} got nothing, nobody else acted, and job {job} was ready"
+                self._passed.setdefault(job, Violation("no-starvation", because, job, call.index))
+
+
+class _Order(Watcher):
+    """Among jobs never claimed before, a claim made while nobody else acts takes the first ones.
+
+    Args:
+        declared: Which order, if any.
+        lives: Who knows what was claimed.
+        bad: Jobs that something else is wrong with.
+    """
+
+    def __init__(
+        self, declared: Declared, lives: Lives, bad: AbstractSet[str | None] = frozenset()
+    ) -> None:
+        self.violations: list[Violation] = []
+        self.evidence: Counter[tuple[str, str]] = Counter()
+        self._order = declared.order
+        self._over = False
+        self._lives = lives
+        self._bad = bad
+        self._free = _Free()
+        self._acting = 0  # calls that are open and meet somebody
+        self._alone: Call | None = None  # a claim, as long as no other call has met it
+        self._taken: list[Call] = []  # what it took
+
+    def see(self, call: Call) -> None:
+        """A job comes, or jobs are taken."""
+        if self._over:
+            return
+        alone = not self._acting
+        if call.kind not in _INSTANT:
+            self._alone = None
+            self._acting += 1
+        match call.kind:
+            case "enqueue" if call.answer == "accepted" and self._bad.isdisjoint(call.ids):
+                if not any(self._lives.claimed_before(job, call) for job in call.ids):
+                    self._free.add(call)
+            case "claim" if call.answer == "unknown":
+                self._stop()  # it may have touched any job: none is certainly free from here on
+            case "claim" if call.ids:
+                self._taken = self._free.take(call)
+                self._alone = call if alone and self._taken else None
+
+    def _stop(self) -> None:
+        self._over = True
+        self._free = _Free()
+
+    def settle(self, call: Call) -> None:
+        """A claim is over that nobody has met."""
+        if call.kind not in _INSTANT:
+            self._acting -= 1
+        if call is not self._alone:
+            return
+        self._alone = None
+        for later in self._taken:
+            compared = self._free.passed(later)
+            self.evidence["order", "pairs of jobs compared"] += len(compared)
+            if any(_precedes(earlier, later, self._order, call) for earlier in compared):
+                wholly = self._free.passed(later, wholly=True)
+                passed_over = [c for c in wholly if _precedes(c, later, self._order, call)]
+                earlier = min(passed_over, key=lambda call: call.index)
+                self.violations.append(_out_of_order(call, earlier, later))
+                self._stop()
+                return
+
+
+class _Free:
+    """The jobs that a claim may take and none has taken before."""
+
+    def __init__(self) -> None:
+        self._known: defaultdict[str, list[Call]] = defaultdict(list)  # enqueues of a job
+        self._coming: list[tuple[float, int, Call]] = []  # a heap by the moment of the answer
+        self._early: list[tuple[float, float, Call]] = []  # a heap by the moment they are due
+        self._lines: defaultdict[str, dict[tuple[bool, int], OrderedDict[int, Call]]]
+        self._lines = defaultdict(dict)  # by queue, and by whether they were delayed and priority
+        self._taken: set[int] = set()  # of those that are coming or early
+
+    def add(self, enqueue: Call) -> None:
+        """A job comes."""
+        if enqueue.returned is not None:
+            heappush(self._coming, (enqueue.returned, enqueue.index, enqueue))
+            for job in enqueue.ids:
+                self._known[job].append(enqueue)
+
+    def take(self, claim: Call) -> list[Call]:
+        """A claim takes jobs: the enqueues of those that it was free to take, in order."""
+        while self._coming and self._coming[0][0] < claim.invoked:
+            returned, _, call = heappop(self._coming)
+            heappush(self._early, (call.ended + call.delay, returned, call))
+        while self._early and self._early[0][0] <= claim.began:
+            _, _, call = heappop(self._early)
+            if call.index in self._taken:
+                self._taken.discard(call.index)
+                continue
+            lines = self._lines[call.queue]
+            lines.setdefault((call.delay > 0, call.priority), OrderedDict())[call.index] = call
+        free = []
+        for call in [call for job in claim.ids for call in self._known.pop(job, ())]:
+            line = self._lines[call.queue].get((call.delay > 0, call.priority))
+            if not (line and line.pop(call.index, None)):
+                self._taken.add(call.index)
+            elif call.queue == claim.queue:
+                free.append(call)
+        return sorted(free, key=lambda call: call.index)
+
+    def passed(self, later: Call, *, wholly: bool = False) -> list[Call]:
+        """What was left in a taken job's queue and can be compared to it, or enough of it.
+
+        Jobs without a delay stand in the order in which their enqueues were answered: the first of
+        a priority that can be compared decides for all that follow it.
+        """
+        found: list[Call] = []
+        for (delayed, _), line in self._lines[later.queue].items():
+            comparable = (call for call in line.values() if _comparable(call, later))
+            found += islice(comparable, None if delayed or wholly else 1)
+        return found
+
+
+def _comparable(one: Call, other: Call) -> bool:
+    """Whether the enqueue order and the due order of two jobs are certain and agree."""
+    return _before(one, other) or _before(other, one)
+
+
+def _before(one: Call, other: Call) -> bool:
+    return over(one, other) and one.ended + one.delay <= other.began + other.delay
+
+
+def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
+    """Whether a claim that could take both must take the one first."""
+    if order == "priority, fifo" and one.priority != other.priority:
+        # A queue may round times up: what came later may not have been due yet.
+        due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
+        return one.priority > other.priority and due
+    return _before(one, other)
+
+
+def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:
+    reason = (
+        f"of priority {earlier.priority} over {later.priority}"
+        if earlier.priority != later.priority
+        else "enqueued before it"
+    )
+    return Violation(
+        "order",
+        f"{claim.actor} was given job {later.ids[0]} although job {earlier.ids[0]}, {reason}, "
+        "was free",
+        later.ids[0],
+        claim.index,
+    )

@@ -1,0 +1,531 @@
+"""From the calls of a history to the lives of its jobs: what each call meant for each of them.
+
+A history is read once, in the order of what happened, and may be longer than memory is large: of
+what is known of each job only so much as fits is kept in memory, and the rest in a file.
+"""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_right, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from io import BytesIO
+from itertools import chain, takewhile
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from queueproof.history.calls import Answer, Call, Ref, Timeline
+from queueproof.history.shelf import Shelf
+from queueproof.judge.spec import FOREVER, Act
+from queueproof.queues.model import State
+
+
+class Watcher:
+    """Somebody who sees every call of a history, one after the other."""
+
+    def see(self, call: Call) -> None:
+        """A call is invoked; what it was answered is known."""
+
+    def settle(self, call: Call) -> None:
+        """A call is answered, and all that was invoked before that has been seen."""
+
+    def end(self) -> None:
+        """There are no more."""
+
+
+def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
+    """Show calls to watchers, in the order of what happened."""
+    settling = [one.settle for one in watchers if type(one).settle is not Watcher.settle]
+    seeing = [one.see for one in watchers]
+    open_calls: list[tuple[int, int, Call]] = []  # a heap by the moment of the answer
+    for call in calls:
+        while open_calls and open_calls[0][0] < call.invoked:
+            _, _, answered = heappop(open_calls)
+            for settle in settling:
+                settle(answered)
+        for see in seeing:
+            see(call)
+        if call.returned is not None:
+            heappush(open_calls, (call.returned, call.index, call))
+    for _, _, answered in sorted(open_calls):
+        for settle in settling:
+            settle(answered)
+    for one in watchers:
+        one.end()
+
+
+# --- the lives of all jobs ----------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """What one call meant for one job: see `spec.Act`.
+
+    Attributes:
+        holder: Index of the claim that the operation names.
+        beside: For a claim: whether there were jobs that could not run.
+    """
+
+    call: Call
+    kind: str
+    answer: Answer = "accepted"
+    holder: int | None = None
+    named: bool = True
+    seen: State | None = None
+    beside: bool = False
+
+
+class Look(NamedTuple):
+    """A job was looked at before and after a cleanup, with nothing else in between.
+
+    Attributes:
+        invoked: When the first look was invoked.
+        state: What it showed.
+        cleanup: The cleanup.
+        kept: Whether the second look showed the job.
+    """
+
+    invoked: int
+    state: State
+    cleanup: Call
+    kept: bool
+
+
+@dataclass(slots=True)
+class Life:
+    """What the calls meant for one job, in the order of invocation.
+
+    Attributes:
+        number: How many jobs had been enqueued or claimed when it first was, itself included; 0:
+            it never was.
+        entries: What happened.
+        recovered: By the index of a claim `spec.Act.recovery`, where it may matter.
+        looks: Around cleanups.
+        bound: Most attempts; None while no enqueue has named it.
+        claims: How often it was claimed.
+        done: Whether it was completed.
+        running: Whether it was claimed and has neither ended nor been recovered since.
+    """
+
+    number: int = 0
+    entries: list[Entry] = field(default_factory=list)
+    recovered: dict[int, float] = field(default_factory=dict)
+    looks: list[Look] = field(default_factory=list)
+    bound: float | None = None
+    claims: int = 0
+    done: bool = False
+    running: bool = False
+
+    @property
+    def hindered(self) -> str:
+        """Why it cannot run, as far as its attempts tell."""
+        if self.bound is None or not self.claims or self.done:
+            return ""
+        return "held" if self.claims < self.bound else "spent"
+
+    def acts(self) -> list[Act]:
+        """The same as the specification reads it."""
+        # A life that was laid aside comes back with copies of its calls.
+        claims = {entry.call.index: entry.call for entry in self.entries if entry.kind == "claim"}
+        for call, _, _, holder, *_ in self.entries:
+            if holder is not None and holder not in claims:  # which was not given this job
+                claims[holder] = Call(holder, "claim", call.actor, 0, 0.0)
+        return [
+            Act(
+                claims.get(call.index, call),
+                kind,
+                answer,
+                None if holder is None else claims[holder],
+                named,
+                seen,
+                self.recovered.get(call.index, 0.0) if kind == "claim" else 0.0,
+            )
+            for call, kind, answer, holder, named, seen, _ in self.entries
+        ]
+
+
+class Hindrance(NamedTuple):
+    """How many jobs cannot run at a moment, by the reason why."""
+
+    waiting: int = 0
+    held: int = 0
+    spent: int = 0
+    elsewhere: int = 0
+
+    def __str__(self) -> str:
+        reasons = "not due yet", "claimed before", "without an attempt left", "of another queue"
+        counted = zip(self, reasons, strict=True)
+        return ", ".join(f"{n} job{'s' if n > 1 else ''} {why}" for n, why in counted if n)
+
+
+class Hindrances:
+    """Counts the jobs that cannot run.
+
+    Args:
+        life: Of a job.
+
+    Attributes:
+        running: Jobs that are running, as far as anybody was told.
+    """
+
+    def __init__(self, life: Callable[[str], Life]) -> None:
+        self._life = life
+        self.running = 0
+        self._due: list[float] = []  # of delayed jobs, in order
+        self._elsewhere = 0
+        self._counts = {"held": 0, "spent": 0, "": 0}
+        self._last: Call | None = None
+
+    def see(self, call: Call) -> None:
+        """A call is invoked; the one before it has taken effect."""
+        if self._last is not None:
+            self._take_effect(self._last)
+        self._last = call
+
+    def now(self) -> Hindrance:
+        """What could not run when the last call was invoked."""
+        call = self._last
+        if call is None:
+            return Hindrance()
+        del self._due[: bisect_right(self._due, call.began)]  # no later call ends before this one
+        waiting = len(self._due) - bisect_right(self._due, call.ended)
+        return Hindrance(waiting, self._counts["held"], self._counts["spent"], self._elsewhere)
+
+    def _take_effect(self, call: Call) -> None:
+        match call.kind:
+            case "enqueue":
+                self._elsewhere += call.queue != "default"
+                if call.delay:
+                    insort(self._due, call.began + call.delay)
+                for job in call.ids:
+                    self._change(job, bound=call.bound or FOREVER)
+            case "claim":
+                for job in call.ids:
+                    self._change(job, claims=1)
+                    self._run(job, running=True)
+            case "complete" | "complete_many" if call.answer == "accepted":
+                for ref in call.refs:
+                    self._change(ref.job, done=True)
+                    self._run(ref.job, running=False)
+            case "fail" if call.answer == "accepted":
+                for ref in call.refs:
+                    self._run(ref.job, running=False)
+            case "recover":
+                for job in call.ids:
+                    self._run(job, running=False)
+
+    def _run(self, job: str, *, running: bool) -> None:
+        life = self._life(job)
+        self.running += running - life.running
+        life.running = running
+
+    def _change(
+        self, job: str, *, bound: float | None = None, claims: int = 0, done: bool = False
+    ) -> None:
+        life = self._life(job)
+        self._counts[life.hindered] -= 1
+        life.bound = life.bound if bound is None else bound
+        life.claims += claims
+        life.done = life.done or done
+        self._counts[life.hindered] += 1
+
+
+class Lives(Watcher):
+    """Gathers what the calls meant for each job.
+
+    Args:
+        room: Most jobs in memory, None for all.
+        signs: Whether whatever a worker does may beat for all that it holds.
+
+    Attributes:
+        hindrances: By the index of a sweep what could not run.
+        running: By the index of a sweep how many jobs were running.
+        last: The last call.
+        lost: Whether the answer of a claim or of a recovery was lost.
+        waited: Whether it was seen that somebody waited who must not.
+        claims: How many claims there were.
+        queues: Those that jobs went to.
+        observed: Whether somebody looked at the end.
+        refused: Operations with a lost claim that were answered by an error.
+    """
+
+    def __init__(self, room: int | None, *, signs: bool = False) -> None:
+        self._signs = signs
+        self.hindrances: dict[int, Hindrance] = {}
+        self.running: dict[int, int] = {}
+        self.last: Call | None = None
+        self.lost = False
+        self.waited = False
+        self.claims = 0
+        self.queues: set[str] = set()
+        self.observed = False
+        self.refused = 0
+        self._lives: Shelf[str, Life] = Shelf(room, _pack, _unpack)
+        self._outcome: Shelf[str, State] = Shelf(room, pickle.dumps, pickle.loads)
+        self._unanswered: Shelf[int, Call] = Shelf(room, pickle.dumps, pickle.loads)
+        self._nameless = Timeline(keep=self._unanswered)
+        self._enqueues: list[int] = []  # which of the nameless are enqueues
+        self._losers: set[str] = set()  # actors of some of the nameless
+        self._counted = Hindrances(self._life)
+        self._named = 0
+        self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
+        self._holders: defaultdict[str, set[str]] = defaultdict(set)  # of a job
+        self._sweeps: list[Act] = []
+        self._recovering = 0  # recoveries that are under way
+        self._recovered = 0  # when the last of the others was answered
+        self._before: tuple[Call | None, Call | None] = (None, None)
+
+    def close(self) -> None:
+        """Forget everything."""
+        for shelf in (self._lives, self._outcome, self._unanswered):
+            shelf.close()
+
+    def _life(self, job: str) -> Life:
+        life = self._lives.get(job)
+        if life is None:
+            life = self._lives[job] = Life()
+        return life
+
+    # --- as they are told -----------------------------------------------------------------------
+
+    def see(self, call: Call) -> None:
+        """Note what a call meant for the jobs that it names, and for those its worker may hold."""
+        self._counted.see(call)
+        self.last = call
+        self.waited = self.waited or (bool(call.waits) and call.kind in UNHINDERED)
+        self._look(call)
+        self._see_nameless(call)
+        match call.kind:
+            case "enqueue" if call.ids:
+                self.queues.add(call.queue)
+            case "claim":
+                self.claims += 1
+            case "recover":
+                self._recovering += 1
+            case "sweep":
+                self._sweeps.append(Act(call, "sweep"))
+                self.hindrances[call.index] = self._counted.now()
+                self.running[call.index] = self._counted.running
+        if call.answer == "error":
+            self.refused += any(self._has_been_lost(ref) for ref in call.refs)
+        if call.answer not in {"retry", "error", "pending"}:
+            for job, entry in self._entries(call):
+                life = self._life(job)
+                life.entries.append(entry)
+                if not life.number and entry.kind in {"enqueue", "claim"}:
+                    self._named += 1
+                    life.number = self._named
+
+    def _has_been_lost(self, ref: Ref) -> bool:
+        """Whether a job has been claimed since."""
+        entries = self._life(ref.job).entries
+        return any(one.kind == "claim" and one.call.index > ref.call for one in entries)
+
+    def _see_nameless(self, call: Call) -> None:
+        """Those calls may have met any job: unanswered ones, and the crashes of their actors."""
+        lost = call.kind in {"enqueue", "claim", "recover"} and call.answer == "unknown"
+        if lost:
+            self._losers.add(call.actor)
+            self.lost = self.lost or call.kind != "enqueue"
+            if call.kind == "enqueue":
+                self._enqueues.append(len(self._nameless))
+        if lost or (call.kind == "crash" and call.actor in self._losers):
+            self._nameless.add(call)
+        if call.kind == "crash":
+            self._losers.discard(call.actor)
+
+    def _look(self, call: Call) -> None:
+        first, clean = self._before
+        self._before = clean, call
+        if clean is None or clean.kind != "cleanup" or first is None:
+            return
+        if first.states is None or call.states is None:
+            return
+        for job, state in first.states.items():
+            look = Look(first.invoked, state, clean, job in call.states)
+            self._life(job).looks.append(look)
+
+    def _entries(self, call: Call) -> Iterator[tuple[str, Entry]]:
+        if self._signs and call.kind in _SIGNS:
+            named = {*call.ids, *(ref.job for ref in call.refs)}
+            for job in self._holds[call.actor].keys() - named:
+                yield job, Entry(call, "sign")
+        match call.kind:
+            case "enqueue" | "recover":
+                for job in call.ids:
+                    yield job, Entry(call, call.kind, call.answer)
+            case "claim" if call.ids:
+                beside = any(self._counted.now())
+                for job in call.ids:
+                    self._holds[call.actor][job] = call
+                    self._holders[job].add(call.actor)
+                for job in (*call.ids, *call.repeated):
+                    yield job, Entry(call, "claim", beside=beside)
+            case "complete" | "fail" | "complete_many":
+                kind = "fail" if call.kind == "fail" else "complete"
+                if call.answer == "accepted":
+                    for job in self._beside(call):
+                        yield job, Entry(call, kind, named=False)
+                for ref in call.refs:
+                    answer = _answer_for(call, ref)
+                    held = self._holds[call.actor].get(ref.job)
+                    if answer == "accepted" and held is not None and held.index == ref.call:
+                        self._let_go(call.actor, ref.job)
+                    yield ref.job, Entry(call, kind, answer, ref.call)
+            case "heartbeat":
+                for ref in call.refs:
+                    yield ref.job, Entry(call, "heartbeat", call.answer, ref.call)
+                for job in self._holds[call.actor].keys() - {ref.job for ref in call.refs}:
+                    yield job, Entry(call, "heartbeat", call.answer, named=False)
+            case "crash":
+                for job in tuple(self._holds[call.actor]):
+                    self._let_go(call.actor, job)
+                    yield job, Entry(call, "crash")
+                del self._holds[call.actor]
+            case "jobs":
+                for job, state in (call.states or {}).items():
+                    yield job, Entry(call, "jobs", seen=state)
+
+    def _beside(self, call: Call) -> tuple[str, ...]:
+        """What an actor holds that ends something: other jobs, where it names an ended claim."""
+        holds = self._holds[call.actor]
+        named = {ref.job for ref in call.refs}
+        if all(ref.job in holds and holds[ref.job].index == ref.call for ref in call.refs):
+            return ()
+        return tuple(job for job in holds if job not in named)
+
+    def _let_go(self, actor: str, job: str) -> None:
+        del self._holds[actor][job]
+        self._holders[job].discard(actor)
+        if not self._holders[job]:
+            del self._holders[job]
+
+    def settle(self, call: Call) -> None:
+        """A recovery is over, or a claim has taken jobs over."""
+        if call.kind == "recover":
+            self._recovering -= 1
+            self._recovered = call.returned or 0
+        if call.kind != "claim":
+            return
+        recovery = FOREVER if self._recovering else self._recovered
+        for job in call.ids:
+            for actor in tuple(self._holders.get(job, ())):
+                if over(self._holds[actor][job], call):
+                    self._let_go(actor, job)
+            if recovery:
+                life = self._life(job)
+                if any(e.kind == "claim" and e.call.index != call.index for e in life.entries):
+                    life.recovered[call.index] = recovery
+
+    # --- as they are read -----------------------------------------------------------------------
+
+    def see_outcome(self, outcome: Iterable[tuple[str, State]] | None) -> None:
+        """Take in what the last look at the queue showed."""
+        self.observed = outcome is not None
+        for job, state in outcome or ():
+            self._outcome[job] = state
+
+    def outcome(self, job: str) -> State | None:
+        """The state that a job was seen in at the end."""
+        return self._outcome.get(job)
+
+    def each(self) -> Iterator[tuple[str, Life]]:
+        """The life of each job that any call named."""
+        return self._lives.items()
+
+    def hindered_at_the_end(self) -> Hindrance:
+        """What could not run when the last call was invoked."""
+        return self._counted.now()
+
+    def claimed_before(self, job: str, call: Call) -> bool:
+        """Whether a claim that got a job had been invoked before a call."""
+        life = self._lives.get(job)
+        entries = life.entries if life else ()
+        return any(e.kind == "claim" and e.call.index < call.index for e in entries)
+
+    def certain(self, acts: Sequence[Act]) -> list[Act]:
+        """The acts of a job without the calls that may as well have met another one."""
+        known = any(act.kind == "enqueue" for act in acts)
+        makers = [] if known else [Act(call, "enqueue", "unknown") for call in self._makers(acts)]
+        return _in_order(acts, makers, self._sweeps)
+
+    def possible(self, acts: Sequence[Act], *, later: bool) -> list[Act]:
+        """The acts of a job with all calls that may have met it; none where there are no more.
+
+        Args:
+            acts: That certainly met it.
+            later: Whether those count that were made after the last of its acts.
+        """
+        makers = self._makers(acts)
+        made_by = {call.index for call in makers}
+        begins = [act.call for act in acts if act.kind == "enqueue"] + makers
+        claimed = max((act.call.index for act in acts if act.kind == "claim"), default=0)
+        ends = [
+            act.call
+            for act in acts
+            if act.kind == "complete" and act.answer == "accepted" and act.call.index > claimed
+        ]
+        last = FOREVER if later else max(act.call.returned or FOREVER for act in acts)
+        meanwhile = self._nameless.overlapping(
+            min((call.invoked for call in begins), default=0),
+            min((call.returned or FOREVER for call in ends), default=last),
+        )
+        known = {act.call.index for act in acts}
+        others = [
+            Act(call, call.kind, call.answer)
+            for call in meanwhile
+            if call.index not in known and (call.kind != "enqueue" or call.index in made_by)
+        ]
+        return _in_order(acts, others, self._sweeps) if others else []
+
+    def _makers(self, acts: Sequence[Act]) -> list[Call]:
+        """The enqueues without an answer that may have made a job."""
+        enqueues = (self._nameless[n] for n in self._enqueues)
+        if any(act.kind == "enqueue" for act in acts):
+            return list(enqueues)  # one that was told the same id again
+        return list(takewhile(lambda call: not over(acts[0].call, call), enqueues))
+
+
+UNHINDERED = frozenset({"claim", "heartbeat", "recover"})
+_SIGNS = frozenset({"claim", "complete", "complete_many", "fail"})
+
+
+def _in_order(*acts: Sequence[Act]) -> list[Act]:
+    return sorted(chain(*acts), key=lambda act: act.call.index)
+
+
+def over(call: Call, other: Call) -> bool:
+    """Whether a call had been answered when another was invoked."""
+    return (call.returned or FOREVER) < other.invoked
+
+
+def _answer_for(call: Call, ref: Ref) -> Answer:
+    if call.kind != "complete_many" or call.answer != "accepted":
+        return call.answer
+    return "accepted" if ref.job in call.ids else "rejected"
+
+
+_KEPT = ("index", "kind", "actor", "invoked", "began", "returned", "ended")
+_ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer", "token")
+_facts = attrgetter(*_KEPT, *_ALSO_KEPT)
+
+
+def _bare(*facts: Any) -> Call:  # noqa: ANN401
+    """A call with what the life of one job needs of it: an answer may name thousands of jobs."""
+    known, more = facts[: len(_KEPT)], facts[len(_KEPT) :]
+    return Call(*known, **dict(zip(_ALSO_KEPT, more, strict=True)))
+
+
+def _pack(life: Life) -> bytes:
+    written = BytesIO()
+    packer = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+    packer.dispatch_table = {Call: lambda call: (_bare, _facts(call))}
+    packer.dump(life)
+    return written.getvalue()
+
+
+def _unpack(packed: bytes) -> Life:
+    life: Life = pickle.loads(packed)  # noqa: S301 - what `_pack` wrote, to a file of our own
+    return life

@@ -1,0 +1,476 @@
+"""The life of one job: which answer is legal in which state, as one pure step function.
+
+What is legal is drawn as widely as the guarantees' sentences allow. After a lease has run out and
+until somebody takes the job over, its holder's operations may be accepted or rejected; a queue may
+recover in `claim` itself or through `recover`; an operation whose answer was lost may or may not
+have happened. All times are seconds on the database's clock, and every comparison asks whether a
+thing is certain: an operation began at some moment between `began` and `ended`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from queueproof.history.calls import Answer, Call
+from queueproof.queues.model import State
+
+FOREVER = float("inf")
+SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
+
+
+LONG = 10.0  # seconds; of more than that nobody asks for fractions
+
+
+class Phase(StrEnum):
+    """Where a job stands."""
+
+    ABSENT = "absent"
+    QUEUED = "queued"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+
+
+FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
+
+
+class Breach(NamedTuple):
+    """A guarantee that an answer breaks.
+
+    Attributes:
+        guarantee: Its id.
+        because: The sentence that says why.
+        in_turn: A job was claimed twice although nothing raced and no lease was in play.
+        doubtful: It looks like a lease that was cut short, but a queue that hands out its jobs
+            twice `in_turn` does the same whatever the lease.
+        alone: It hurts nobody but the worker that did it.
+    """
+
+    guarantee: str
+    because: str
+    in_turn: bool = False
+    doubtful: bool = False
+    alone: bool = False
+
+
+class Job(NamedTuple):
+    """A job's state.
+
+    Attributes:
+        phase: Where it stands.
+        due: Earliest moment at which it may be claimed.
+        bound: Most attempts; None where none is promised.
+        claims: Attempts so far.
+        last: The latest claim of the job, whatever became of it.
+        holder: The claim call whose worker may still act on the job: it holds it, or it lost its
+            lease and nobody has taken the job over yet. In a finished job: who finished it.
+        fresh_until: Until then the holder's lease certainly runs.
+        stale_after: From then on it has certainly run out.
+        crashed: The holder's worker is gone.
+        released: The job was recovered after that holder.
+        recovered: A recovery has answered the job since it was claimed.
+        failed_once: A `fail` was accepted, so that the queue may have ended the job.
+        failed_unheard: That answer was lost, of the first of several attempts, since when nobody
+            has claimed the job.
+        unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
+            this job, which it did not name, or if it did more than be accepted.
+        tokens: How often a heartbeat has changed the holder's token, where they do.
+    """
+
+    phase: Phase = Phase.ABSENT
+    due: float = 0.0
+    bound: int | None = None
+    claims: int = 0
+    last: Call | None = None
+    holder: Call | None = None
+    fresh_until: float = 0.0
+    stale_after: float = 0.0
+    crashed: bool = False
+    released: bool = False
+    recovered: bool = False
+    failed_once: bool = False
+    failed_unheard: bool = False
+    unsure: Breach | None = None
+    tokens: int = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no attempt is left; also where nothing is promised, so that one may be."""
+        return self.bound is None or self.claims >= self.bound
+
+
+class Act(NamedTuple):
+    """What one call meant for one job.
+
+    Attributes:
+        call: The call.
+        kind: The call's kind; a batch completion is `complete` for each of its jobs.
+        answer: For this job.
+        last: The latest claim of the job, whatever became of it.
+        holder: The claim call that the operation names, None where it names none.
+        named: False for an operation of the job's worker that names another job: a heartbeat, or
+            what was accepted after its claim had ended.
+        seen: The state that an observation reported.
+        recovery: The last moment before a claim's answer at which a recovery was under way.
+    """
+
+    call: Call
+    kind: str
+    answer: Answer = "accepted"
+    holder: Call | None = None
+    named: bool = True
+    seen: State | None = None
+    recovery: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a queue declares, as far as the life of a job depends on it.
+
+    Attributes:
+        lease: Seconds; None: a claim never runs out.
+        held: The claim is the row lock of a transaction left open.
+        worker_heartbeat: The heartbeat names a worker, not a job.
+        takes_over: `claim` itself takes over stale jobs: there is a lease and no `recover`.
+        session: A claim ends with its worker's connection, and with nothing else.
+        renews: A heartbeat changes the token.
+        at_least_once: A late completion may count while the next attempt runs.
+        stale_fails: A crashed worker's job ends failed.
+        one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
+    """
+
+    lease: float | None
+    held: bool
+    worker_heartbeat: bool
+    takes_over: bool
+    session: bool = False
+    renews: bool = False
+    at_least_once: bool = False
+    stale_fails: bool = False
+    one_each: bool = False
+
+    @property
+    def tied(self) -> bool:
+        """Whether a claim ends with its worker's connection, and not by time."""
+        return self.held or self.session
+
+    @property
+    def fresh(self) -> str:
+        """What a claim that has not ended goes by."""
+        if self.session:
+            return "connection is open"
+        return "transaction is open" if self.held else "lease is fresh"
+
+
+def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
+    """Whether the holder's lease ran during the whole call."""
+    if job.crashed:
+        return False
+    if rules.lease is None:
+        return rules.tied
+    return call.ended < job.fresh_until
+
+
+def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    """The states that a job may be in after an act, or the guarantee that the act breaks."""
+    unknown = act.answer == "unknown"
+    match act.kind:
+        case "enqueue":
+            return _enqueue(job, act.call, unknown=unknown)
+        case "claim":
+            if unknown:
+                return [job, *_claimed_unseen(rules, job, act)]
+            outcome = _claim(rules, job, act)
+            if isinstance(outcome, Breach) and rules.at_least_once and job.unsure is not None:
+                return job.unsure  # a late operation was accepted, and made it run once more
+            return outcome
+        case "complete" | "fail":
+            if not act.named:
+                return [_strayed(job, act)]
+            if unknown:
+                outcome = _finish(rules, job, act)
+                first = act.kind == "fail" and job.claims == 1 and not job.exhausted
+                if first and not isinstance(outcome, Breach):
+                    outcome = [one._replace(failed_unheard=True) for one in outcome]
+                return _perhaps(job, outcome)
+            if act.answer == "rejected":
+                return _reject(rules, job, act)
+            return _finish(rules, job, act)
+        case "heartbeat":
+            if unknown:
+                return _perhaps(job, _heartbeat(rules, job, act))
+            if act.answer == "rejected":
+                return _reject(rules, job, act) if act.named else [job]
+            return _heartbeat(rules, job, act)
+        case "recover":
+            if unknown:
+                outcome = _recover(rules, job, act.call)
+                return [job] if isinstance(outcome, Breach) else [job, *outcome]
+            return _recover(rules, job, act.call)
+        case "crash":
+            return [_crash(rules, job, act.call)]
+        case "sign":
+            return [_sign(rules, job, act.call)]
+        case _:
+            return [job]
+
+
+def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
+    """What may have been done or not."""
+    if isinstance(outcome, Breach):
+        return [job._replace(unsure=job.unsure or outcome)]
+    return [job, *outcome]
+
+
+def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
+    if job.phase != Phase.ABSENT:
+        return [job]  # an enqueue whose answer was lost made another job, if any
+    queued = job._replace(phase=Phase.QUEUED, due=call.began + call.delay, bound=call.bound)
+    return [job, queued] if unknown else [queued]
+
+
+def _running(rules: Rules, job: Job, call: Call) -> Job:
+    lease = FOREVER if rules.lease is None else rules.lease
+    return job._replace(
+        phase=Phase.RUNNING,
+        claims=job.claims + 1,
+        last=call,
+        holder=call,
+        fresh_until=call.began + lease,
+        stale_after=call.ended + lease,
+        crashed=False,
+        released=False,
+        recovered=False,
+        failed_unheard=False,
+        unsure=None,
+        tokens=0,
+    )
+
+
+def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    call = act.call
+    who = call.actor
+    if job.phase == Phase.ABSENT:
+        return Breach("not-early", f"{who} claimed a job that was still being enqueued")
+    if job.phase in FINISHED and job.last is not None and job.last.overlaps(call):
+        return Breach(
+            "single-claim",
+            f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
+        )
+    if rules.stale_fails and (breach := _revived(job, call)):
+        return breach
+    if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
+        return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
+    if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
+        if rules.one_each and job.holder.actor == who and job.holder is not call:
+            again = _running(rules, job, call)
+            return [again, again._replace(claims=job.claims)]  # counted as an attempt, or not
+        if job.unsure is not None and not job.holder.overlaps(call):
+            return job.unsure
+        return _double_hold(rules, job, job.holder, act)
+    if _past_bound(job):
+        return Breach(
+            "retry-bound",
+            f"{who} started attempt {job.claims + 1} of a job that may be attempted {job.bound} "
+            f"time{'s' if job.bound != 1 else ''}",
+        )
+    if job.claims == 0 and call.ended < job.due:
+        early = job.due - call.ended
+        least = f"{early:.0f}" if early >= LONG else f"{early:.2g}"
+        return Breach("not-early", f"{who} claimed a job at least {least} s before its time")
+    return [_running(rules, job, call)]
+
+
+def _revived(job: Job, call: Call) -> Breach | None:
+    """A job is claimed that should have ended as failed with its worker."""
+    lapsed = job.phase == Phase.RUNNING and job.crashed and job.stale_after < call.began
+    if not lapsed and not (job.phase == Phase.FAILED and job.recovered):
+        return None
+    because = f"{call.actor} got a job that should have failed when its worker was lost"
+    return Breach("stale-recovery", because)
+
+
+def _past_bound(job: Job) -> bool:
+    return job.bound is not None and job.claims >= job.bound
+
+
+def _still_held(rules: Rules, job: Job, call: Call) -> bool:
+    if rules.lease is None and not rules.tied:
+        return not job.crashed
+    return certainly_fresh(rules, job, call)
+
+
+def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
+    """Blame (queue-file.md, 21): a lease that was taken over, or a claim that raced another."""
+    call = act.call
+    mine = holder.actor == call.actor
+    owner = "the same claim" if holder is call else f"{holder.actor}"
+    raced = holder.overlaps(call)
+    taken_over = (
+        rules.takes_over or call.began - holder.ended > SHORT or act.recovery > holder.invoked
+    )
+    if not raced and (job.recovered or taken_over):
+        because = f"{call.actor} got a job that {owner} holds, while its {rules.fresh}"
+        return Breach("live-lease", because, doubtful=not job.recovered, alone=mine)
+    because = f"{call.actor} got a job that {owner} already holds"
+    return Breach("single-claim", because, in_turn=not raced, alone=mine)
+
+
+def _claimed_unseen(rules: Rules, job: Job, act: Act) -> list[Job]:
+    """A claim whose answer was lost may have taken the job; its worker is gone."""
+    outcome = _claim(rules, job, act)
+    return [] if isinstance(outcome, Breach) else [o._replace(crashed=True) for o in outcome]
+
+
+def _is_holder(job: Job, act: Act) -> bool:
+    return job.holder is not None and job.holder is act.holder
+
+
+def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    verb = "complete" if act.kind == "complete" else "fail"
+    if job.phase in {Phase.QUEUED, Phase.RUNNING} and _is_holder(job, act):
+        if act.kind == "complete":
+            return [job._replace(phase=Phase.COMPLETED, crashed=False, released=False)]
+        ended = job._replace(crashed=False, released=False, failed_once=True)
+        return [
+            ended._replace(phase=Phase.QUEUED, holder=None, due=act.call.began),
+            ended._replace(phase=Phase.FAILED),
+        ]
+    return _accepted_after_its_end(rules, job, act, verb)
+
+
+def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list[Job] | Breach:
+    """An operation was accepted that names a claim which had ended (rules 5 and 6)."""
+    who = act.call.actor
+    if act.kind == "heartbeat" and rules.worker_heartbeat:
+        # Sent for an older claim, it may extend what the worker holds now.
+        mine = job.phase == Phase.RUNNING and job.holder is not None and job.holder.actor == who
+        return _extended(rules, job, act._replace(named=False)) if mine else [job]
+    if job.last is act.holder and (job.phase == Phase.QUEUED or _is_holder(job, act)):
+        return _repeated(job, act)
+    if job.phase == Phase.RUNNING and job.holder is not None:
+        mine = job.holder.actor == who
+        since = (
+            "it has claimed the job again since" if mine else f"{job.holder.actor} has the job now"
+        )
+        because = f"{who} was allowed to {verb} a job with a claim that had ended: {since}"
+    else:
+        mine = job.last is not None and job.last.actor == who and job.last is not act.holder
+        ended = f"had lost and that had {job.phase}" if job.phase in FINISHED else "had given back"
+        because = f"{who} was allowed to {verb} a job that it {ended}"
+    breach = Breach("fencing", because, alone=mine)
+    return _late(job, act, breach) if rules.at_least_once else breach
+
+
+def _late(job: Job, act: Act, breach: Breach) -> list[Job]:
+    """A late operation may be accepted, and a completion may count (rule 27).
+
+    If more comes of it, if the job runs once more, or the attempt that has begun since is not
+    accepted or does not end with its worker, then it is the breach.
+    """
+    doubted = job._replace(unsure=job.unsure or breach)
+    if act.kind == "complete" and job.phase != Phase.COMPLETED:
+        return [doubted, doubted._replace(phase=Phase.COMPLETED)]
+    return [doubted]
+
+
+def _repeated(job: Job, act: Act) -> list[Job]:
+    """A holder says more of a job that it has ended and that nobody has claimed since (rule 6).
+
+    That changes nothing that was decided. A job that is to be tried again may be completed after
+    all.
+    """
+    if act.kind == "complete" and job.phase == Phase.QUEUED and not _past_bound(job):
+        return [job, job._replace(phase=Phase.COMPLETED, holder=act.holder)]
+    return [job]
+
+
+def _strayed(job: Job, act: Act) -> Job:
+    """An operation with a claim that had ended may have fallen on what its worker holds now."""
+    if job.phase != Phase.RUNNING or job.holder is None or job.holder.actor != act.call.actor:
+        return job
+    because = (
+        f"{act.call.actor} was allowed to {act.kind} a job that it had ended, and lost another"
+        " that it holds"
+    )
+    return job._replace(unsure=job.unsure or Breach("fencing", because, alone=True))
+
+
+def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    holds = job.phase == Phase.RUNNING and _is_holder(job, act)
+    if holds and act.call.token < job.tokens:
+        return [job]  # a heartbeat has changed the token since, and it could not know
+    if holds and (rules.tied or rules.lease is not None) and certainly_fresh(rules, job, act.call):
+        return job.unsure or Breach(
+            "live-lease",
+            f"{act.call.actor} was refused {act.kind} although it holds the job and its "
+            f"{rules.fresh}",
+        )
+    return [job]
+
+
+def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
+    lease = FOREVER if rules.lease is None else rules.lease
+    # A lease lasts at least the declared time (rule 4): what was left of it may be added.
+    stale_after = max(job.stale_after, act.call.ended) + lease
+    if not act.named:
+        # A heartbeat may extend its job only or all jobs of its worker (rule 3): this one is of
+        # another job, so that it moves the certain end of the lease and not its certain run.
+        return [job._replace(stale_after=stale_after)]
+    return [
+        job._replace(
+            phase=Phase.RUNNING,
+            fresh_until=max(job.fresh_until, act.call.began + lease),
+            stale_after=stale_after,
+            released=False,
+            tokens=job.tokens + rules.renews,
+        )
+    ]
+
+
+def _sign(rules: Rules, job: Job, call: Call) -> Job:
+    """Another operation of the holder, which may have beaten for all that its worker holds."""
+    mine = job.holder is not None and job.holder.actor == call.actor
+    if not mine or job.phase != Phase.RUNNING or rules.lease is None:
+        return job
+    return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
+
+
+def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    if not act.named:
+        same = job.holder is not None and job.holder.actor == act.call.actor
+        return _extended(rules, job, act) if same and job.phase == Phase.RUNNING else [job]
+    if _is_holder(job, act) and job.phase == Phase.RUNNING:
+        # A worker's heartbeat is accepted because the worker lives. If the lease has run out, a
+        # claim may have put the job back before, and have answered nothing (rules 14 and 28).
+        lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
+        return _extended(rules, job, act._replace(named=not lapsed))
+    if _is_holder(job, act) and job.phase == Phase.QUEUED:
+        return [job] if rules.worker_heartbeat else _extended(rules, job, act)
+    return _accepted_after_its_end(rules, job, act, "extend")
+
+
+def _recover(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
+    if job.phase != Phase.RUNNING:
+        return [job]
+    if certainly_fresh(rules, job, call) and job.holder is not None:
+        return Breach(
+            "live-lease",
+            f"{call.actor} recovered a job from {job.holder.actor}, whose {rules.fresh}",
+        )
+    if rules.stale_fails:
+        return [job._replace(phase=Phase.FAILED, holder=None, released=True, recovered=True)]
+    queued = job._replace(phase=Phase.QUEUED, released=True, recovered=True)
+    if not job.exhausted:
+        return [queued]
+    return [queued, job._replace(phase=Phase.FAILED, holder=None, released=True)]
+
+
+def _crash(rules: Rules, job: Job, call: Call) -> Job:
+    if job.holder is None or job.holder.actor != call.actor or job.phase in FINISHED:
+        return job
+    if rules.held and job.phase == Phase.RUNNING:
+        return job._replace(phase=Phase.QUEUED, holder=None, crashed=True, released=True)
+    return job._replace(crashed=True)

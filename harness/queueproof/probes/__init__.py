@@ -1,0 +1,1 @@
+"""What no single interleaving decides: plans, waits, poolers, buffers per claim."""

@@ -1,0 +1,237 @@
+"""How long a failed job waits before its next attempt, measured on the clock that is moved.
+
+No column is read: a wait lies between the last moment at which a claim came back empty and the
+first at which it did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from queueproof.errors import ServerError
+from queueproof.guarantees.catalogue import Offer
+from queueproof.guarantees.suites import MOST_ATTEMPTS
+from queueproof.queues.model import Claim, JobRow, Queue
+from queueproof.run.lab import DEFAULT_BOUND, Lab, identity
+from queueproof.run.runner import DECADE, MARGIN
+from queueproof.run.session import drive
+
+ONE_BY_ONE = 12
+BEATEN = 3  # the attempt at which a heartbeat comes before the failure
+LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
+FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
+WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
+WORKER = identity("w1")
+
+
+class Wait(NamedTuple):
+    """The wait after one failure.
+
+    Attributes:
+        attempt: The attempt that failed, from 1.
+        least: Seconds after which a claim still came back empty.
+        most: Seconds after which the job was claimed; infinite where it never was.
+        worked: Seconds from the claim to the failure.
+    """
+
+    attempt: int
+    least: float
+    most: float
+    worked: float = 0.0
+
+
+@dataclass(slots=True)
+class Waits:
+    """The waits of one job.
+
+    Attributes:
+        found: One for each failure that was measured.
+        broken: What is wrong with them; empty where nothing is.
+    """
+
+    found: list[Wait] = field(default_factory=list)
+    broken: str = ""
+
+
+def watch(lab: Lab, offer: Offer) -> Waits:
+    """Fail one job again and again, and measure how long it stays away each time."""
+    lab.reset()
+    queue = offer.queue
+    takes_bound = "max_attempts" in queue.takes("enqueue")
+    bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
+    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(1)
+    waits = Waits()
+    job = _claim(lab)
+    for attempt in range(1, min(bound, LATER[-1] + 1)):
+        if job is None:
+            break
+        if attempt == BEATEN:
+            _beat(lab, queue, job)
+        # A wait is counted from the failure, and not from the claim: every other job takes long.
+        worked = _work(queue) if attempt % 2 else 0.0
+        lab.advance(worked)
+        lab.advance(lab.until_aligned())
+        failed_at = lab.now()
+        try:
+            accepted = _end(lab, "fail", job)
+        except ServerError as error:
+            waits.broken = f"fail at attempt {attempt} answered ERROR {error}"
+            break
+        if not accepted:
+            break
+        least = _least(queue, waits.found)
+        wait, job = _measure(lab, offer, attempt, failed_at, least)
+        if job is None and _has_ended(lab, queue):
+            if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
+                waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
+            break
+        waits.found.append(wait._replace(worked=worked))
+        waits.broken = _complaint(wait, least)
+        if waits.broken:
+            return waits
+    if waits.found and not waits.broken:
+        waits.broken = _cut_short(lab, queue, waits.found[0].least)
+    return waits
+
+
+def _cut_short(lab: Lab, queue: Queue, wait: float) -> str:
+    """What ends the wait of a failed job early: another job's completion, or a recovery.
+
+    Args:
+        lab: Where.
+        queue: What is judged.
+        wait: Seconds that a job waits after its first failure.
+    """
+    for what in ("complete", "recover"):
+        if what in queue.offers and (what != "recover" or queue.lease_time is not None):
+            try:
+                broken = _beside(lab, queue, what, wait)
+            except ServerError:
+                broken = ""  # judged elsewhere
+            if broken:
+                return broken
+    return ""
+
+
+def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
+    lab.reset()
+    for _ in range(2):
+        drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(2)
+    job = _claim(lab)
+    if job is None or lab.session("w1").in_transaction:
+        return ""
+    other = _claim(lab, "w2")
+    if what == "recover" and queue.lease_time is not None:
+        # It will have been claimed for longer than a lease before its wait is over.
+        lab.advance(max(0.0, queue.lease_time.total_seconds() - wait / 4))
+    failed_at = lab.now()
+    if other is None or not _end(lab, "fail", job):
+        return ""
+    if what == "complete":
+        _end(lab, "complete", other, "w2")
+    else:
+        lab.advance(wait / 2)
+        drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
+    early = _claim(lab)
+    waited = lab.now() - failed_at
+    if early is None or early.id != job.id or waited >= wait * (1 - queue.jitter):
+        return ""
+    return (
+        f"after a {what} the failed job came back within {waited:.1f} s; "
+        f"it had to wait at least {wait:.1f} s"
+    )
+
+
+def _work(queue: Queue) -> float:
+    """How long a job takes, in seconds: well inside its lease."""
+    return WORK if queue.lease_time is None else 0.6 * queue.lease_time.total_seconds()
+
+
+def _least(queue: Queue, found: Sequence[Wait]) -> float:
+    declared = queue.backoff.total_seconds() if queue.backoff else 0.0
+    return max([declared, *(wait.least * (1 - queue.jitter) for wait in found)])
+
+
+def _complaint(wait: Wait, least: float) -> str:
+    if wait.most < least:
+        return (
+            f"after attempt {wait.attempt} the job came back within {wait.most:.1f} s; "
+            f"it had to wait at least {least:.1f} s"
+        )
+    if wait.most == float("inf") and wait.attempt > 1:
+        # A job that never comes back at all is lost: that is no-lost-job's business.
+        return f"after attempt {wait.attempt} the job had not come back within ten years"
+    return ""
+
+
+def _measure(
+    lab: Lab, offer: Offer, attempt: int, failed_at: float, least: float
+) -> tuple[Wait, Claim | None]:
+    """Claim at ever later moments until the job comes: its next attempt."""
+    factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
+    empty = 0.0
+    offset = max(0.0, least - MARGIN)
+    while offset < DECADE:
+        lab.advance(max(0.0, failed_at + offset - lab.now()))
+        asked = lab.now() - failed_at
+        _maintain(lab, offer)
+        job = _claim(lab)
+        if job is not None:
+            return Wait(attempt, empty, lab.now() - failed_at), job
+        empty = asked
+        offset = max(empty, 1.0) * factor
+    return Wait(attempt, empty, float("inf")), None
+
+
+def _maintain(lab: Lab, offer: Offer) -> None:
+    """What makes a due job claimable, where the claim does not do that itself."""
+    lab.promote(1)
+    if offer.due_by_recover:
+        with suppress(ServerError):  # judged where recoveries are
+            drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
+    takes = offer.queue.takes
+    if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
+        with suppress(ServerError):  # a worker that holds nothing beats all the same
+            drive(lab.session("w1"), lab.start("heartbeat", **lab.defaults(), worker=WORKER))
+
+
+def _claim(lab: Lab, worker: str = "w1") -> Claim | None:
+    session = lab.session(worker)
+    arguments = {**lab.defaults(), "worker": identity(worker), "limit": 1}
+    try:
+        claims: Sequence[Claim] = drive(session, lab.start("claim", **arguments))
+    except ServerError:
+        claims = ()  # judged where claims are
+    if not claims and session.in_transaction:
+        session.run("ROLLBACK")
+    return claims[0] if claims else None
+
+
+def _has_ended(lab: Lab, queue: Queue) -> bool:
+    """Whether the only job has, with attempts left: retry-given's business, as far as it looks."""
+    if "jobs" not in queue.offers:
+        return False
+    rows: Sequence[JobRow] = drive(lab.session("w1"), lab.start("jobs", **lab.defaults()))
+    return not any(row.state in {"queued", "running"} for row in rows)
+
+
+def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
+    """Send a heartbeat, which must not matter; none into a transaction that is the claim."""
+    if "heartbeat" in queue.offers and not lab.session("w1").in_transaction:
+        with suppress(ServerError):  # judged where heartbeats are
+            _end(lab, "heartbeat", job)
+
+
+def _end(lab: Lab, operation: str, job: Claim, worker: str = "w1") -> bool:
+    session = lab.session(worker)
+    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": "it failed"}
+    try:
+        return bool(drive(session, lab.start(operation, **arguments)))
+    finally:
+        if session.in_transaction:
+            session.run("ROLLBACK")

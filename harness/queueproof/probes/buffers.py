@@ -1,0 +1,540 @@
+"""What a claim costs as the queue fills: shared buffers touched, whatever the machine's load.
+
+The server counts, per session and relation, the pages that it fetched (manual, 27.2: statistics
+that a transaction sees of itself). Read inside the claim's transaction, before and after each of
+its statements, they show what the claim touched, its functions and triggers included.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from queueproof import waits
+from queueproof.errors import ServerError
+from queueproof.guarantees.catalogue import Offer
+from queueproof.guarantees.suites import MOMENT
+from queueproof.probes.filling import Filling, NotMultipliedError
+from queueproof.probes.plans import explain
+from queueproof.queues.model import Claim, Operation, Result, Step
+from queueproof.queues.sqltext import first_keyword
+from queueproof.run.lab import Lab, identity
+from queueproof.run.runner import DAY
+from queueproof.run.session import Session, drive, execute
+
+GROWTH, SLACK = 1.5, 32  # queue-file.md, 17: both must be passed
+REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm
+BATCH = 50
+FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply
+EVERY = 8  # one job in so many ends by failing for good
+MOST_FAILURES = 30  # of one job; where it takes more to end it, every job is completed
+LATER = 40 * DAY  # seconds; longer than any failure makes a job wait
+TOP = 5  # the priority of jobs that stand ahead of the others
+# How many jobs, by level.
+CHURNED = (1_000, 2_000, 10_000)
+FINISHED = ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
+WAITING = ((20_000,), (100_000,), (100_000, 1_000_000))
+AHEAD = (20_000, 20_000, 100_000)
+# Where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
+ONE_BY_ONE = (6_000, 10_000, 20_000)
+UNDER_SNAPSHOT = (3_000, 5_000, 10_000)
+WORKER = identity("w1")
+
+# Statements that the counters are not read before: a query may not precede SET TRANSACTION.
+_UNCOUNTED = frozenset(
+    {"BEGIN", "START", "SET", "RESET", "LOCK", "SAVEPOINT", "RELEASE", "COMMIT", "END", "ROLLBACK"}
+)
+_FETCHED = """
+SELECT COALESCE(sum(pg_catalog.pg_stat_get_xact_blocks_fetched(c.oid)), 0)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S') AND n.nspname <> 'clock'
+"""
+_FORGET = """
+DELETE FROM pg_catalog.pg_statistic s USING pg_catalog.pg_class c
+WHERE c.oid = s.starelid AND c.oid >= 16384
+"""
+
+
+class Content(NamedTuple):
+    """What a queue holds when a claim is measured, beside a few ready jobs.
+
+    Attributes:
+        kind: `churned`: finished one by one with the queue's operations; `finished`; `waiting`;
+            `ahead`: not due yet, and of a higher priority than those that are; `snapshot`: churned
+            while a snapshot was held that was taken before.
+        jobs: How many.
+    """
+
+    kind: str
+    jobs: int
+
+    def __str__(self) -> str:
+        return {
+            "churned": f"{self.jobs:,} jobs finished one by one",
+            "finished": f"{self.jobs:,} finished jobs",
+            "waiting": f"{self.jobs:,} waiting jobs",
+            "ahead": f"{self.jobs:,} jobs due tomorrow",
+            "snapshot": f"{self.jobs:,} jobs finished under an old snapshot",
+        }[self.kind]
+
+
+_INDEX = "`CREATE INDEX … ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`"
+REMEDIES = {
+    "churned": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
+    "finished": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
+    "waiting": "Give the claim an index in the order of its ORDER BY, so that it reads its batch "
+    f"and stops: {_INDEX}.",
+    "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
+    "which a step moves it when its time has come.",
+    "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
+    "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or never change "
+    "what a claim searches: put in a row for each claim.",
+}
+"""What would make a claim cheap again, by the kind of the content that made it expensive."""
+
+_NAMES = {
+    "waiting": "waiting jobs",
+    "ahead": "jobs due tomorrow",
+    "snapshot": "jobs finished under an old snapshot",
+}
+EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one warm claim touched.
+
+    Attributes:
+        content: What the queue held.
+        statements: Each statement with its buffers.
+    """
+
+    content: Content
+    statements: Sequence[tuple[str, int]]
+
+    @property
+    def buffers(self) -> int:
+        """Shared buffers touched by all its statements."""
+        return sum(buffers for _, buffers in self.statements)
+
+
+@dataclass(slots=True)
+class Slope:
+    """What claims cost as the queue filled.
+
+    Attributes:
+        costs: One for each content, the empty queue's first.
+        beside: The same for contents at which a claim may cost more: told, and not judged.
+        claims: How many claims were measured.
+        guilty: Where the cost has grown: the costliest statement and its plan.
+        short: Why jobs were made by the queue's operations alone, and so few; or nothing.
+        unable: Why nothing could be measured; or nothing.
+    """
+
+    costs: list[Cost] = field(default_factory=list)
+    beside: list[Cost] = field(default_factory=list)
+    claims: int = 0
+    guilty: tuple[str, str] | None = None
+    short: str = ""
+    unable: str = ""
+
+    @property
+    def small(self) -> Cost:
+        """The cost that the others are compared with: that of an empty or a small queue."""
+        small = [cost for cost in self.costs if cost.content.jobs <= FEW]
+        return max(small, key=lambda cost: cost.buffers)
+
+    @property
+    def grown(self) -> bool:
+        """Whether the last cost is more than it may be."""
+        if not self.costs:
+            return False
+        small, large = self.small.buffers, self.costs[-1].buffers
+        return large > small * GROWTH and large > small + SLACK
+
+    @property
+    def broken(self) -> str:
+        """How the last cost is more than it may be; empty where it is not."""
+        if not self.grown:
+            return ""
+        small, large = self.small, self.costs[-1]
+        return (
+            f"a claim touched {large.buffers:,} buffers with {large.content}, "
+            f"{small.buffers:,} with {small.content}"
+        )
+
+    @property
+    def told(self) -> str:
+        """The slope in half a sentence."""
+        measured = [*self.costs, *self.beside]
+        parts = ", ".join(f"{cost.buffers:,} with {cost.content}" for cost in measured)
+        short = f"; the rows of jobs could not be multiplied: {self.short}" if self.short else ""
+        return f"buffers per claim: {parts}{short}"
+
+    @property
+    def evidence(self) -> dict[str, int]:
+        """To how many jobs the queue was filled, and how many claims were measured."""
+        most: dict[str, int] = {}
+        for content in (cost.content for cost in [*self.costs, *self.beside]):
+            name = _NAMES.get(content.kind, "finished jobs")
+            most[name] = max(most.get(name, 0), content.jobs)
+        return {**most, "claims measured": self.claims}
+
+
+class _UnmeasurableError(Exception):
+    """A claim's cost cannot be measured; the message says why."""
+
+
+def watch(lab: Lab, offer: Offer, level: int) -> Slope:
+    """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much.
+
+    Jobs that stand ahead of the others and are not due count where the queue promises to bear them;
+    elsewhere what they cost is told, but for a quick look.
+    """
+    judged = [
+        [Content("churned", CHURNED[level])],
+        [Content("finished", n) for n in FINISHED[level]],
+        [Content("waiting", n) for n in WAITING[level]],
+    ]
+    told = []
+    if "delay" in offer.queue.takes("enqueue"):
+        ahead = [Content("ahead", AHEAD[level])]
+        if "steady-cost" in offer.queue.promises:
+            judged.append(ahead)
+        elif level:
+            told.append(ahead)
+    return measure(lab, offer, judged, level, told)
+
+
+def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
+    """Measure a claim before and after jobs were finished while a snapshot was held open."""
+    return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]])
+
+
+def measure(
+    lab: Lab,
+    offer: Offer,
+    series: Iterable[Sequence[Content]],
+    level: int = 0,
+    beside: Iterable[Sequence[Content]] = (),
+) -> Slope:
+    """Measure a claim of the empty queue, of a small one, and at some contents.
+
+    Args:
+        lab: Where; it is left as it was.
+        offer: What the queue brings.
+        series: Contents of one kind, of which each grows out of the one before it.
+        level: How many jobs there are instead where their rows cannot be copied.
+        beside: More of them, at which a claim may cost more.
+    """
+    meter = _Meter(lab, offer, level)
+    slope = meter.slope
+    with _left_as_it_was(lab):
+        try:
+            meter.measure(EMPTY)
+            for contents in ([SMALL], *series):
+                lab.reset(renew=True)
+                for content in meter.filled(contents):
+                    meter.measure(content)
+                    if slope.grown:
+                        return slope
+            judged = len(slope.costs)
+            for contents in beside:
+                lab.reset(renew=True)
+                for content in meter.filled(contents):
+                    meter.measure(content)
+            slope.beside = slope.costs[judged:]
+            del slope.costs[judged:]
+            slope.guilty = None
+        except _UnmeasurableError as error:
+            slope.unable = str(error)
+        except ServerError as error:
+            slope.unable = f"the server answered ERROR {error}"
+    return slope
+
+
+@contextmanager
+def _left_as_it_was(lab: Lab) -> Iterator[None]:
+    """Begin with an empty queue, and leave one of which the planner knows nothing."""
+    lab.reset(renew=True)
+    try:
+        yield
+    finally:
+        lab.reset(renew=True)
+        if lab.server.superuser:
+            lab.execute(_FORGET)
+
+
+class _Meter:
+    """Fills a queue with its own operations, and measures its claim."""
+
+    def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
+        self.lab = lab
+        self.slope = Slope()
+        self._queue = offer.queue
+        self._held = offer.held
+        self._level = level
+        self._numbers = itertools.count()
+
+    # --- filling --------------------------------------------------------------------------------
+
+    def enqueue(self, count: int, **arguments: object) -> list[str]:
+        """Enqueue jobs; their ids."""
+        session = self.lab.session("producer")
+        ids: list[str] = []
+        for _ in range(count):
+            ids += drive(session, self.lab.start("enqueue", **{**self._arguments, **arguments}))
+        self.lab.promote(count)
+        return ids
+
+    def ahead(self, count: int) -> list[str]:
+        """Enqueue jobs that stand ahead of the others and are not due for a day; their ids."""
+        return self.enqueue(count, delay=timedelta(seconds=DAY), priority=TOP)
+
+    def finish(self, count: int) -> list[str]:
+        """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
+        session = self.lab.session("w1")
+        once = {"max_attempts": 1} if self._fails_at_once else {}
+        ids: list[str] = []
+        while len(ids) < count:
+            batch = self.enqueue(min(count - len(ids), BATCH), **once)
+            self._finish_batch(session, len(batch))
+            ids += batch
+        return ids
+
+    def _finish_batch(self, session: Session, left: int) -> None:
+        failures: dict[str, int] = {}  # of jobs that are to be failed until they are
+        waits = iter((MOMENT, LATER))  # its clock may tick in seconds; a failed job waits
+        while left > 0:
+            claims = drive(session, self._claim(left))
+            if not claims:
+                seconds = next(waits, None)
+                if seconds is None and left <= len(failures):
+                    return  # they have failed before they had to
+                if seconds is None:
+                    _refuse_empty(claims)
+                    return
+                self.lab.advance(seconds)
+                continue
+            waits = iter((MOMENT, LATER))
+            for job in claims:
+                if job.id not in failures and self._failures and next(self._numbers) % EVERY == 0:
+                    failures[job.id] = 0
+            failed = [job for job in claims if job.id in failures]
+            self._fail(session, failed)
+            self._end(session, [job for job in claims if job.id not in failures])
+            left -= len(claims) - len(failed)
+            for job in failed:
+                failures[job.id] += 1
+                if failures[job.id] == self._failures:
+                    del failures[job.id]
+                    left -= 1
+
+    @property
+    def _ends(self) -> bool:
+        """Whether there is an operation that ends a job."""
+        return not self._queue.offers.isdisjoint({"complete", "complete_many", "fail"})
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        # Without a complete a job ends by failing once.
+        ends = self._queue.offers.isdisjoint({"complete", "complete_many"})
+        return {**self.lab.defaults(), **({"max_attempts": 1} if ends else {})}
+
+    def _claim(self, limit: int) -> Operation[Sequence[Claim]]:
+        arguments = {**self.lab.defaults(), "worker": WORKER}
+        return self.lab.start("claim", "w1", **{**arguments, "limit": 1 if self._held else limit})
+
+    def _end(self, session: Session, claims: Sequence[Claim]) -> None:
+        offers = self._queue.offers
+        if "complete_many" in offers and (len(claims) > 1 or "complete" not in offers):
+            drive(session, self.lab.start("complete_many", "w1", worker=WORKER, jobs=claims))
+        elif "complete" in offers:
+            for job in claims:
+                drive(session, self.lab.start("complete", "w1", worker=WORKER, job=job))
+        elif "fail" in offers:
+            self._fail(session, claims)
+
+    @property
+    def _fails_at_once(self) -> bool:
+        """Whether a job can be made that one failure ends."""
+        return self._failures > 0 and "max_attempts" in self._queue.takes("enqueue")
+
+    @cached_property
+    def _failures(self) -> int:
+        """How many failures end a job that is to end so; 0 where none is."""
+        queue = self._queue
+        bound = queue.max_attempts
+        if "fail" not in queue.offers or bound is None:
+            return 0
+        if "max_attempts" in queue.takes("enqueue"):
+            return 1
+        return bound if bound <= MOST_FAILURES else 0
+
+    def _fail(self, session: Session, claims: Sequence[Claim]) -> None:
+        for job in claims:
+            drive(session, self.lab.start("fail", "w1", worker=WORKER, job=job, error=""))
+
+    def filled(self, contents: Sequence[Content]) -> Iterator[Content]:
+        """Fill the queue to one content after the other; what it is filled to then."""
+        kind = contents[0].kind
+        make = self._makes.get(kind, self.finish)
+        if make == self.finish and not self._ends:
+            if kind == "snapshot":
+                raise _UnmeasurableError("neither complete nor fail is offered: no job is finished")
+            return
+        if kind in {"churned", "snapshot"}:
+            (content,) = contents
+            if kind == "snapshot":
+                holder = self.lab.session("snapshot")
+                holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+            self.finish(content.jobs)
+            yield content
+            return
+        try:
+            yield from self._multiplied(contents, make)
+        except NotMultipliedError as error:
+            self.slope.short = str(error)
+            self.lab.reset(renew=True)
+            jobs = ONE_BY_ONE[self._level]
+            make(jobs)
+            yield Content(kind, jobs)
+
+    @property
+    def _makes(self) -> Mapping[str, Callable[[int], list[str]]]:
+        """What makes jobs that do not end, by the kind of the content."""
+        return {"waiting": self.enqueue, "ahead": self.ahead}
+
+    def _multiplied(
+        self, contents: Sequence[Content], make: Callable[[int], list[str]]
+    ) -> Iterator[Content]:
+        if self._ends:
+            self.finish(1)  # what only the first job leaves, such as the worker's name
+        filling = Filling(self.lab, make, max(content.jobs for content in contents))
+        if contents[0].kind in self._makes and not filling.leaves_rows:
+            raise NotMultipliedError("no table has a row for each job that waits")
+        for content in contents if filling.leaves_rows else ():
+            filling.grow(content.jobs)
+            yield content
+
+    # --- measuring ------------------------------------------------------------------------------
+
+    def measure(self, content: Content) -> None:
+        """Vacuum, measure some claims, and note the least."""
+        if self._failures and content.kind in {"churned", "finished"} and content.jobs:
+            self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
+        self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
+        self.enqueue(REPEATS)
+        self._vacuum()
+        session = self.lab.session("w1")
+        # Workers of a parallel query count for themselves.
+        session.run("SET max_parallel_workers_per_gather = 0")
+        costs = []
+        for _ in range(REPEATS):
+            statements, claims = self._counted(session)
+            if not claims:
+                self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
+                statements, claims = self._counted(session)
+            _refuse_empty(claims)
+            self._end(session, claims)
+            if session.in_transaction:
+                session.run("ROLLBACK")
+            costs.append(Cost(content, statements))
+        least = min(costs, key=lambda cost: cost.buffers)
+        if not least.buffers:
+            raise _UnmeasurableError("the server counts no buffers: track_counts is off")
+        self.slope.claims += REPEATS
+        self.slope.costs.append(least)
+        if self.slope.grown:
+            self._explain(session, max(least.statements, key=lambda one: one[1])[0])
+
+    def _vacuum(self) -> None:
+        for table in self.lab.tables:
+            self.lab.execute(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) {table}", waits.BULK)
+
+    def _counted(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
+        """A claim, with what each of its statements touched."""
+        if self.lab.by_clients:
+            return self._counted_by_server(session)
+        operation = self._claim(1)
+        statements: list[tuple[str, int]] = []
+        try:
+            step = next(operation)
+            while True:
+                if first_keyword(step.sql) in _UNCOUNTED:
+                    result = execute(session, step)
+                else:
+                    result, buffers = _count(session, step)
+                    statements.append((step.sql, buffers))
+                step = operation.send(result)
+        except StopIteration as stop:
+            return statements, stop.value
+
+    def _counted_by_server(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
+        """A program's claim, with what all its statements touched together.
+
+        A program's backend tells nobody its counters before its transaction is over, and in its
+        own time, unless it is made to.
+        """
+        if self._held:
+            raise _UnmeasurableError("a program's claim that is a transaction counts when it ends")
+        lab = self.lab
+        if not lab.can_count:
+            raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
+        before = lab.touched()
+        statements: list[str] = []
+        operation = self._claim(1)
+        try:
+            step = next(operation)
+            while True:
+                if step.request is None:
+                    statements.append(step.sql)
+                step = operation.send(execute(session, step))
+        except StopIteration as stop:
+            longest = max(statements, key=len, default="")
+            return [(longest, lab.touched() - before)], stop.value
+
+    def _explain(self, session: Session, guilty: str) -> None:
+        """Claim once more, and keep the guilty statement's plan."""
+        self.enqueue(1)
+        operation = self._claim(1)
+        try:
+            step = next(operation)
+            while True:
+                if step.sql == guilty:
+                    self.slope.guilty = (guilty, explain(session, step))
+                step = operation.send(execute(session, step))
+        except StopIteration:
+            if session.in_transaction:
+                session.run("ROLLBACK")
+
+
+def _refuse_empty(claims: Sequence[Claim]) -> None:
+    if not claims:
+        raise _UnmeasurableError("a claim came back empty, although jobs were ready")
+
+
+def _count(session: Session, step: Step) -> tuple[Result, int]:
+    """A statement's answer, and how many buffers it touched.
+
+    The counters are those of a transaction, and gone when the session is idle: a statement that
+    would be one of its own gets BEGIN and COMMIT round it.
+    """
+    alone = not session.in_transaction
+    if alone:
+        session.run("BEGIN")
+    before = _fetched(session)
+    result = execute(session, step)
+    buffers = _fetched(session) - before
+    if alone:
+        session.run("COMMIT")
+    return replace(result, in_transaction=session.in_transaction), buffers
+
+
+def _fetched(session: Session) -> int:
+    return int(next(iter(execute(session, Step(_FETCHED)).rows[0].values())))

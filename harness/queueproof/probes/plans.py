@@ -1,0 +1,228 @@
+"""Planner and statistics states under which a claim must keep its limit.
+
+`UPDATE … WHERE id IN (SELECT … FOR UPDATE SKIP LOCKED LIMIT n)` takes more than n rows when the
+planner runs the limited sub-select again for each outer row: every time it locks and returns the
+next ones. Which plan it is depends on statistics and settings, so a claim is tried under a grid of
+both instead of waiting for autovacuum to produce the bad one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+from queueproof import waits
+from queueproof.errors import ServerError
+from queueproof.guarantees.catalogue import Offer
+from queueproof.queues.model import Claim, Operation, Step
+from queueproof.queues.sqltext import first_keyword
+from queueproof.run.lab import Lab, identity
+from queueproof.run.session import Session, drive, execute
+from queueproof.schedule.conditions import PLANNERS
+
+LIMITS = (1, 3)
+_EXPLAINABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
+
+_INTERVAL = "'[^']*'::interval"
+# How the harness's clock shows in a plan: one that has not been moved, and one that has.
+_CLOCK = re.compile(
+    rf" \+ ('00:00:00'::interval|CASE (WHEN \(\S*now\(\) >= '[^']*'::[a-z ]+\) THEN {_INTERVAL} )+"
+    rf"ELSE {_INTERVAL} END)"
+)
+
+REWRITE = (
+    "Write the sub-select so that it runs once: `WHERE id = ANY (ARRAY(SELECT … LIMIT n FOR UPDATE "
+    "SKIP LOCKED))`, or as a CTE, `WITH picked AS MATERIALIZED (…)`, that the UPDATE joins."
+)
+
+
+class Filling(NamedTuple):
+    """How a table comes to hold what it holds, and what its statistics know of it.
+
+    Attributes:
+        others: Jobs that this claim cannot get (another queue's, or not due), enqueued first.
+        before: Jobs enqueued before ANALYZE.
+        analyze: Whether there is an ANALYZE.
+        after: Jobs enqueued after it.
+    """
+
+    others: int
+    before: int
+    analyze: bool
+    after: int
+
+    def __str__(self) -> str:
+        parts = []
+        if self.others:
+            parts.append(f"{self.others} jobs that cannot be claimed now")
+        if self.analyze:
+            parts.append(f"{self.before} that can, ANALYZE, then {self.after} more")
+        else:
+            parts.append(f"{self.before + self.after} that can, never analysed")
+        return ", ".join(parts)
+
+
+QUICK = (
+    Filling(0, 20, analyze=False, after=0),
+    Filling(0, 1, analyze=True, after=19),
+    Filling(0, 1, analyze=True, after=4),
+    Filling(0, 20, analyze=True, after=0),
+)
+DEFAULT = (
+    *QUICK,
+    Filling(0, 0, analyze=True, after=20),
+    Filling(0, 1, analyze=True, after=200),
+    Filling(500, 0, analyze=True, after=50),
+)
+DEEP = (*DEFAULT, Filling(20_000, 0, analyze=True, after=500))
+
+
+class Cell(NamedTuple):
+    """One point of the grid."""
+
+    filling: Filling
+    setting: str
+    limit: int
+
+
+@dataclass(slots=True)
+class Overclaim:
+    """A claim that took more than its limit.
+
+    Attributes:
+        cell: Where.
+        taken: How many jobs it took.
+        plans: EXPLAIN of each of its statements, as (SQL, plan).
+        silent: Whether it took jobs that it did not return: `jobs` shows them as running.
+    """
+
+    cell: Cell
+    taken: int
+    plans: Sequence[tuple[str, str]]
+    silent: bool = False
+
+
+@dataclass(slots=True)
+class PlanFindings:
+    """What a walk over the grid showed.
+
+    Attributes:
+        claims: Claims that took at least one job while more than their limit were free.
+        plans: Distinct plans among them.
+        overclaim: The first claim over its limit.
+    """
+
+    claims: int = 0
+    plans: set[tuple[str, ...]] = field(default_factory=set)
+    overclaim: Overclaim | None = None
+
+
+def walk(lab: Lab, offer: Offer, fillings: Sequence[Filling]) -> PlanFindings:
+    """Claim once in every cell of the grid, until one takes more than its limit."""
+    findings = PlanFindings()
+    limits = LIMITS if "limit" in offer.queue.takes("claim") and not offer.held else (1,)
+    for filling in fillings:
+        _fill(lab, offer, filling)
+        for setting, limit in itertools.product(PLANNERS, limits):
+            over = _claim_in(lab, offer, Cell(filling, setting, limit), findings)
+            if over is not None:
+                findings.overclaim = over
+                return findings
+    return findings
+
+
+def replay(lab: Lab, offer: Offer, cell: Cell) -> Overclaim | None:
+    """The claim of one cell again."""
+    _fill(lab, offer, cell.filling)
+    return _claim_in(lab, offer, cell, PlanFindings())
+
+
+def _fill(lab: Lab, offer: Offer, filling: Filling) -> None:
+    lab.reset(renew=True)
+    takes = offer.queue.takes("enqueue")
+    session = lab.session("producer")
+    if {"queue", "delay"} & takes:
+        elsewhere = {"queue": "other"} if "queue" in takes else {"delay": timedelta(days=1)}
+        _enqueue(lab, session, filling.others, **elsewhere)
+    _enqueue(lab, session, filling.before)
+    if filling.analyze:
+        for table in lab.tables:
+            lab.execute(f"ANALYZE {table}", waits.BULK)
+    _enqueue(lab, session, filling.after)
+
+
+def _enqueue(lab: Lab, session: Session, count: int, **arguments: object) -> None:
+    for _ in range(count):
+        drive(session, lab.start("enqueue", **{**lab.defaults(), **arguments}))
+    lab.promote(count)
+
+
+def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Overclaim | None:
+    session = lab.session("w1")
+    settings = PLANNERS[cell.setting]
+    for name, value in settings.items():
+        session.run(f"SET {name} = {value}")
+    before = _running(lab)
+    plans: list[tuple[str, str]] = []
+    arguments = {**lab.defaults(), "worker": identity("w1")}
+    operation = lab.start("claim", **{**arguments, "limit": cell.limit})
+    claims: Sequence[Claim] = ()
+    try:
+        claims = _explained(session, operation, plans)
+    except ServerError:
+        # Said to mean "nothing this time" or judged elsewhere; here it is no evidence.
+        claims = ()
+    finally:
+        if session.in_transaction:
+            session.run("ROLLBACK")
+        for name in settings:
+            session.run(f"RESET {name}")
+    returned = len({claim.id for claim in claims})
+    taken = max(returned, 0 if offer.held else _running(lab) - before)
+    if taken:
+        findings.claims += 1
+        findings.plans.add(tuple(plan for _, plan in plans))
+    over = taken > cell.limit
+    return Overclaim(cell, taken, plans, silent=taken > returned) if over else None
+
+
+def _explained(
+    session: Session, operation: Operation[Sequence[Claim]], plans: list[tuple[str, str]]
+) -> Sequence[Claim]:
+    """A claim, with the plan of each of its statements taken just before it runs."""
+    try:
+        step = next(operation)
+        while True:
+            plan = explain(session, step)
+            if plan:
+                plans.append((step.sql, plan))
+            step = operation.send(execute(session, step))
+    except StopIteration as stop:
+        claims: Sequence[Claim] = stop.value
+        return claims
+
+
+def explain(session: Session, step: Step) -> str:
+    """The plan of a statement, as it would be now; empty where it has none."""
+    if first_keyword(step.sql) not in _EXPLAINABLE:
+        return ""
+    rows = session.explain(step, "COSTS OFF").rows
+    return _CLOCK.sub("", "\n".join(str(next(iter(row.values()))) for row in rows))
+
+
+def _running(lab: Lab) -> int:
+    """How many jobs the queue itself reports as running; 0 where it reports none."""
+    if "jobs" not in lab.queue.offers:
+        return 0
+    rows = drive(lab.session("producer"), lab.start("jobs"))
+    assert isinstance(rows, list)
+    return sum(row.state == "running" for row in rows)
+
+
+def fillings(level: int) -> Iterator[Filling]:
+    """The grid's fillings by how thorough the check is: 0 quick, 1 default, 2 deep."""
+    yield from (QUICK, DEFAULT, DEEP)[level]

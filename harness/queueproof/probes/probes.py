@@ -1,0 +1,184 @@
+"""Guarantees that no single run can show: each has a probe that measures it on the whole queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from queueproof.errors import ServerUnavailableError
+from queueproof.guarantees.catalogue import Offer
+from queueproof.postgres.pooler import MISSING, find_pgbouncer
+from queueproof.probes import backoff, buffers, plans, pooling
+from queueproof.probes.buffers import Slope
+from queueproof.report.story import tell, tell_growth, tell_overclaim, tell_waits
+from queueproof.run.lab import Lab
+from queueproof.schedule.programs import Program
+
+_NOT_THROUGH = (
+    "transactions through PgBouncer itself (not installed: apt-get install pgbouncer, "
+    "or brew install pgbouncer)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a probe saw.
+
+    Attributes:
+        evidence: What was measured to how often; a pass without any is none. What could not be
+            measured for want of a tool counts 0.
+        broken: How the guarantee is broken; empty where it is not.
+        story: The same as a story.
+        data: What `replay` needs to see it again, as JSON.
+        unable: Why it could not be asked here, with the way to have it asked; or nothing.
+        lacks: The tool that this machine lacks, with the way to get it; or nothing.
+        partial: Whether what is found without that tool is worth a verdict.
+        remark: What else a reader of the verdict should know; or nothing.
+        explains: Guarantee ids whose breach follows from this one, to the sentence that says so.
+    """
+
+    evidence: Mapping[str, int]
+    broken: str = ""
+    story: str = ""
+    data: Any = None
+    unable: str = ""
+    lacks: str = ""
+    partial: bool = False
+    remark: str = ""
+    explains: Mapping[str, str] = field(default_factory=dict)
+
+
+class Probe(Protocol):
+    """Measures one guarantee of an installed queue."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one."""
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The story of `Seen.data` again, or None where it does not happen any more."""
+
+
+class PlanGrid:
+    """`claim-limit` under many plans."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Claim in every cell of the grid."""
+        found = plans.walk(lab, offer, list(plans.fillings(level)))
+        evidence = {
+            "claims with more jobs free than allowed": found.claims,
+            "distinct plans": len(found.plans),
+        }
+        over = found.overclaim
+        if over is None:
+            return Seen(evidence)
+        sentence = "jobs were passed over, as claims that take more than they return explain"
+        return Seen(
+            evidence,
+            broken=f"a claim with limit {over.cell.limit} took {over.taken} "
+            f"({over.cell.filling}; {over.cell.setting})",
+            story=tell_overclaim(over),
+            data=[list(over.cell.filling), over.cell.setting, over.cell.limit],
+            explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The claim of one cell again."""
+        filling, setting, limit = data
+        over = plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
+        return tell_overclaim(over) if over else None
+
+
+class Waits:
+    """`backoff`, failure by failure."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002
+        """Fail one job as often as it may be."""
+        waits = backoff.watch(lab, offer)
+        story = tell_waits(waits) if waits.broken else ""
+        evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
+        return Seen(evidence, broken=waits.broken, story=story, data=True)
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401, ARG002
+        """The same again."""
+        return self.watch(lab, offer, 0).story or None
+
+
+class ThroughPgbouncer:
+    """`pooler-safe` with PgBouncer itself, beside the runs in which its part is played."""
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Run what workers do in turn through it."""
+        program = find_pgbouncer()
+        if program is None:
+            # Whose connections are a program's own can only be asked behind PgBouncer itself.
+            return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=not lab.by_clients)
+        try:
+            passage = pooling.watch(lab, offer, program, level)
+        except ServerUnavailableError as error:
+            return Seen({}, unable=str(error))
+        evidence = {
+            f"transactions through {passage.pooler}": passage.transactions,
+            "programs over several of its connections": passage.spread,
+        }
+        failure = passage.failure
+        if failure is None:
+            unable = "" if all(evidence.values()) else f"{passage.pooler} kept to one connection"
+            return Seen(evidence, unable=unable)
+        return Seen(
+            evidence,
+            broken=f"{failure.violation.because} ({passage.pooler})",
+            story=tell(failure.run, failure.violation, failure.conditions, "pooler-safe"),
+            data=failure.program.to_data(),
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The program of the story again."""
+        program = find_pgbouncer()
+        if program is None:
+            raise ServerUnavailableError(MISSING)
+        failure = pooling.again(lab, offer, program, Program.from_data(data))
+        if failure is None:
+            return None
+        return tell(failure.run, failure.violation, failure.conditions, "pooler-safe")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """`steady-cost` or `old-snapshot`: what a claim costs as the queue fills.
+
+    Attributes:
+        name: Which of the two.
+        measure: Fills the queue and measures.
+    """
+
+    name: str
+    measure: Callable[[Lab, Offer, int], Slope]
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Fill and measure, until a claim costs too much."""
+        slope = self.measure(lab, offer, level)
+        if slope.unable or not slope.broken:
+            return Seen(slope.evidence, unable=slope.unable, remark=slope.told)
+        return Seen(
+            slope.evidence,
+            broken=slope.broken,
+            story=tell_growth(slope, self.name),
+            data=list(slope.costs[-1].content),
+            remark=slope.told,
+        )
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+        """The last filling again."""
+        slope = buffers.measure(lab, offer, [[buffers.Content(*data)]])
+        return tell_growth(slope, self.name) if slope.broken else None
+
+
+PROBES: Mapping[str, Probe] = {
+    "claim-limit": PlanGrid(),
+    "backoff": Waits(),
+    "pooler-safe": ThroughPgbouncer(),
+    "steady-cost": Growth("steady-cost", buffers.watch),
+    "old-snapshot": Growth("old-snapshot", buffers.watch_snapshot),
+}
+"""The probe of each guarantee that has one."""

@@ -1,0 +1,333 @@
+"""From what the user typed to the queue under test: an SQL file, a Python class, a program."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from difflib import SequenceMatcher
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.guarantees.catalogue import CATALOGUE, nearest
+from queueproof.queues import sqlfile
+from queueproof.queues.client import Client, describe
+from queueproof.queues.model import FACTS, OPERATIONS, Queue
+from queueproof.queues.worker import ProgramQueue, from_command
+
+_CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def resolve(name: str) -> Queue:
+    """Find the queue that a command line names.
+
+    Args:
+        name: The path of an SQL file, `package.module:Class`, or `exec: program`.
+
+    Raises:
+        QueueproofError: There is no such queue, or it cannot be used; the message says why.
+    """
+    if name.startswith("exec:"):
+        return from_command(name)
+    if _CLASS.fullmatch(name) and not Path(name).exists():
+        return _from_class(name)
+    if not name.strip():
+        raise QueueproofError("the queue has no name; write a file's path or package.module:Class")
+    if hint := _meant(name):
+        raise QueueproofError(f"{name}: {hint}")
+    return sqlfile.load(name)
+
+
+_LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".rb": "ruby"}
+
+
+def _meant(name: str) -> str:
+    """What somebody probably meant who left out how a program is named; nothing otherwise."""
+    path = Path(name)
+    if path.suffix in _LANGUAGES and path.is_file():
+        return f'a program? write "exec: {_LANGUAGES[path.suffix]} {name}"'
+    first = name.split(maxsplit=1)[0]
+    if first != name and not path.exists() and shutil.which(first):
+        return f'a program? write "exec: {name}"'
+    return ""
+
+
+def blame(error: BaseException, queue: Queue) -> QueueError | None:
+    """The user's error for an exception that a Python queue's own code raised, if it was its own.
+
+    Args:
+        error: Any exception.
+        queue: The queue under test.
+    """
+    if isinstance(queue, sqlfile.SqlFileQueue | ProgramQueue):
+        return None
+    source = _source_file(type(queue))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
+    if not frames:
+        return None
+    return QueueError(_one_line(error), Source(_shown(source), frames[-1].lineno or 1))
+
+
+# --- a Python class -----------------------------------------------------------------------------
+
+
+def _from_class(name: str) -> Queue:
+    module_name, _, path = name.partition(":")
+    found: object = _module(module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            classes = [known for known, value in vars(found).items() if isinstance(value, type)]
+            near = nearest(part, classes)
+            raise QueueproofError(f"{name}: {module_name} has no {part}{near}")
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, Queue | Client)):
+        raise QueueproofError(
+            f"{name}: {path} is not derived from queueproof.Queue or queueproof.Client"
+        )
+    line = _first_line(found)
+    _check_operations(found, line)
+    _check_names(found, _written(found), line)
+    if issubclass(found, Client):
+        return _hosted(name, found, line)
+    try:
+        queue = found()
+    except Exception as error:
+        message = f"{path}() cannot be made without arguments: {_one_line(error)}"
+        raise QueueError(message, line) from error
+    _check_names(found, _written(found) | vars(queue), line)
+    _check_facts(queue, line)
+    try:
+        _ = queue.digest
+    except (OSError, TypeError):
+        raise _unreadable(name) from None
+    return queue
+
+
+def _unreadable(name: str) -> QueueproofError:
+    message = f"{name}: its source cannot be read, and a replay token must name it"
+    return QueueproofError(message)
+
+
+def _hosted(name: str, kind: type[Client], line: Source | None) -> ProgramQueue:
+    """The queue of a class whose workers each live in a process of their own."""
+    _check_facts(kind, line)
+    classes = kind.__mro__[: kind.__mro__.index(Client)]
+    try:
+        source = "".join(inspect.getsource(one) for one in classes)
+    except (OSError, TypeError):
+        raise _unreadable(name) from None
+    queue = ProgramQueue(
+        name,
+        [sys.executable, "-m", "queueproof.queues.client", name],
+        digest=hashlib.sha256(source.encode()).hexdigest()[:12],
+        # What was found from here must be found from there.
+        environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    queue.described_by(describe(kind))
+    return queue
+
+
+def _module(name: str) -> ModuleType:
+    # Where the user stands, as `python -m` has it: an entry point's sys.path lacks it.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            raise QueueproofError(f"{name}: no module {missing} here or on Python's path") from None
+        raise _broken_import(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken_import(name, error) from error
+
+
+def _broken_import(name: str, error: BaseException) -> QueueError:
+    message = f"{name} cannot be imported: {_one_line(error)}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return QueueError(message, Source(_shown(error.filename), error.lineno or 1))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
+    ]
+    # The first is this file's own.
+    places = [Source(_shown(frame.filename), frame.lineno or 1) for frame in frames[1:]]
+    return QueueError(message, places[-1] if places else None)
+
+
+def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
+    for operation in kind.required:
+        if not callable(getattr(kind, operation, None)):
+            written = [n for n, v in vars(kind).items() if callable(v) and n not in OPERATIONS]
+            near = nearest(operation, written).replace("did you mean", "is it")
+            raise QueueError(
+                f"{kind.__qualname__} has no {operation}, which is required{near}", line
+            )
+    for operation, known in OPERATIONS.items():
+        method = getattr(kind, operation, None)
+        if not callable(method):
+            continue
+        if isinstance(inspect.getattr_static(kind, operation), property):
+            continue
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.name in known or parameter.default is not parameter.empty:
+                continue
+            if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
+                continue
+            near = nearest(parameter.name, known) or f"; it may take {_listed(known)}"
+            message = f"{operation} cannot be given {parameter.name!r}{near}"
+            raise QueueError(message, _first_line(method) or line)
+
+
+def _written(kind: type[Queue | Client]) -> dict[str, object]:
+    """Every name that a class has of its own, with its value where it has one."""
+    own = [one for one in reversed(kind.__mro__) if one not in {*Queue.__mro__, *Client.__mro__}]
+    names: dict[str, object] = {}
+    for one in own:
+        names |= dict.fromkeys(inspect.get_annotations(one)) | dict(vars(one))
+    return names
+
+
+def _check_names(
+    kind: type[Queue | Client], written: Mapping[str, object], line: Source | None
+) -> None:
+    """Refuse what is nearly a fact's or an operation's name: it would be heeded by nobody."""
+    for name, value in written.items():
+        if name.startswith("_") or hasattr(Client if issubclass(kind, Client) else Queue, name):
+            continue
+        known = OPERATIONS if callable(value) else FACTS
+        meant = next((k for k in known if k not in written and _is_near(name, k)), None)
+        if name in {*OPERATIONS, *FACTS} or meant is None:
+            continue
+        where = _line_of(kind, name) or line
+        raise QueueError(
+            f"{name} says nothing to queueproof; did you mean {meant!r}? A name of your own may "
+            f"begin with an underscore",
+            where,
+        )
+
+
+def _is_near(name: str, known: str) -> bool:
+    """Whether a name is a known one with a slip of the pen."""
+    one, other = (word.replace("_", "").lower() for word in (name, known))
+    return sorted(one) == sorted(other) or SequenceMatcher(None, one, other).ratio() > _NEAR
+
+
+_NEAR = 0.86  # leases and max_attempt are nearer, release and job are not
+
+
+def _line_of(kind: type[Queue | Client], name: str) -> Source | None:
+    """The line of a class body in which a name stands first."""
+    for one in kind.__mro__:
+        if name not in vars(one) and name not in inspect.get_annotations(one):
+            continue
+        try:
+            lines, first = inspect.getsourcelines(one)
+            file = inspect.getsourcefile(one)
+        except (OSError, TypeError):
+            return None
+        own = re.compile(rf"\s+((async )?def )?{re.escape(name)}\b")
+        found = next((n for n, text in enumerate(lines) if own.match(text)), 0)
+        return Source(_shown(file), first + found) if file else None
+    return None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, timedelta) and value > timedelta(0)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value < 2**31  # it is bound as an int4
+
+
+def _is_set_of(value: object, pattern: str) -> bool:
+    """Whether it is a set of strings of one form."""
+    return isinstance(value, frozenset | set) and all(
+        isinstance(one, str) and re.fullmatch(pattern, one) for one in value
+    )
+
+
+def _one_of(*words: str | None) -> Callable[[object], bool]:
+    return lambda value: value in words
+
+
+_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lease": (
+        lambda v: v is None or v == "session" or _is_duration(v),
+        "timedelta(seconds=30), 'session', or None",
+    ),
+    "max_attempts": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
+    "backoff": (lambda v: v is None or isinstance(v, timedelta), "timedelta(seconds=5), or None"),
+    "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
+    "order": (
+        _one_of("priority, fifo", "fifo", "none"),
+        "'priority, fifo', 'fifo' or 'none'",
+    ),
+    "concurrency_limit": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
+    "isolation": (
+        _one_of("read committed", "repeatable read", "serializable"),
+        "'read committed', 'repeatable read' or 'serializable'",
+    ),
+    "promises": (lambda v: _is_set_of(v, ".+"), "frozenset({'old-snapshot'})"),
+    "retry_on": (lambda v: _is_set_of(v, "[0-9A-Z]{5}"), "frozenset({'55P03'})"),
+    "breaks": (
+        lambda v: isinstance(v, dict) and _is_set_of({*v, *v.values()}, r"(?s).*\S.*"),
+        "{'order': 'why it is accepted'}",
+    ),
+    "delivery": (_one_of("at-least-once", None), "'at-least-once', or None"),
+    "leader": (lambda v: isinstance(v, bool), "True or False"),
+    "jobs_per_worker": (lambda v: v is None or (type(v) is int and v == 1), "1, or None"),
+    "stale": (_one_of("fails", None), "'fails', or None"),
+}
+
+
+def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
+    for fact, (fits, wanted) in _FACTS.items():
+        value = getattr(queue, fact)
+        if not fits(value):
+            raise QueueError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
+    for identifier in (*queue.promises, *queue.breaks):
+        if identifier not in CATALOGUE:
+            message = f"unknown guarantee {identifier!r}{nearest(identifier, CATALOGUE)}"
+            raise QueueError(message, line)
+
+
+def _source_file(kind: type[Queue]) -> str:
+    try:
+        return inspect.getsourcefile(kind) or ""
+    except TypeError:
+        return ""
+
+
+def _first_line(thing: Any) -> Source | None:  # noqa: ANN401 - a class or a function
+    try:
+        file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
+    except (OSError, TypeError):
+        return None
+    return Source(_shown(file), line) if file else None
+
+
+def _shown(file: str) -> Path:
+    """A file as the user would name it: from where they stand, if it is below."""
+    path = Path(file)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,1192 @@
+"""Free runs: one process per worker and no scheduler, with faults at chosen steps.
+
+What a worker does next depends on the seed and on what it was answered; who comes first is up to
+the operating system. Each operation is an interval, and the history is checked by intervals, so
+that nothing is told which any order of the operations explains. A run is bounded by its jobs and
+operations, not by time, and cannot be replayed: it is a last line behind controlled runs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+from psycopg.conninfo import make_conninfo
+
+from queueproof import waits
+from queueproof.errors import QueueError, QueueproofError, ServerError
+from queueproof.guarantees.catalogue import CATALOGUE, Offer
+from queueproof.history.calls import Answer, Call, History, Ref
+from queueproof.judge.checker import Declared, Findings, Violation, check
+from queueproof.queues.model import OPERATIONS, Claim, Queue, State
+from queueproof.queues.sqlfile import SqlFileQueue, load
+from queueproof.queues.worker import Json, Program, ProgramError, ProgramQueue
+from queueproof.run.host import describe
+from queueproof.run.lab import DEFAULT_BOUND, DRAINER, Lab, identity
+from queueproof.run.runner import (
+    DAY,
+    DECADE,
+    DRAIN_BATCH,
+    EMPTY,
+    HOUR,
+    RETRIES,
+    past,
+)
+
+FAULTS: Mapping[str, str] = {
+    "kill": "workers killed",
+    "pause": "workers paused past their lease",
+    "terminate": "backends terminated",
+    "restart": "server kills",
+}
+"""What happens to workers and the server, to the words for several of it."""
+
+_BETWEEN, _ASKED, _AT_WORK, _ANSWERED = "between", "just asked", "at work", "answered"
+_WAYS: Mapping[str, Sequence[str]] = {
+    "kill": (_ASKED, _AT_WORK, _ANSWERED),
+    "pause": (_BETWEEN, _ASKED),
+    "terminate": (_BETWEEN, _ASKED, _AT_WORK),
+    "restart": (_ASKED,),
+}
+"""Where a fault hits: between two operations, or how far one has come."""
+
+PER_JOB = 4  # operations of the workers for each job
+MOVED = 40  # operations of a worker between two moves of the clock
+RECOVERED = 12  # operations of all workers between two recoveries
+ENOUGH = 60  # operations of others, after which a paused worker goes on, whatever they did
+CLAIMS = 20  # of the drainer for each job: a claim that never empties must not hang a run
+
+_LOOK = 0.005  # seconds between two looks at what only the server knows
+_NAME = "queueproof/"  # what the names of the workers' connections begin with
+_DEADLOCKED = "1s"  # after this the server looks for one; nobody else does here
+_REMEMBERED = 5  # claims that a worker has ended
+
+_NEVER_RETRIED = frozenset({"40P01", "57P01", "08006"})  # as in controlled runs
+_UPKEEP = frozenset({"recover", "promote"})
+_WEIGHTS = {"complete": 10, "complete_many": 3, "fail": 3, "heartbeat": 4}
+
+_BACKENDS = """
+SELECT pid, application_name, state FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend'
+"""
+_HINDERS = """
+SELECT EXISTS (
+  SELECT FROM pg_catalog.pg_stat_activity AS waiting, pg_catalog.pg_stat_activity AS paused
+  WHERE waiting.datname = current_database() AND waiting.wait_event_type = 'Lock'
+    AND paused.pid = ANY (pg_catalog.pg_blocking_pids(waiting.pid))
+    AND paused.application_name = '{}'
+)
+"""
+_TERMINATE = """
+SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
+WHERE datname = current_database() AND application_name = '{}'
+"""
+_DATABASE = """
+SELECT pg_catalog.format('ALTER DATABASE %I {}', current_database())
+"""
+
+
+class Fault(NamedTuple):
+    """What happens, and where in an operation: see `_WAYS`."""
+
+    kind: str
+    way: str
+
+
+class Claimed(NamedTuple):
+    """A claim of a worker: the call, and a job that it got."""
+
+    call: Call
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What a free run showed.
+
+    Attributes:
+        history: What was asked and answered, and what else happened.
+        findings: What that breaks.
+        hits: Faults, each with the operation that it met and where in it.
+        workers: How many there were at once.
+        seed: Of their choices.
+    """
+
+    history: History
+    findings: Findings
+    hits: Sequence[tuple[str, str, str]]
+    workers: int
+    seed: int
+
+    @property
+    def evidence(self) -> dict[str, int]:
+        """What makes a run without violations worth something."""
+        asked = [call for call in self.history.calls if call.kind in OPERATIONS]
+        met = self.findings.evidence["no-deadlock", "operations in the midst of another's"]
+        faults = Counter(kind for kind, _, _ in self.hits)
+        found = {
+            "operations": len(asked),
+            "operations in the midst of another's": met,
+            "answers lost": sum(call.answer == "unknown" for call in asked),
+            **{told: faults[kind] for kind, told in FAULTS.items()},
+            "distinct steps hit": len(set(self.hits)),
+        }
+        return {what: n for what, n in found.items() if n}
+
+    @property
+    def broken(self) -> dict[str, Violation]:
+        """The first violation of each guarantee; of single-claim alone where that is broken.
+
+        Who raced for one job shares it afterwards, and what becomes of it is nobody else's fault.
+        """
+        first: dict[str, Violation] = {}
+        for violation in self.findings.violations:
+            first.setdefault(violation.guarantee, violation)
+        raced = first.get("single-claim")
+        return {"single-claim": raced} if raced else first
+
+    def story(self, violation: Violation) -> str:
+        """One violation as text: what was done to the job, and when.
+
+        Args:
+            violation: One of the findings'.
+        """
+        return _tell(self, violation)
+
+
+def free_run(
+    lab: Lab,
+    offer: Offer,
+    declared: Declared,
+    *,
+    jobs: int,
+    workers: int,
+    seed: int,
+    faults: Mapping[str, int],
+) -> Free:
+    """Run a queue under real concurrency, and check what was answered.
+
+    Where the server is to be killed it is a twin of the lab's; one that is not ours is spared.
+
+    Args:
+        lab: Where the queue is installed.
+        offer: What it brings.
+        declared: What the checker must know of it.
+        jobs: How many are enqueued.
+        workers: How many processes work at once, beside a producer and a reaper.
+        seed: Of all choices.
+        faults: How many of each kind of `FAULTS`.
+
+    Raises:
+        QueueproofError: The workers cannot be started, or one died or fell silent by itself.
+    """
+    queue = _as_program(lab.queue)
+    wanted = {kind: n for kind, n in faults.items() if n and _applies(kind, lab, offer)}
+    where = lab.twin() if "restart" in wanted else lab
+    run = _Run(where, queue, offer, jobs=jobs, workers=workers, seed=seed, faults=wanted)
+    with _watching_for_deadlocks(where):
+        history = run.run()
+    return Free(history, check(history, declared), tuple(run.hits), workers, seed)
+
+
+def _applies(kind: str, lab: Lab, offer: Offer) -> bool:
+    match kind:
+        case "restart":
+            return lab.server.ours
+        case "pause":  # past a lease
+            return offer.queue.lease_time is not None
+        case _:
+            return True
+
+
+def _as_program(queue: Queue) -> ProgramQueue:
+    """The queue as a program: it is one, or a host runs its statements.
+
+    Raises:
+        QueueproofError: Other processes cannot load it.
+    """
+    if isinstance(queue, ProgramQueue):
+        return queue
+    if isinstance(queue, SqlFileQueue):
+        if not Path(queue.name).is_file() or load(queue.name).digest != queue.digest:
+            raise QueueproofError(
+                f"{queue.name}: the workers of a free run read the file anew, and it has changed; "
+                "save it and check again"
+            )
+    elif "<" in queue.name:
+        raise QueueproofError(
+            f"{queue.name}: the workers of a free run import the class; define it at the top of a "
+            "module"
+        )
+    program = ProgramQueue(
+        queue.name,
+        [sys.executable, "-m", "queueproof.run.host", queue.name],
+        digest=queue.digest,
+        # What was found from here must be found from there.
+        environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    program.described_by(describe(queue))
+    return program
+
+
+@contextmanager
+def _watching_for_deadlocks(lab: Lab) -> Iterator[None]:
+    """Have the server look for deadlocks soon, in sessions that begin inside the block."""
+
+    def alter(how: str) -> None:
+        ((statement,),) = lab.execute(_DATABASE.format(how))
+        lab.execute(str(statement))
+
+    if not lab.server.superuser:
+        yield
+        return
+    alter(f"SET deadlock_timeout = ''{_DEADLOCKED}''")
+    try:
+        yield
+    finally:
+        alter("RESET deadlock_timeout")
+
+
+# --- who acts -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """An operation between its invocation and its answer.
+
+    Attributes:
+        call: The operation.
+        request: What its program was told.
+        named: The claims that it names.
+        fate: What is still to happen to it.
+        hit: Whether something has happened to its connection.
+        calls: All that its answer ends: the operation, and what may have been done before a library
+            tried it again.
+    """
+
+    call: Call
+    request: Mapping[str, Any]
+    named: Sequence[Claimed]
+    fate: Fault | None = None
+    hit: bool = False
+    calls: list[Call] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.calls.append(self.call)
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    """A program from its start to its end: one name of a worker."""
+
+    name: str
+    place: _Place
+    program: Program
+    started: bool = False  # it has been told to
+    ready: bool = False
+    flight: _Flight | None = None
+    held: list[Claimed] = field(default_factory=list)  # claims that it has not ended
+    over: list[Claimed] = field(default_factory=list)  # some that have
+    holding: bool = False  # its connection stands in the transaction of its claim
+    disturbed: bool = False  # a fault has hit its connections
+    paused: bool = False
+    ahead: float = 0.0  # seconds, of its process' clock
+    renewed: Counter[tuple[int, str]] = field(default_factory=Counter)  # accepted heartbeats
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be asked something."""
+        return self.ready and self.flight is None and not self.paused
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Where one life follows another, and what is left to be done there.
+
+    Attributes:
+        role: worker, producer, reaper or drainer.
+        rng: Makes its choices.
+        operations: That it has still to begin.
+        jobs: That it has still to enqueue.
+        faults: By how many operations it will have begun.
+        moves: The same for moves of the clock, in seconds.
+    """
+
+    role: str
+    rng: random.Random
+    operations: int = 0
+    jobs: int = 0
+    queue: str = "default"
+    faults: dict[int, Fault] = field(default_factory=dict)
+    moves: dict[int, float] = field(default_factory=dict)
+    begun: int = 0
+    pauses: list[Fault] = field(default_factory=list)  # that wait until it holds a job
+    life: _Life | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to be begun."""
+        return not (self.operations or (self.role == "producer" and self.jobs))
+
+
+@dataclass(slots=True, eq=False)
+class _Pause:
+    """A worker stands still.
+
+    Attributes:
+        life: Whose process was stopped.
+        jobs: What it held then.
+        until: How many operations will have been answered when it goes on at the latest.
+        retaken: Whether somebody else has got one of its jobs.
+    """
+
+    life: _Life
+    jobs: frozenset[str]
+    until: int
+    retaken: bool = False
+
+
+class _Ghost(NamedTuple):
+    """What a dead process has left on the server.
+
+    Attributes:
+        name: Of its connections.
+        calls: Nothing comes of these any more once these connections are gone.
+    """
+
+    name: str
+    calls: Sequence[Call]
+
+
+def _plan(
+    jobs: int,
+    workers: int,
+    seed: int,
+    faults: Mapping[str, int],
+    *,
+    lease: float | None,
+    queues: Sequence[str],
+) -> list[_Place]:
+    """Draw who does how much, and at which of its operations what happens."""
+
+    def place(role: str, number: int = 0) -> _Place:
+        return _Place(role, random.Random(f"{seed} {role} {number}"))  # noqa: S311 - no secret
+
+    own = jobs // 2 // workers
+    operations = max(10, PER_JOB * jobs // workers)
+    seconds = (7.3, 63.1) if lease is None else (0.41 * lease, past(lease))
+    found = [place("worker", number) for number in range(workers)]
+    for number, one in enumerate(found):
+        one.operations, one.jobs = operations, own
+        one.queue = queues[number % len(queues)]
+        for _ in range(operations // MOVED):
+            one.moves[one.rng.randrange(operations)] = one.rng.choice(seconds)
+    rng = random.Random(f"{seed} faults")  # noqa: S311 - no secret
+    # Not at the end, when there are no jobs left to be lost.
+    steps = [(one, n) for one in found for n in range(operations // 10, operations * 2 // 3)]
+    rng.shuffle(steps)
+    wanted = [kind for kind, count in faults.items() for _ in range(count)]
+    for kind, (one, n) in zip(wanted, steps, strict=False):
+        one.faults[n] = Fault(kind, rng.choice(_WAYS[kind]))
+    producer = place("producer")
+    producer.jobs = jobs - own * workers
+    return [*found, producer, place("reaper")]
+
+
+class _Run:
+    """One free run.
+
+    Attributes:
+        hits: See `Free`.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        queue: ProgramQueue,
+        offer: Offer,
+        *,
+        jobs: int,
+        workers: int,
+        seed: int,
+        faults: Mapping[str, int],
+    ) -> None:
+        self.hits: list[tuple[str, str, str]] = []
+        self._lab = lab
+        self._queue = queue
+        self._hosted = queue is not lab.queue
+        self._offer = offer
+        self._jobs = jobs
+        self._lease = queue.lease_time.total_seconds() if queue.lease_time else None
+        self._queues = ["default"]
+        if "queue" in queue.takes("claim") and "queue" in queue.takes("enqueue"):
+            self._queues.append("other")
+        self._places = _plan(jobs, workers, seed, faults, lease=self._lease, queues=self._queues)
+        self._calls: list[Call] = []
+        self._named: list[tuple[Call, Sequence[Claimed]]] = []
+        self._lives: list[_Life] = []
+        self._pauses: list[_Pause] = []
+        self._ghosts: list[_Ghost] = []
+        self._own: set[int] = set()  # backends of the harness
+        self._moment = 0
+        self._ahead = 0.0
+        self._born: Counter[str] = Counter()
+        self._answered = 0  # operations of workers
+        self._recover_at = RECOVERED
+        self._kept = 0  # how often the reaper did something
+        self._listen()
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def run(self) -> History:
+        """Everything from the first process to the last look."""
+        self._lab.set_gate(None)
+        self._lab.set_sessions(lambda _: {}, lambda _: 0.0)
+        self._lab.reset()
+        self._own = {pid for pid, _, _ in self._backends()}
+        try:
+            for place in self._places:
+                if place.role != "reaper" or not self._upkeep.isdisjoint(self._queue.offers):
+                    self._bear(place)
+            self._until(lambda: all(life.ready for life in self._lives))
+            self._work()
+            self._end_work()
+            final = self._drain()
+        finally:
+            for life in self._lives:
+                life.program.kill()
+            self._lives.clear()
+        self._until(lambda: not self._names())
+        return self._written(final)
+
+    def _written(self, final: Mapping[str, State] | None) -> History:
+        """The history, its calls in the order of invocation."""
+        calls = sorted(self._calls, key=lambda call: call.invoked)
+        for number, call in enumerate(calls):
+            call.index = number
+        for call, named in self._named:
+            call.refs = tuple(Ref(claimed.call.index, claimed.claim.id) for claimed in named)
+        return History(calls, final)
+
+    def _work(self) -> None:
+        """Keep everybody busy until all have done what they had to."""
+        while True:
+            for place in self._places:
+                self._go_on(place)
+            self._wake()
+            if not any(life.flight or life.paused or not life.ready for life in self._lives):
+                if all(place.finished for place in self._places):
+                    return
+                continue
+            self._pump()
+
+    def _go_on(self, place: _Place) -> None:
+        """Begin the next operation at a place where nothing goes on."""
+        life = place.life
+        if life is None or not life.idle:
+            return
+        if place.role == "reaper":
+            if self._answered >= self._recover_at:
+                self._recover_at = self._answered + RECOVERED
+                self._begin(life, self._next_upkeep())
+            return
+        if place.finished:
+            return
+        if (seconds := place.moves.pop(place.begun, None)) is not None:
+            self._advance(seconds)
+        fault = place.faults.pop(place.begun, None)
+        if fault is not None and fault.kind == "pause":
+            place.pauses.append(fault)
+            fault = None
+        if fault is None and place.pauses and life.held:
+            fault = place.pauses.pop()
+        place.begun += 1
+        place.operations = max(0, place.operations - 1)
+        if fault is None:
+            self._choose(life)
+        else:
+            self._inflict(life, fault)
+
+    @property
+    def _upkeep(self) -> frozenset[str]:
+        return _UPKEEP & self._queue.offers
+
+    def _next_upkeep(self) -> str:
+        """What the reaper does next: recover and promote in turn."""
+        self._kept += 1
+        known = sorted(self._upkeep)
+        return known[self._kept % len(known)]
+
+    def _choose(self, life: _Life, *, late: bool = False) -> None:
+        """Begin what a worker wants to do next.
+
+        Args:
+            life: Which worker.
+            late: Whether it acts on a job that it holds, come what may.
+        """
+        place, rng = life.place, life.place.rng
+        if place.role == "producer":
+            self._enqueue(life)
+            return
+        kinds = [kind for kind in _WEIGHTS if kind in self._queue.offers]
+        one_each = self._queue.jobs_per_worker is not None
+        busy = late or life.holding or (one_each and bool(life.held))
+        luck = 0.0 if busy else 1.0 if place.pauses else rng.random()
+        if life.held and kinds and luck < 0.7:  # noqa: PLR2004 - a share of all its turns
+            (kind,) = rng.choices(kinds, [_WEIGHTS[kind] for kind in kinds])
+            one = rng.choice(life.held)
+            # Of a job that it has claimed twice only the last claim: a batch names each job once.
+            batch = {one.claim.id: one for one in life.held}.values()
+            self._act(life, kind, [*batch] if kind == "complete_many" else [one])
+        elif life.over and kinds and not self._offer.held and luck < 0.73:  # noqa: PLR2004 - the same
+            self._act(life, rng.choice(kinds), [rng.choice(life.over)])
+        elif place.jobs and luck < 0.85:  # noqa: PLR2004 - the same
+            self._enqueue(life)
+        elif "limit" in self._queue.takes("claim") and not (self._offer.held or one_each):
+            self._claim(life, rng.choice((1, 1, 2, 5)), place.queue)
+        else:
+            self._claim(life, 1, place.queue)
+
+    # --- lives ----------------------------------------------------------------------------------
+
+    def _bear(self, place: _Place) -> _Life:
+        """Start a program; it may be asked something once it is ready."""
+        self._born[place.role] += 1
+        born = self._born[place.role]
+        name = f"w{born}" if place.role == "worker" else f"{place.role}{born if born > 1 else ''}"
+        life = _Life(name, place, self._queue.spawn(name))
+        place.life = life
+        self._lives.append(life)
+        dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
+        life.program.send(self._queue.request("init", dsn=dsn, queue="default"))
+        return life
+
+    def _die(self, life: _Life, *, cut: bool = False, again: bool = True) -> None:
+        """A worker's process is killed, with all that it holds.
+
+        Args:
+            life: Which worker.
+            cut: Whether the server ends its connections first, of which nobody hears.
+            again: Whether another one takes its place.
+        """
+        crash = self._invoke("crash", life.name)
+        crash.answer = "accepted"
+        lost = [] if life.flight is None else life.flight.calls
+        for call in lost:
+            call.answer = "unknown"
+        hidden = any(pid not in self._own and not _known(name) for pid, name, _ in self._backends())
+        if cut:
+            self._lab.execute(_TERMINATE.format(_NAME + life.name))
+        life.program.kill()
+        # Of a connection that hides whose it is nobody can say when it has come to its end.
+        self._ghosts.append(_Ghost(_NAME + life.name, [crash] if hidden else [crash, *lost]))
+        self._lives.remove(life)
+        self._pauses = [pause for pause in self._pauses if pause.life is not life]
+        life.place.life = None
+        if again and not life.place.finished:
+            self._bear(life.place)
+
+    def _backends(self) -> list[tuple[int, str, str]]:
+        """Process ids of the database's backends, the names of their clients, and what they do."""
+        found = self._lab.execute(_BACKENDS)
+        return [(int(str(pid)), str(name), str(state)) for pid, name, state in found]
+
+    def _names(self) -> set[str]:
+        """Whose backends there are."""
+        return {name for _, name, _ in self._backends() if _known(name)}
+
+    def _bury(self) -> None:
+        """See which dead processes have no backends any more."""
+        names = self._names() if self._ghosts else set()
+        for ghost in [ghost for ghost in self._ghosts if ghost.name not in names]:
+            self._ghosts.remove(ghost)
+            self._listen()
+            for call in ghost.calls:
+                self._return(call)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _invoke(self, kind: str, actor: str) -> Call:
+        self._moment += 2  # between two moments there is room for one more
+        call = Call(len(self._calls), kind, actor, self._moment, self._lab.now())
+        self._calls.append(call)
+        return call
+
+    def _return(self, call: Call) -> None:
+        self._moment += 2
+        call.returned, call.ended = self._moment, self._lab.now()
+
+    def _advance(self, seconds: float) -> None:
+        """Move the clock, whatever is going on."""
+        call = self._invoke("advance", "clock")
+        call.delay = seconds
+        self._lab.advance(seconds)
+        self._ahead += seconds
+        call.answer = "accepted"
+        self._return(call)
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _begin(
+        self, life: _Life, kind: str, named: Sequence[Claimed] = (), **arguments: object
+    ) -> Call:
+        """Ask a program for an operation."""
+        if self._queue.moves_clock and life.ahead != self._ahead:
+            life.ahead = self._ahead
+            told = life.program.ask(self._queue.request("clock", ahead=self._ahead))
+            self._queue.read_error("clock", told)
+        request = self._queue.request(kind, worker=identity(life.name), **arguments)
+        call = self._invoke(kind, life.name)
+        if named:
+            self._named.append((call, named))
+            call.token = min(life.renewed[one.call.invoked, one.claim.id] for one in named)
+        life.flight = _Flight(call, request, named)
+        try:
+            life.program.send(request)
+        except ProgramError:
+            self._gone(life)
+        return call
+
+    def _enqueue(self, life: _Life) -> Call:
+        """Enqueue one more job."""
+        rng, takes = life.place.rng, self._queue.takes("enqueue")
+        life.place.jobs -= 1
+        header = self._queue.max_attempts
+        priority, delay = rng.choice((0, 0, 1)), rng.choice((0.0, 0.0, 0.0, 0.0, 13.7))
+        bound, queue = rng.choice((1, 2, header or DEFAULT_BOUND)), rng.choice(self._queues)
+        if "max_attempts" not in takes:
+            bound = header or DEFAULT_BOUND
+        call = self._begin(
+            life,
+            "enqueue",
+            payload=f'{{"call": {len(self._calls)}}}',
+            priority=priority,
+            delay=timedelta(seconds=delay),
+            max_attempts=bound,
+            queue=queue,
+        )
+        call.priority = priority if "priority" in takes else 0
+        call.delay = delay if "delay" in takes else 0.0
+        call.bound = bound if header is not None else None
+        call.queue = queue if "queue" in takes else "default"
+        return call
+
+    def _claim(self, life: _Life, limit: int, queue: str) -> Call:
+        call = self._begin(life, "claim", limit=limit, queue=queue)
+        call.limit = limit if "limit" in self._queue.takes("claim") else 1
+        call.queue = queue
+        return call
+
+    def _act(self, life: _Life, kind: str, named: Sequence[Claimed]) -> Call:
+        """Act on jobs that a worker has, or had."""
+        named = tuple(named)
+        if kind == "complete_many":
+            return self._begin(life, kind, named, jobs=[one.claim for one in named])
+        return self._begin(life, kind, named[:1], job=named[0].claim, error="it failed")
+
+    def _perform(self, place: _Place, begin: Callable[[_Life], Call]) -> Call:
+        """An operation from its beginning to its end, with nobody else acting."""
+        life = place.life or self._bear(place)
+        self._until(lambda: life.ready)
+        call = begin(life)
+        self._until(lambda: call.returned is not None)
+        return call
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Somebody was heard: from now on it may be silent for so long."""
+        self._silence = waits.Limit(waits.STATEMENT, "an answer of any worker")
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Take answers until something is so."""
+        while not condition():
+            self._pump()
+
+    def _pump(self) -> None:
+        """Take the answers that are there, or wait for one."""
+        asked = {
+            life.program.stdout: life
+            for life in self._lives
+            if (life.flight or not life.ready) and not life.paused
+        }
+        self._silence.is_over()  # raises where the run is to stop
+        poll = select.poll()
+        for one in asked:
+            poll.register(one, select.POLLIN)
+        struck = any(life.flight and life.flight.fate for life in self._lives)
+        watching = self._ghosts or self._pauses or struck or not asked
+        found = poll.poll((_LOOK if watching else waits.SLICE) * 1000)
+        for one, _ in found:
+            self._hear(asked[one])
+        self._strike_the_busy()
+        self._bury()
+        if found:
+            return
+        for pause in list(self._pauses):
+            if self._lab.execute(_HINDERS.format(_NAME + pause.life.name)) == [(True,)]:
+                self._resume(pause)
+        if self._silence.is_over():
+            self._give_up(list(asked.values()))
+
+    def _give_up(self, asked: Sequence[_Life]) -> NoReturn:
+        """Nothing has happened for too long."""
+        waits.connect(self._lab.conninfo).finish()  # a frozen server is nobody's fault here
+        waited = f"for {self._silence.seconds:g} s"
+        if not asked:
+            raise QueueError(f"{self._queue.name}: a killed worker's backend goes on {waited}")
+        kind = asked[0].flight.call.kind if asked[0].flight else "init"
+        name = asked[0].name
+        raise QueueError(f"{self._queue.name}: {name} has not answered {kind} {waited}")
+
+    def _hear(self, life: _Life) -> None:
+        """A program has written something, or has ended."""
+        if life not in self._lives:  # it has died of what another one answered
+            return
+        if life.flight is not None and life.flight.fate:
+            self._strike(life, Fault(life.flight.fate.kind, _ANSWERED))
+            return
+        life.program.receive()
+        try:
+            life.program.check()
+        except ProgramError:
+            self._gone(life)
+            return
+        if life.program.answer is not None:
+            self._take(life)
+
+    def _gone(self, life: _Life) -> None:
+        """A program has ended by itself: it may, if its connection was cut.
+
+        Raises:
+            ProgramError: It had no reason.
+        """
+        if not life.disturbed:
+            life.program.check()
+        self._die(life)
+
+    def _take(self, life: _Life) -> None:
+        """Take the answer of a program."""
+        self._listen()
+        flight, answer = life.flight, life.program.take()
+        if flight is None:
+            self._greet(life, answer)
+            return
+        life.flight = None
+        call = flight.call
+        try:
+            value = self._queue.read(call.kind, flight.request, answer)
+        except ServerError as error:
+            call.error = f"{error.sqlstate}: {error.message}"
+            # What the queue does not expect may have happened in part.
+            nothing = error.sqlstate in self._queue.retry_on - _NEVER_RETRIED and not flight.hit
+            call.answer = "retry" if nothing else "unknown"
+        else:
+            call.ids, call.repeated, call.states, call.answer = _read(call.kind, value)
+            if call.kind == "promote":
+                call.moved = value or 0
+            if call.kind == "claim":
+                life.held += [Claimed(call, claim) for claim in value]
+            if call.kind == "heartbeat" and isinstance(value, Claim):
+                (old,) = flight.named
+                life.held = [Claimed(old.call, value) if x is old else x for x in life.held]
+                life.renewed[old.call.invoked, old.claim.id] += 1
+            if flight.hit and call.answer == "rejected":
+                call.answer = "unknown"  # a library may have tried twice
+        for one in flight.calls:
+            self._return(one)
+        self._remember(life, flight)
+
+    def _greet(self, life: _Life, answer: Json) -> None:
+        """What a program answers before it is asked for operations."""
+        if life.started:
+            self._queue.read_error("start", answer)
+        else:
+            self._queue.described_by(answer)
+            if "start" in self._queue.offers:
+                life.started = True
+                life.program.send(self._queue.request("start", worker=identity(life.name)))
+                return
+        life.ready = True
+
+    def _remember(self, life: _Life, flight: _Flight) -> None:
+        """What is to be known after an answer."""
+        call = flight.call
+        self._answered += life.place.role == "worker"
+        if call.kind == "claim":
+            for pause in self._pauses:
+                pause.retaken = pause.retaken or not pause.jobs.isdisjoint(call.ids)
+            life.holding = self._offer.held and bool(call.ids)
+        elif call.kind in {"complete", "complete_many", "fail"}:
+            if call.answer in {"accepted", "rejected"}:
+                life.held = [one for one in life.held if one not in flight.named]
+                life.over = [*life.over, *flight.named][-_REMEMBERED:]
+            elif life.holding:
+                self._die(life)  # what was rolled back was its claim
+                return
+            life.holding = False
+        elif life.holding and call.error and call.kind != "heartbeat":
+            self._die(life)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _inflict(self, life: _Life, fault: Fault) -> None:
+        """Begin an operation, and let something happen to it."""
+        if fault.kind == "restart":
+            self._until(lambda: all(one.ready for one in self._lives))
+        if fault.way == _BETWEEN:
+            self._strike(life, fault)
+            if fault.kind == "pause" or life not in self._lives:
+                return
+        self._choose(life, late=fault.kind == "pause")
+        if fault.way == _BETWEEN or life.flight is None:
+            return
+        if fault.way == _ASKED:
+            self._strike(life, fault)
+        else:
+            life.flight.fate = fault
+            self._strike_the_busy()
+
+    def _strike_the_busy(self) -> None:
+        """Let faults happen that wait for an operation to be at work."""
+        fated = {
+            _NAME + life.name: (life, life.flight.fate)
+            for life in self._lives
+            if life.flight and life.flight.fate and life.flight.fate.way == _AT_WORK
+        }
+        if fated:
+            for _, name, state in self._backends():
+                if state == "active" and name in fated:
+                    self._strike(*fated.pop(name))
+
+    def _strike(self, life: _Life, fault: Fault) -> None:
+        """Let a fault happen to a worker."""
+        flight = life.flight
+        if flight is not None:
+            flight.fate = None
+        if fault.kind == "terminate" and _NAME + life.name not in self._names():
+            return  # it hides its connections, or has none
+        self.hits.append((fault.kind, flight.call.kind if flight else "", fault.way))
+        match fault.kind:
+            case "kill":
+                self._die(life)
+            case "pause":
+                self._pause(life)
+            case "terminate":
+                self._note("terminate", life.name)
+                if self._offer.tied and (life.held or flight):
+                    self._die(life, cut=True)
+                else:
+                    self._disturb(life)
+                    self._lab.execute(_TERMINATE.format(_NAME + life.name))
+            case _:
+                self._restart()
+
+    def _disturb(self, life: _Life) -> None:
+        """Something happens to the connections of a worker."""
+        life.disturbed = True
+        flight = life.flight
+        if flight is None or flight.hit:
+            return
+        flight.hit = True
+        if self._hosted:
+            return
+        # A library may connect anew and try again; what it did at first is then never answered.
+        call = flight.call
+        twice = replace(
+            call, index=len(self._calls), invoked=call.invoked + 1, answer="unknown", waits=[]
+        )
+        self._calls.append(twice)
+        if flight.named:
+            self._named.append((twice, flight.named))
+        flight.calls.append(twice)
+
+    def _pause(self, life: _Life) -> None:
+        """Stop a worker's process until its jobs are somebody else's."""
+        self._note("pause", life.name)
+        life.program.pause()
+        life.paused = True
+        jobs = frozenset(one.claim.id for one in life.held)
+        self._pauses.append(_Pause(life, jobs, self._answered + ENOUGH))
+        assert self._lease is not None
+        self._advance(past(self._lease))
+        self._recover_at = self._answered
+
+    def _wake(self) -> None:
+        """Let paused workers go on whose time has come."""
+        for pause in list(self._pauses):
+            busy = any(
+                life.flight or not (life.ready and life.place.finished)
+                for life in self._lives
+                if not life.paused
+            )
+            if pause.retaken or self._answered >= pause.until or not busy:
+                self._resume(pause)
+
+    def _resume(self, pause: _Pause) -> None:
+        life = pause.life
+        self._pauses.remove(pause)
+        self._note("resume", life.name)
+        life.paused = False
+        life.program.resume()
+        self._listen()
+        if life.flight is None:
+            self._choose(life, late=True)
+
+    def _restart(self) -> None:
+        """Kill the server with every session, and start it again."""
+        call = self._invoke("restart", "nemesis")
+        homeless = []
+        for life in list(self._lives):
+            if self._offer.tied and (life.held or life.flight):
+                self._die(life, again=False)
+                homeless.append(life.place)
+            else:
+                self._disturb(life)
+        before = self._lab.conninfo
+        self._lab.restart()
+        self._own = {pid for pid, name, _ in self._backends() if not _known(name)}
+        if self._lab.conninfo != before:  # where its programs cannot know it
+            for life in list(self._lives):
+                self._die(life, again=False)
+                homeless.append(life.place)
+        call.answer = "accepted"
+        self._return(call)
+        for place in homeless:
+            if not place.finished or place.role == "reaper":
+                self._bear(place)
+
+    def _note(self, kind: str, actor: str) -> None:
+        """Record something that takes no time."""
+        call = self._invoke(kind, actor)
+        call.answer = "accepted"
+        self._return(call)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _end_work(self) -> None:
+        """Live workers complete what they hold; those that cannot are gone."""
+        self._until(lambda: not self._ghosts)
+        for life in list(self._lives):
+            while life in self._lives and life.held and self._complete(life):
+                pass
+            if life in self._lives and (life.holding or life.held):
+                self._die(life)
+        self._until(lambda: not self._ghosts)
+
+    def _complete(self, life: _Life) -> bool:
+        """Complete a job that a worker holds; whether there was an answer to rely on."""
+        one = life.held[0]
+        kinds = ("complete", "complete_many")
+        kind = next((kind for kind in kinds if kind in self._queue.offers), None)
+        for _ in range(RETRIES if kind else 0):
+            call = self._perform(life.place, lambda life: self._act(life, str(kind), [one]))
+            if call.answer in {"accepted", "rejected"}:
+                return True
+            if life not in self._lives:
+                break
+        return False
+
+    def _drain(self) -> Mapping[str, State] | None:
+        """Claim and complete until every job has come out; what is seen of them then."""
+        drainer = _Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
+        final: Mapping[str, State] | None = None
+        moves = [] if self._lease is None else [past(self._lease)]
+        for seconds in (0.0, *moves, HOUR, DAY, 40 * DAY, DECADE):
+            if seconds:
+                self._advance(seconds)
+            self._sweep(drainer)
+            if "jobs" in self._queue.offers:
+                call = self._perform(drainer, lambda life: self._begin(life, "jobs"))
+                final = final if call.states is None else call.states
+            if not self._outstanding(final):
+                break
+        return final
+
+    def _sweep(self, drainer: _Place) -> None:
+        """Recover and claim until nothing more comes."""
+        began = self._lab.now()
+        for _ in range(RETRIES if "recover" in self._queue.offers else 0):
+            call = self._perform(drainer, lambda life: self._begin(life, "recover"))
+            if call.answer == "accepted" and not call.ids:
+                break
+        for _ in range(EMPTY):  # a claim may do maintenance of its own, and answer nothing
+            if "promote" in self._queue.offers:
+                self._promote(drainer)
+            for queue in self._queues:
+                self._empty(drainer, queue)
+        self._note("sweep", DRAINER)
+        self._calls[-1].began = began
+
+    def _promote(self, drainer: _Place) -> None:
+        """Make claimable what has become due, until nothing more moves."""
+        for _ in range(sum(call.kind == "enqueue" for call in self._calls)):
+            if not self._perform(drainer, lambda life: self._begin(life, "promote")).moved:
+                break
+
+    def _empty(self, drainer: _Place, queue: str) -> None:
+        """Claim and complete until nothing more comes."""
+        one_each = self._queue.jobs_per_worker is not None
+        batch = 1 if self._offer.held or one_each else DRAIN_BATCH
+        refused = 0
+        for _ in range(CLAIMS * self._jobs + RETRIES):
+            call = self._perform(drainer, lambda life: self._claim(life, batch, queue))
+            if call.answer != "accepted" and refused < RETRIES:
+                refused += 1
+                continue
+            if not call.ids:
+                break
+            life = drainer.life
+            while life is not None and life in self._lives and life.held:
+                if not self._complete(life):
+                    break
+            if life is not None and life.holding:  # nothing here ends its transaction
+                break
+
+    def _outstanding(self, final: Mapping[str, State] | None) -> bool:
+        """Whether a job may still come out."""
+        if final is not None:
+            return not {"queued", "running"}.isdisjoint(final.values())
+        enqueued = {job for call in self._calls if call.kind == "enqueue" for job in call.ids}
+        done = {
+            claimed.claim.id
+            for call, named in self._named
+            if call.kind in {"complete", "complete_many"} and call.answer == "accepted"
+            for claimed in named
+        }
+        return bool(enqueued - done)
+
+
+_Read: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Mapping[str, State] | None, Answer]
+
+
+def _read(kind: str, value: Any) -> _Read:  # noqa: ANN401
+    """What an operation answered: ids, repeated ids, states, and whether it was accepted."""
+    match kind:
+        case "enqueue" | "recover":
+            return tuple(value), (), None, "accepted"
+        case "claim":
+            ids = [claim.id for claim in value]
+            repeated = tuple(one for n, one in enumerate(ids) if one in ids[:n])
+            return tuple(dict.fromkeys(ids)), repeated, None, "accepted"
+        case "complete" | "fail" | "heartbeat":
+            return (), (), None, "accepted" if value else "rejected"
+        case "complete_many":
+            return tuple(value or ()), (), None, "unknown" if value is None else "accepted"
+        case "promote":
+            return (), (), None, "accepted"
+        case _:
+            states = {row.id: row.state for row in value}
+            return tuple(states), (), states, "accepted"
+
+
+def _known(name: str) -> bool:
+    return name.startswith(_NAME)
+
+
+# --- the story ----------------------------------------------------------------------------------
+
+
+def _tell(free: Free, violation: Violation) -> str:
+    guarantee = CATALOGUE[violation.guarantee]
+    calls = _concerned(free.history.calls, violation)
+    began = free.history.calls[0].began
+    parts = [
+        f"{guarantee.id}: {guarantee.sentence}",
+        f"Broken: {violation.because}.",
+        (
+            f"Seen in a free run of {free.workers} workers with seed {free.seed}; not replayable: "
+            "who came first was up to the operating system."
+        ),
+        _table([("seconds", "who", "what"), *(_line(call, violation, began) for call in calls)]),
+        f"Why it matters: {guarantee.why}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _concerned(calls: Sequence[Call], violation: Violation) -> list[Call]:
+    """The calls that a violation is told by: those on its job, or those around the guilty one."""
+    guilty = calls[violation.call]
+    if violation.job is None:
+        around = [call for call in calls if call.overlaps(guilty) or call is guilty]
+        return around[:_SHOWN]
+    job = violation.job
+    holders = {call.actor for call in calls if call.kind == "claim" and job in call.ids}
+
+    def concerns(call: Call) -> bool:
+        if call.kind in {"advance", "restart", "sweep"}:
+            return True
+        if call.kind in {"crash", "pause", "resume", "terminate"}:
+            return call.actor in holders
+        return job in call.ids or any(ref.job == job for ref in call.refs)
+
+    found = [call for call in calls if concerns(call) and call.invoked <= (guilty.returned or 0)]
+    first = next((n for n, call in enumerate(found) if job in call.ids), 0)
+    return found[first:]
+
+
+def _line(call: Call, violation: Violation, began: float) -> tuple[str, str, str]:
+    until = "" if call.returned is None else f" .. {call.ended - began:.3f}"
+    named = [violation.job] if violation.job else [ref.job for ref in call.refs]
+    what = f"{call.kind} {_jobs(named)}" if call.refs else call.kind
+    match call.kind:
+        case "enqueue":
+            facts = [f"priority {call.priority}"] if call.priority else []
+            facts += [f"due in {call.delay:g} s"] if call.delay else []
+            facts += [f"max_attempts {call.bound}"] if call.bound is not None else []
+            what += f" ({', '.join(facts)})" if facts else ""
+        case "claim":
+            what += f" of at most {call.limit}"
+        case "advance":
+            what = f"moves on by {call.delay:.1f} s"
+        case "restart":
+            what = "the server is killed, and comes back"
+        case "crash" | "pause" | "resume" | "terminate" | "sweep":
+            what = _TOLD[call.kind]
+    return f"{call.began - began:.3f}{until}", call.actor, f"{what}{_told_answer(call, violation)}"
+
+
+_TOLD = {
+    "crash": "is killed",
+    "pause": "is stopped",
+    "resume": "goes on",
+    "terminate": "loses its connections",
+    "sweep": "has claimed all that it was given",
+}
+_SHOWN = 12
+
+
+def _told_answer(call: Call, violation: Violation) -> str:
+    if call.kind in _TOLD or call.kind in {"advance", "restart"}:
+        return ""
+    if call.error:
+        return f": ERROR {call.error}"
+    match call.answer:
+        case "unknown":
+            return ": no answer"
+        case "accepted" if call.kind == "jobs" and violation.job:
+            return f": {(call.states or {}).get(violation.job)}"
+        case "accepted" if call.kind in {"enqueue", "claim", "recover"}:
+            return f": {_jobs(call.ids)}" if call.ids else ": nothing"
+        case answer:
+            return f": {answer}"
+
+
+def _jobs(ids: Iterable[str]) -> str:
+    ids = list(ids)
+    return f"job{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as indented columns."""
+    widths = [max(len(row[n]) for row in rows) for n in range(2)]
+    return "\n".join(f"    {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)

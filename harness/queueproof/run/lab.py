@@ -1,0 +1,978 @@
+"""A queue installed in a database of its own, with a movable clock and a reset to the beginning."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime, timedelta
+from functools import lru_cache, partial
+from graphlib import CycleError, TopologicalSorter
+from importlib.resources import files
+from typing import Any, Literal, TypeAlias
+
+import psycopg
+from psycopg import pq, sql
+
+from queueproof import waits
+from queueproof.errors import QueueError, ServerError
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.pooler import Pooler
+from queueproof.queues.model import Operation, Queue, Step
+from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.sqltext import compile_statement, position_in
+from queueproof.queues.worker import ProgramQueue
+from queueproof.run import wallclock
+from queueproof.run.session import (
+    ARRAYS,
+    ConnectionLostError,
+    LibpqSession,
+    Session,
+    drive,
+    execute,
+    settle,
+)
+
+HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
+_HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
+_ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
+_ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
+_ALIVE = 2  # seconds for a server to show that it runs
+_FORBIDDEN = "42501"  # insufficient_privilege
+_UNTRUSTED = (
+    "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
+    " EXTENSION does for some: --trust"
+)
+DRAINER = "drainer"  # who empties the queue at the end of a run
+DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
+GATE = "queueproof.gate"  # the setting by which a session asks for a gate
+GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
+_EMPTY = Step("DISCARD ALL")
+_WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
+# Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
+FRACTION = 0.42
+_FIRST_LOOK = 3  # resets, after which every operation is likely to have run
+RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
+
+_TABLES = """
+SELECT c.oid::regclass::text, c.relkind, c.relispartition
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+ORDER BY c.oid
+"""
+_SEQUENCES = """
+SELECT c.oid::regclass::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock' ORDER BY c.oid
+"""
+_COLUMNS = """
+SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
+FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+"""
+_TRIGGERS = """
+SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
+FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
+"""
+# The rows that such a view's triggers get are chosen before any statement on a base table begins.
+# Of any other view that can be changed the base table's triggers are all that fires.
+_TRIGGER_VIEWS = """
+SELECT DISTINCT c.oid::regclass::text
+FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
+WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+"""
+_FOREIGN_KEYS = """
+SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
+FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
+"""
+# A function with a search_path of its own would miss the clock (design: The clock).
+_PINNED = """
+SELECT p.oid::regprocedure::text, split_part(setting, '=', 2), p.prokind = 'p'
+FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest(p.proconfig) AS setting
+WHERE setting LIKE 'search_path=%' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
+"""
+# A session that has asked for it stops here: it takes its first key, which the scheduler holds,
+# and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
+# says that it has stopped at a row.
+_GATE = """
+CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.current_setting('queueproof.gate', true) IN ('every', pg_catalog.lower(TG_LEVEL))
+  THEN
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_lock(%(row)s, pg_catalog.pg_backend_pid());
+    END IF;
+    PERFORM pg_catalog.pg_advisory_lock(%(first)s, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock(%(first)s, pg_catalog.pg_backend_pid());
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_unlock(%(row)s, pg_catalog.pg_backend_pid());
+    END IF;
+    PERFORM pg_catalog.pg_advisory_lock(%(second)s, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock(%(second)s, pg_catalog.pg_backend_pid());
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  RETURN NEW;
+END $$
+"""
+# What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
+_ASKED = {
+    "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
+    "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
+    "open": """
+SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_lock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
+""",
+}
+_AT_ROW = """
+SELECT EXISTS (
+  SELECT FROM pg_locks
+  WHERE locktype = 'advisory' AND classid = %s AND objid = %s AND granted
+)
+"""
+_TOUCHED = """
+SELECT EXISTS (
+  SELECT FROM pg_locks
+  WHERE locktype = 'relation' AND pid = %s AND relation = ANY (%s::text[]::regclass[])
+)
+"""
+_HOLDERS = """
+SELECT DISTINCT l.relation::regclass::text, l.pid, a.state, left(a.query, 200)
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND l.relation = ANY (%s::text[]::regclass[])
+  AND l.pid IS DISTINCT FROM %s AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY 1, 2
+"""
+_LOCKED = "55P03"  # lock_not_available: lock_timeout is over
+_OPEN = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend'
+  AND pid <> pg_backend_pid() AND state <> 'idle'
+"""
+_FLUSHES = 150_000  # the server_version_num from which this is so
+_FLUSH = "SELECT pg_catalog.pg_stat_force_next_flush()"
+_BUFFERS = """
+SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + idx_blks_hit, 0)
+  + coalesce(toast_blks_read + toast_blks_hit, 0)), 0)::bigint
+FROM pg_catalog.pg_statio_user_tables
+"""
+
+# A gate's triggers, by their level.
+_EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
+
+Gate: TypeAlias = Literal["statement", "row", "every", "query"]
+"""Where inside a statement a session stops: one that changes a table with its snapshot taken and
+nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
+
+
+class Lab:
+    """Where one queue's runs take place: its database, its sessions, its clock.
+
+    Attributes:
+        queue: The queue under test.
+        server: The server that it is installed on.
+        conninfo: Of its database, for the harness itself.
+        arrays: Array type of each type that the queue's schema defines, by oid.
+        schema: The statements that installed it.
+        tables: The queue's tables, as regclass text.
+        has_own_clock: Whether its operations are code, which may ask its process for the time.
+        by_clients: Whether its workers are programs with connections of their own.
+        unmoved: Why the queue's time could not be moved with the database's; or nothing.
+        started: Workers, as the queue knows them, whose life has begun since the last reset.
+    """
+
+    by_clients = False
+    unmoved = ""
+
+    def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
+        self.queue = queue
+        self.server = server
+        self.conninfo = conninfo
+        self.arrays: dict[int, int] = {}
+        self.schema: list[Step] = []
+        self.tables: list[str] = []
+        self._admin = self._connect()
+        self._twin: Lab | None = None
+        self._resources = ExitStack()
+        self._pooler: Pooler | None = None
+        self._sessions: dict[str, Session] = {}
+        self._used: set[str] = set()
+        self._shift = 0.0
+        self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
+        self._resets = 0
+        self._payloads = itertools.count(1)
+        self._under_way = False  # a run, in which workers act beside each other
+        self.started: set[str] = set()
+        self._gate: Gate | None = None
+        self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
+        self._skew: Callable[[str], float] = lambda _: 0.0
+        self.has_own_clock = not isinstance(queue, SqlFileQueue)
+        try:
+            self._install()
+            self._control = self._scheduler()
+            self._set_clock()
+        except BaseException:
+            self._admin.close()
+            raise
+
+    def _connect(self) -> waits.Connection:
+        """The harness's own connection: its clock is the real one, its names are qualified."""
+        connection = waits.Connection.open(self.conninfo)
+        connection.meanwhile = self._meanwhile
+        # The database's setting would put the queue's schema and the moved clock first. And a name
+        # that one connection reads must mean the same on the other: no schema of a queue is here.
+        connection.execute("SET search_path = pg_catalog")
+        connection.execute(self._impatient)
+        return connection
+
+    def _scheduler(self) -> LibpqSession:
+        control = LibpqSession(self.conninfo, "the scheduler", meanwhile=self._meanwhile)
+        control.run(f"SET search_path = pg_catalog; {self._impatient}")
+        for name, asked in _ASKED.items():
+            control.prepare(name, asked % GATE_KEYS)
+        return control
+
+    @property
+    def _impatient(self) -> str:
+        return f"SET lock_timeout = {waits.LOCK * 1000:.0f}"
+
+    @property
+    def _meanwhile(self) -> waits.Meanwhile | None:
+        """What has to be done while one of the harness's own connections is waited for."""
+        return None
+
+    # --- installation ---------------------------------------------------------------------------
+
+    def _install(self) -> None:
+        run = self._admin.execute
+        name = sql.Identifier(self._admin.info.dbname)
+        run(files("queueproof.run").joinpath("clock.sql").read_text())
+        run("CREATE SCHEMA queue")
+        run(f"ALTER SCHEMA queue OWNER TO {self.server.owner}")
+        for setting in (
+            sql.SQL("search_path = queue, clock, pg_catalog"),
+            sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
+            sql.SQL("timezone = 'UTC'"),
+            sql.SQL("client_min_messages = error"),
+        ):
+            run(sql.SQL("ALTER DATABASE {} SET ").format(name) + setting)
+        self._run_install()
+        for function, path, procedure in run(_PINNED).fetchall():
+            kind = "PROCEDURE" if procedure else "FUNCTION"
+            rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
+            run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
+        self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
+        found = run(_TABLES).fetchall()
+        self.tables = [table for table, _, _ in found]
+        # A trigger of a partitioned table is its partitions' too.
+        self._heaps = {table: self._columns(table) for table, kind, _ in found if kind == "r"}
+        self._gated_tables = [table for table, _, partition in found if not partition]
+        for table, kind, _ in found:
+            if kind == "r":
+                run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        self._reset_sql, self._renew_sql = self._reset_statements()
+        run(_GATE % GATE_KEYS)
+
+    def _run_install(self) -> None:
+        """Have the queue make its tables."""
+        installer = LibpqSession(self.queue_conninfo, "the installer")
+        steps = self.queue.begin("install")
+        try:
+            step = next(steps)
+            while True:
+                self.schema.append(step)
+                try:
+                    result = execute(installer, step)
+                except ServerError as error:
+                    raise self.refused("install", step, error) from error
+                step = steps.send(result)
+        except StopIteration:
+            if installer.in_transaction:
+                raise QueueError("schema leaves a transaction open: end it with COMMIT") from None
+        finally:
+            installer.close()
+
+    def _columns(self, table: str) -> str:
+        """The columns that hold data of their own, as SQL."""
+        row = self._admin.execute(_COLUMNS, [table]).fetchone()
+        return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
+
+    def _reset_statements(self) -> tuple[str, str]:
+        """SQL that brings every table and sequence back to what they held after `install`."""
+        run = self._admin.execute
+        restore = []
+        for number, table in enumerate(self._parents_first()):
+            if run(
+                "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
+            ).fetchone() == (True,):
+                continue
+            if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
+                continue
+            columns = self._columns(table)
+            run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
+            into = f"{table} ({columns})" if columns else table
+            restore.append(
+                f"INSERT INTO {into} OVERRIDING SYSTEM VALUE "
+                f"SELECT {columns} FROM clock.saved_{number}"
+            )
+        for (sequence,) in run(_SEQUENCES).fetchall():
+            row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
+            if row:
+                restore.append(f"SELECT setval('{sequence}'::regclass, {row[0]}, {row[1]})")
+        quiet, loud = [], []
+        firing = "AR" if self.server.superuser else "OAR"  # pg_trigger.tgenabled
+        if self.server.superuser:
+            quiet = ["SET LOCAL session_replication_role = replica"]
+        for table, trigger, enabled in run(_TRIGGERS).fetchall():
+            if table in self.tables and enabled in firing:
+                how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
+                quiet.append(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+                loud.append(f"ALTER TABLE {table} ENABLE {how}TRIGGER {trigger}")
+        truncate = [f"TRUNCATE {', '.join(self.tables)}"] if self.tables else []
+        # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
+        empty = [f"DELETE FROM {table}" for table in self.tables]
+        delete = empty if self.server.superuser else truncate
+        renewed = ["BEGIN", *quiet, *truncate, *restore, *loud, "COMMIT"]
+        swift = ["BEGIN", *quiet, *delete, *restore, *loud, "COMMIT"]
+        return "; ".join(swift), "; ".join(renewed)
+
+    def _parents_first(self) -> list[str]:
+        """The tables in an order in which foreign keys let their rows be put in."""
+        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.tables, ()))
+        for child, parent in self._admin.execute(_FOREIGN_KEYS).fetchall():
+            if child in self.tables and parent in self.tables:
+                sorter.add(child, parent)
+        try:
+            return list(sorter.static_order())
+        except CycleError:
+            return self.tables
+
+    # --- between and during runs ----------------------------------------------------------------
+
+    def reset(self, *, renew: bool = False) -> None:
+        """Bring the database back to the beginning and the clock back to real time."""
+        emptied = []
+        for key in list(self._used):
+            session = self._sessions.get(key)
+            if session is not None and (session.closed or not self._quiet(session)):
+                self.discard(session)
+            elif isinstance(session, LibpqSession) and not self._pooler:
+                session.send(_EMPTY)  # all at once, and the tables with them
+                emptied.append(session)
+        self._used.clear()
+        self._payloads = itertools.count(1)
+        if self._pooler:
+            self.forget_sessions()
+            self._pooler.renew()
+        self._resets += 1
+        full = renew or self._resets % RENEW_EVERY == 0
+        if full or self._resets == _FIRST_LOOK:
+            self._refuse_new_tables()
+        begin = self._renew_sql if full else self._reset_sql
+        if self._moves:
+            self._moves.clear()
+            begin = f"{begin}; {self._clock_sql()}"
+        self._shift = 0.0
+        self._lock_tables(partial(self._restore, begin))
+        for session in emptied:
+            try:
+                settle(session, _EMPTY)
+            except (ConnectionLostError, ServerError):
+                self.discard(session)
+        self._under_way = False
+        self.started.clear()
+
+    def _refuse_new_tables(self) -> None:
+        """See that no operation has made a table: what it holds would go from run to run.
+
+        A new partition is emptied with its table.
+
+        Raises:
+            QueueError: One has.
+        """
+        found = self._admin.execute(_TABLES).fetchall()
+        new = [table for table, _, partition in found if not partition and table not in self.tables]
+        if new:
+            raise QueueError(
+                f"an operation has created a table while it ran: {', '.join(new)}. Only"
+                " those that are there after install can be emptied between two runs: create it in"
+                " schema"
+            )
+
+    def _restore(self, reset: str) -> None:
+        try:
+            self._control.run(reset)
+        except ServerError:
+            self._control.run("ROLLBACK")
+            raise
+
+    def _lock_tables(self, act: Callable[[], None]) -> None:
+        """Do something that takes locks on the queue's tables while nobody should hold any.
+
+        Raises:
+            QueueError: Somebody holds one, and does not let go; or what `schema` made is altered.
+        """
+        try:
+            try:
+                act()
+            except (ServerError, psycopg.Error) as error:
+                if error.sqlstate != _LOCKED or not self._make_way():
+                    raise
+                act()
+        except (ServerError, psycopg.Error) as error:
+            state = error.sqlstate or ""
+            if state[:2] in _ALTERED and state not in _HINDERED:
+                told = str(error).removeprefix(f"{state}: ").partition("\n")[0]
+                raise QueueError(
+                    f"the queue's tables cannot be brought back to the beginning: {told} ({state})."
+                    " Its operations must neither drop, rename nor alter what its schema made"
+                ) from None
+            if state != _LOCKED:
+                raise
+            raise QueueError(
+                f"waited {waits.LOCK:g} s for a lock on the queue's tables, between two runs: "
+                + (" and ".join(self._holders()) or "somebody has held one")
+            ) from None
+
+    def _make_way(self) -> bool:
+        """Have those let go of their locks who need not be there; whether there were any."""
+        return False
+
+    def _holders(self) -> list[str]:
+        """Who has a lock on one of the queue's tables, and what it did last."""
+        found = self._admin.execute(_HOLDERS, [self.tables, self._control.pid]).fetchall()
+        return [
+            f"a prepared transaction has one on {table}"
+            if pid is None
+            else f"backend {pid} has one on {table} ({state}, last statement: {query})"
+            for table, pid, state, query in found
+        ]
+
+    def _quiet(self, session: Session) -> bool:
+        """Cancel, drain and roll back a session; whether it may be used again, once emptied."""
+        assert isinstance(session, LibpqSession)
+        try:
+            if session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                session.cancel()
+            if session.in_transaction:
+                session.run("ROLLBACK")
+        except (ConnectionLostError, ServerError):
+            return False
+        return not session.names_settings  # DISCARD ALL empties them, and they had not existed
+
+    def session(self, key: str) -> Session:
+        """The open session under a key; a new connection where there is none."""
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = self._open(key)
+        if key not in self._used:
+            self._configure(session, self._wanted(key))
+        self._used.add(key)
+        return session
+
+    def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
+        """Give a session that the last reset has emptied its settings; its worker starts."""
+        if "start" in self.queue.offers and not self._under_way and _WORKER.fullmatch(session.name):
+            self._start_worker(session)
+        if wanted:
+            session.run("; ".join(f"SET {name} = {value}" for name, value in wanted.items()))
+
+    def _open(self, key: str) -> Session:
+        """A new connection for a key."""
+        conninfo = self.conninfo if key in HARNESS else self.queue_conninfo
+        if self._pooler:
+            conninfo = self._pooler.conninfo
+        session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
+        self._lock_gate(session.pid)
+        return session
+
+    def _lock_gate(self, pid: int) -> None:
+        """Hold the key that a backend needs to pass a gate."""
+        self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
+
+    def _wanted(self, key: str) -> dict[str, str]:
+        """The settings that the session under a key begins with."""
+        wanted: dict[str, str] = {}
+        if self._gate == "query":
+            wanted["cursor_tuple_fraction"] = "1"  # a cursor's plan is the query's own
+        elif self._gate and key != DRAINER:  # who acts alone, and stops nowhere
+            wanted[GATE] = f"'{self._gate}'"
+        return {**wanted, **self._settings(key.partition(",")[0])}
+
+    def prepare(self, actors: Iterable[str]) -> None:
+        """Have workers start that will act; in the midst of a run one might wait."""
+        for actor in actors:
+            if "start" in self.queue.offers and _WORKER.fullmatch(actor):
+                self.session(actor)
+        self._under_way = True
+
+    def _start_worker(self, session: Session) -> None:
+        """Have a worker register, before its session is given any setting."""
+        self.started.add(identity(session.name))
+        steps = self.start("start", session.name, worker=identity(session.name))
+        step = None
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(execute(session, step))
+        except StopIteration:
+            pass
+        except ServerError as error:
+            raise self.refused("start", step or Step(""), error) from error
+        if session.in_transaction:
+            source = step.source if step else None
+            raise QueueError("start leaves its transaction open: end it with COMMIT", source)
+
+    def owner_of(self, pid: int) -> str | None:  # noqa: ARG002 - which a subclass may know
+        """The actor of a backend that one of its sessions has opened by itself."""
+        return None
+
+    def set_gate(self, gate: Gate | None) -> None:
+        """Make statements on the queue's tables stop inside, or let them run through.
+
+        The triggers are there only while they are wanted: a row trigger locks its row a little
+        earlier than the untouched statement would. No trigger fires for a query: whoever runs it
+        declares a cursor, which takes the snapshot, and fetches later.
+        """
+        if gate == self._gate:
+            return
+        self.reset()
+        self._lock_tables(partial(self._make_gate, gate))
+
+    def _make_gate(self, gate: Gate | None) -> None:
+        views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
+        for relation in (*self.tables, *views):
+            for level in _EVENTS:
+                self.execute(f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}')
+        self._gate = gate
+        if gate is None or gate == "query":
+            return
+        # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
+        # A row trigger of a partitioned table is its partitions' too; a statement may name either.
+        gated = {"statement": (*self.tables, *views), "row": self._gated_tables}
+        for level in _EVENTS if gate == "every" else [gate]:
+            for relation in gated[level]:
+                self.execute(
+                    f'CREATE TRIGGER "~queueproof {level}" BEFORE {_EVENTS[level]} ON {relation} '
+                    f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
+                )
+
+    def set_sessions(
+        self, settings: Callable[[str], Mapping[str, str]], skew: Callable[[str], float]
+    ) -> None:
+        """Give each actor settings and a clock of its own from the next run on.
+
+        Args:
+            settings: By actor, what its sessions set when they begin.
+            skew: By actor, the seconds by which its process' clock is ahead.
+        """
+        self._settings = settings
+        self._skew = skew
+
+    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
+        """Begin one of the queue's operations on behalf of an actor."""
+        steps = self.queue.begin(operation, **arguments)
+        if self.has_own_clock and wallclock.MOVABLE:
+            return wallclock.resumed_at(steps, lambda: self._shift + self._skew(actor))
+        if self.has_own_clock:
+            return wallclock.watched(steps, self._see_time)
+        return steps
+
+    def _see_time(self, step: Step) -> None:
+        """See whether a statement carries its process' own time, which cannot be moved here."""
+        if not self.unmoved and wallclock.carries_now(step):
+            shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
+            self.unmoved = f"{wallclock.MISSING}; and it is sent to the server ({shown})"
+
+    def promote(self, jobs: int) -> None:
+        """Have jobs made claimable that are due, where that takes a step of its own.
+
+        Args:
+            jobs: How many there may be.
+        """
+        for _ in range(jobs if "promote" in self.queue.offers else 0):
+            with suppress(ServerError):  # judged where promotions are
+                if not drive(self.session("reaper"), self.start("promote", **self.defaults())):
+                    break
+
+    def rewrite_tables(self) -> None:
+        """Turn the rows' physical order round, as pg_repack or dump and restore may.
+
+        Without superuser rights foreign keys and triggers would act: then nothing is done.
+        """
+        if self.server.superuser:
+            for statements in self.rewriting:
+                self._lock_tables(partial(self._restore, statements))
+
+    @property
+    def rewriting(self) -> list[str]:
+        """For each table the statements that turn its rows' physical order round."""
+        return [
+            "BEGIN; SET LOCAL session_replication_role = replica; "
+            f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
+            f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
+            f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+            "SELECT * FROM turned; COMMIT"
+            for table, columns in self._heaps.items()
+            if columns
+        ]
+
+    def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002
+        """The user's error for an operation that failed although nobody disturbed it."""
+        return rejected(step, error, self._hint(error))
+
+    def _hint(self, error: ServerError) -> str:
+        """What else to say of an error that a superuser would not have met."""
+        return "" if self.server.trusted or error.sqlstate != _FORBIDDEN else _UNTRUSTED
+
+    @property
+    def queue_conninfo(self) -> str:
+        """Of its database, for the queue's own SQL."""
+        return self.server.for_queue(self.conninfo)
+
+    @property
+    def control_pid(self) -> int:
+        """The scheduler's backend, which holds the gates' keys."""
+        return self._control.pid
+
+    def open_gate(self, session: Session) -> None:
+        """Let a session that has stopped at a gate go on, and no further than to the next one."""
+        self._ask("open", session.pid)
+
+    def is_at_row(self, session: Session) -> bool:
+        """Whether a session that has stopped at a gate has locked a row, and not the next."""
+        found = self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone()
+        return found == (True,)
+
+    def discard(self, session: Session) -> None:
+        """Close a session and wait until its backend has rolled back and gone."""
+        unfinished = session.in_transaction
+        for key, known in list(self._sessions.items()):
+            if known is session:
+                del self._sessions[key]
+                self._used.discard(key)
+        pids = session.pids
+        session.close()
+        if self.by_clients:
+            self._end(pids)  # which may be at work, and would not notice
+        self._until_gone(pids)
+        if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
+            still = sum(session.in_transaction for session in self._sessions.values())
+            waits.until(
+                lambda: self._admin.execute(_OPEN).fetchone() == (still,),
+                waits.GONE,
+                f"the connection of {session.name} to roll back behind the pooler",
+            )
+
+    def _until_gone(self, pids: Sequence[int]) -> None:
+        """Wait until backends have rolled back and gone, and take their gates' keys back."""
+        for pid in pids:
+            self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = ANY (%s))"
+        waits.until(
+            lambda: self._admin.execute(gone, [list(pids)]).fetchone() == (True,),
+            waits.GONE,
+            f"{'backend' if len(pids) == 1 else 'backends'} {', '.join(map(str, pids))} to end",
+            look=0.0001,
+        )
+
+    @contextmanager
+    def through(self, pooler: Pooler) -> Iterator[None]:
+        """Open the workers' sessions at a pooler, new ones in each run, while the block runs."""
+        self.reset()
+        direct, self._sessions = self._sessions, {}
+        self._pooler = pooler
+        try:
+            yield
+        finally:
+            self.forget_sessions()
+            self._pooler = None
+            self._sessions = direct
+
+    def forget_sessions(self) -> None:
+        """Close the workers' sessions."""
+        for session in list(self._sessions.values()):
+            self.discard(session)
+
+    def drop(self, key: str) -> None:
+        """Close the session under a key, if there is one, and wait until its backend is gone."""
+        if key in self._sessions:
+            self.discard(self._sessions[key])
+
+    def terminate(self, key: str) -> None:
+        """Have the server end the backend under a key, if there is one; it is gone afterwards."""
+        if key in self._sessions:
+            session = self._sessions[key]
+            self._end(session.pids)
+            self.discard(session)
+
+    def _end(self, pids: Sequence[int]) -> None:
+        self._admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
+        )
+
+    def twin(self) -> Lab:
+        """The same queue on a server of its own, which may be killed; opened at the first call.
+
+        This lab's server may have other labs. The twin's sessions begin with synchronous_commit =
+        on, so that the kill of a process loses nothing that was acknowledged; what a power failure
+        loses with fsync = off is not asked.
+
+        Raises:
+            ServerUnavailableError: The server could not be started once more.
+        """
+        if self._twin is None:
+            server = self._resources.enter_context(
+                open_server(self.server.source, trust=self.server.trusted)
+            )
+            self._twin = self._resources.enter_context(
+                open_lab(self.queue, server, {"synchronous_commit": "on"})
+            )
+        return self._twin
+
+    def restart(self) -> None:
+        """Kill the server with every session, start it again, and connect anew.
+
+        Raises:
+            ServerUnavailableError: It is not ours, or does not come back.
+        """
+        self.conninfo = self.server.restart(self.conninfo)
+        self._reconnect()
+
+    def _reconnect(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._used.clear()
+        self._control.close()
+        self._admin.close()
+        self._admin = self._connect()
+        self._control = self._scheduler()
+
+    def blockers(self, session: Session) -> list[int]:
+        """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
+        return self._blocking(session.pid)
+
+    def _blocking(self, pid: int) -> list[int]:
+        value = self._ask("blockers", pid)
+        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+
+    def _ask(self, name: str, *values: int) -> bytes:
+        """The scheduler's answer to one of its prepared queries."""
+        value = self._control.ask(name, *values)
+        if value is None:
+            raise ConnectionLostError("the server closed the scheduler's connection")
+        return value
+
+    def reads_tables(self, session: Session) -> bool:
+        """Whether the open transaction of a session has come upon one of the queue's tables."""
+        found = self._admin.execute(_TOUCHED, [session.pid, self.tables]).fetchone()
+        return found == (True,)
+
+    def now(self) -> float:
+        """Seconds on the database's clock since an arbitrary moment."""
+        return time.monotonic() + self._shift
+
+    def until_aligned(self) -> float:
+        """Seconds until the moved clock shows the fraction at which what is timed begins."""
+        shown = datetime.fromisoformat(self._ask("moment").decode()).timestamp() + self._shift
+        return round((FRACTION - shown) % 1.0, 6)
+
+    def advance(self, seconds: float) -> None:
+        """Move the database's clock forward; transactions that are open keep their `now()`."""
+        moment = self._ask("moment").decode()
+        self._shift += seconds
+        if not any(self._is_open(session) for session in self._sessions.values()):
+            self._moves.clear()  # nobody is left whose now() is that of an earlier moment
+        self._moves.insert(0, (moment, self._shift))
+        self._set_clock()
+
+    def _is_open(self, session: Session) -> bool:
+        """Whether a session has a transaction open, be it that of one statement."""
+        return session.in_transaction
+
+    def _set_clock(self) -> None:
+        self._control.run(self._clock_sql())
+
+    def _clock_sql(self) -> str:
+        """Give `now()` the body that fits the moves: each statement that is planned pays for it.
+
+        Most statements run before the first move: then it is PostgreSQL's own, under our name,
+        which takes superuser rights to say. Otherwise it is one expression, which is inlined.
+        """
+        cases = " ".join(
+            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
+            for since, shift in self._moves
+        )
+        rows = "; ".join(
+            f"INSERT INTO clock.moves VALUES ('{since}', '{shift:.6f} seconds')"
+            for since, shift in self._moves[:1]
+        )
+        body = "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()"
+        if cases:
+            body += f" + CASE {cases} ELSE interval '0' END$$"
+        elif self.server.superuser:
+            body = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
+        else:
+            body += "$$"
+        return (
+            f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
+            f"{rows or 'DELETE FROM clock.moves'}"
+        )
+
+    def defaults(self) -> dict[str, object]:
+        """Arguments for an operation that nothing depends on.
+
+        No two payloads are the same: an enqueue may answer a job that it has instead of a new one.
+        """
+        arguments: dict[str, object] = {
+            "payload": f'{{"job": {next(self._payloads)}}}',
+            "priority": 0,
+            "delay": timedelta(0),
+            "max_attempts": self.queue.max_attempts or DEFAULT_BOUND,
+            "queue": "default",
+        }
+        if self.queue.lease_time is not None:
+            arguments["lease"] = self.queue.lease_time
+        return arguments
+
+    @property
+    def can_count(self) -> bool:
+        """Whether the server can be made to report what its backends have touched."""
+        return self._admin.info.server_version >= _FLUSHES
+
+    def touched(self) -> int:
+        """Shared buffers that the queue's tables and indexes were touched for, so far."""
+        for session in self._sessions.values():
+            session.run(_FLUSH)
+        row = self._admin.execute(_BUFFERS).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def unlogged(self) -> list[str]:
+        """The queue's tables that a crash of the server empties."""
+        emptied = "SELECT oid::regclass::text FROM pg_class WHERE relpersistence = 'u'"
+        return [
+            table for (table,) in self._admin.execute(emptied).fetchall() if table in self.tables
+        ]
+
+    def execute(self, statement: str, seconds: float | None = None) -> Sequence[tuple[object, ...]]:
+        """Run a statement of the harness's own, outside the queue's sessions.
+
+        Args:
+            statement: The statement.
+            seconds: How long it may take; None for `waits.OWN`.
+        """
+        self._admin.seconds = seconds
+        try:
+            cursor = self._admin.execute(statement)
+        finally:
+            self._admin.seconds = None
+        return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """Close every connection, and the twin."""
+        self._resources.close()
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+        self._control.close()
+        self._admin.close()
+
+
+def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
+    """The user's error for SQL that the server rejected, with its place in the file."""
+    where = ""
+    source = step.source
+    if error.position is not None:
+        offset = position_in(compile_statement(step.sql), error.position)
+        before = step.sql[:offset]
+        line = before.count("\n")
+        column = offset - (before.rfind("\n") + 1) + 1
+        if source is not None:
+            source = type(source)(source.path, source.line + line)
+        text = step.sql.split("\n")[line]
+        where = f"\n  {text}\n  {' ' * (column - 1)}^"
+    return QueueError(
+        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
+    )
+
+
+@lru_cache(maxsize=4096)
+def identity(name: str) -> str:
+    """A worker's name as the queue sees it: a UUID, the same in every run."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+
+
+@contextmanager
+def _held_responsible(conninfo: str) -> Iterator[None]:
+    """Blame the queue for what its SQL does to the harness's own statements and connections."""
+    began = _start_of(conninfo)
+    try:
+        yield
+    except (psycopg.Error, ServerError, ConnectionLostError) as error:
+        state = getattr(error, "sqlstate", None)
+        told = str(error).strip().partition("\n")[0]
+        if state in _HINDERED or _in_function(error):
+            raise QueueError(
+                f"the queue's SQL keeps queueproof from its work: {told} ({state}). Has it"
+                " made an event trigger, or set default_transaction_read_only?"
+            ) from None
+        lost = state in {None, _ENDED}
+        if lost and began is not None and began == _start_of(conninfo):
+            raise QueueError(
+                f"a connection was ended while the server went on: {told}. If it was the queue's"
+                " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
+            ) from None
+        raise
+
+
+def _in_function(error: Exception) -> bool:
+    """Whether an error comes from a function that one of the harness's statements has set off."""
+    return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
+
+
+def _start_of(conninfo: str) -> object:
+    """When a server was started; None where it does not say."""
+    try:
+        with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
+            return connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
+    except psycopg.Error:
+        return None
+
+
+@contextmanager
+def open_lab(
+    queue: Queue, server: Server, settings: Mapping[str, str] | None = None
+) -> Iterator[Lab]:
+    """Install a queue in a fresh database of a server; both are gone afterwards.
+
+    Args:
+        queue: The queue.
+        server: The server.
+        settings: What every session begins with.
+
+    Raises:
+        QueueError: The queue's SQL was rejected, or keeps the harness from its work.
+    """
+    with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
+        if isinstance(queue, ProgramQueue):
+            from queueproof.run.workers import ClientLab  # noqa: PLC0415 - it builds on this one
+
+            lab: Lab = ClientLab(queue, server, conninfo)
+        else:
+            lab = Lab(queue, server, conninfo)
+        try:
+            yield lab
+        finally:
+            lab.close()

@@ -1,0 +1,507 @@
+"""Sessions: a statement is sent, and either answers or waits for a lock."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
+from types import MappingProxyType
+
+from psycopg import OperationalError, postgres, pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from queueproof import waits
+from queueproof.errors import COPYING, QueueError, QueueproofError, ServerError, Source
+from queueproof.queues.model import Operation, Parameter, Result, Step, T, Value, Values
+from queueproof.queues.sqltext import compile_statement
+
+ARRAYS = """
+SELECT t.oid, t.typarray
+FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
+"""
+"""The array type of each type that is not the server's own."""
+INTERVAL_OID = 1186
+_OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
+_FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
+_COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
+_FINISHED = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY)
+
+
+class ConnectionLostError(QueueproofError):
+    """The server closed a connection that the harness had not closed."""
+
+
+class Session(ABC):
+    """Somebody's connection, on which statements are started and later settled.
+
+    Attributes:
+        name: Whose it is, for messages.
+        stepped: Whether it stops before each statement that whoever owns it sends by itself.
+        meanwhile: What is done while an answer is waited for that nobody else waits for.
+    """
+
+    name: str
+    stepped: bool = True
+    meanwhile: waits.Meanwhile | None = None
+
+    @property
+    @abstractmethod
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of its backends."""
+
+    @property
+    @abstractmethod
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed ones included."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+
+    @abstractmethod
+    def send(self, step: Step, *, begin: bool = False) -> None:
+        """Start a statement without waiting for its answer.
+
+        Args:
+            step: The statement.
+            begin: Whether a BEGIN goes ahead of it, in the same message.
+        """
+
+    @abstractmethod
+    def ready(self, seconds: float) -> bool:
+        """Wait up to some seconds for the running statement; whether its answer is complete."""
+
+    @abstractmethod
+    def result(self) -> Result:
+        """The answer of a statement that is ready.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+
+    @abstractmethod
+    def run(self, sql: str) -> None:
+        """Execute statements of the harness's own that cannot wait for a lock, synchronously.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+
+    @abstractmethod
+    def explain(self, step: Step, options: str) -> Result:
+        """The plan of a statement, as it would be now.
+
+        Args:
+            step: The statement, not run yet.
+            options: Of EXPLAIN, as `COSTS OFF`.
+
+        Raises:
+            ServerError: The server answered with an error.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Ask the server to cancel the running statement, and wait until it has answered."""
+
+    @abstractmethod
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; the server rolls back what was open."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the backend that runs, or ran last."""
+        return self.pids[-1]
+
+
+class LibpqSession(Session):
+    """A connection of the harness's own, asynchronous.
+
+    Attributes:
+        names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
+        patience: Seconds that `run` waits, where it is not `waits.OWN`.
+
+    Args:
+        conninfo: Where to.
+        name: Whose it is, for messages.
+        arrays: Array type of each type that is not the server's own.
+        meanwhile: What is done while an answer is waited for that nobody else waits for.
+
+    Raises:
+        LimitError: The server does not answer.
+        ConnectionLostError: It refuses.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        name: str,
+        arrays: Mapping[int, int] | None = None,
+        meanwhile: waits.Meanwhile | None = None,
+    ) -> None:
+        self.name = name
+        self.meanwhile = meanwhile
+        self._conninfo = conninfo
+        self._arrays = arrays or {}
+        self.pgconn: PGconn = waits.connect(conninfo)
+        if self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(f"cannot connect: {self.pgconn.get_error_message()}")
+        self._pids = (self.pgconn.backend_pid,)
+        self._answer: PGresult | None = None
+        self._pipelined = False
+        self._source: Source | None = None
+        self.names_settings = False
+        self.patience: float | None = None
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process id of its backend."""
+        return self._pids
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed ones included."""
+        return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+
+    @property
+    def closed(self) -> bool:
+        """Whether the connection is gone."""
+        return self.pgconn.status != pq.ConnStatus.OK
+
+    def send(self, step: Step, *, begin: bool = False) -> None:
+        """Start a statement without waiting for its answer.
+
+        Args:
+            step: The statement.
+            begin: Whether a BEGIN goes ahead of it, in the same message.
+        """
+        if begin:
+            self.pgconn.enter_pipeline_mode()
+            self._pipelined = True
+            self.pgconn.send_query_params(b"BEGIN", None)
+        self._send(step)
+        if begin:
+            self.pgconn.pipeline_sync()
+        if self.pgconn.flush():
+            limit = waits.Limit(waits.OWN, f"PostgreSQL to read {_shown(step.sql)}")
+            waits.flush(self.pgconn, limit, self.meanwhile)
+
+    def _send(self, step: Step) -> None:
+        self.names_settings = self.names_settings or _names_setting(step.sql)
+        self._source = step.source
+        compiled = compile_statement(step.sql)
+        if not compiled.names:
+            bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
+            self.pgconn.send_query_params(compiled.sql.encode(), bound or None)
+            return
+        values, types = [], []
+        for name in compiled.names:
+            if name not in step.params:
+                given = ", ".join(f":{one}" for one in step.params) or "none"
+                message = f"a statement uses :{name}, and its parameters are {given}: {step.sql}"
+                raise QueueError(message, step.source)
+            text, oid = self._encode(step.params[name])
+            values.append(text)
+            types.append(oid)
+        self.pgconn.send_query_params(compiled.sql.encode(), values, types)
+
+    def _encode(self, value: Parameter) -> tuple[bytes | None, int]:
+        match value:
+            case Value():
+                return value.text, value.oid
+            case Values():
+                return array_literal(value.texts), self._array_of(value.oid)
+            case None:
+                return None, 0
+            case bool():
+                return (b"t" if value else b"f"), 16
+            case int():
+                return str(value).encode(), 23 if -(2**31) <= value < 2**31 else 20
+            case float():
+                return repr(value).encode(), 701
+            case timedelta():
+                return f"{value.total_seconds()} seconds".encode(), INTERVAL_OID
+            case str():
+                if "\0" in value:  # libpq would end the text there
+                    raise QueueproofError(f"PostgreSQL stores no NUL character: {value!r}")
+                return value.encode(), 0
+            case _:
+                raise QueueError(
+                    f"a parameter is {value!r}; write a str, int, float, bool, timedelta, None, "
+                    "or what the server answered"
+                )
+
+    def _array_of(self, oid: int) -> int:
+        if oid in self._arrays:
+            return self._arrays[oid]
+        known = postgres.types.get(oid)
+        if oid in self._arrays.values() or (known is not None and known.oid != oid):
+            raise QueueproofError(
+                "a column of an array type cannot be passed to a later step, whose parameter would "
+                "be an array of arrays; answer one row for each element (unnest)"
+            )
+        return known.array_oid if known else 0
+
+    def ready(self, seconds: float) -> bool:
+        """Wait up to some seconds for the running statement; whether its answer is complete."""
+        while not self._complete():
+            if not waits.readable(self.pgconn.socket, seconds):
+                return False
+            try:
+                self.pgconn.consume_input()
+            except OperationalError:
+                return True  # the connection broke, as `result` says
+            seconds = 0.0
+        return True
+
+    def _complete(self) -> bool:
+        """Take what has arrived; whether that is all."""
+        while not self.pgconn.is_busy():
+            answer = self.pgconn.get_result()
+            if answer is None:
+                # In a pipeline this ends one of its statements, outside it ends the answer.
+                if not self._pipelined or self.pgconn.status != pq.ConnStatus.OK:
+                    return True
+            elif answer.status == pq.ExecStatus.PIPELINE_SYNC:
+                self.pgconn.exit_pipeline_mode()
+                self._pipelined = False
+                return True
+            elif answer.status in _COPYING:  # and so it would be for ever
+                self._answer = answer
+                return True
+            elif answer.status != pq.ExecStatus.PIPELINE_ABORTED:
+                self._answer = answer
+        return False
+
+    def result(self) -> Result:
+        """The answer of a statement that is ready.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+        answer, self._answer = self._answer, None
+        if answer is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(
+                f"the server closed the connection of {self.name}: "
+                f"{self.pgconn.get_error_message().strip() or 'no reason given'}"
+            )
+        return self._read(answer)
+
+    def _read(self, answer: PGresult) -> Result:
+        if answer.status in _FATAL:
+            raise _server_error(answer)
+        if answer.status in _COPYING:
+            self.close()  # it waits for data, or for somebody who reads it
+            raise QueueError(COPYING, self._source)
+        if answer.status not in _FINISHED:
+            raise QueueproofError(f"a statement answered {pq.ExecStatus(answer.status).name}")
+        command = (answer.command_status or b"").decode()
+        columns, oids = _shape(answer)
+        rows = [
+            MappingProxyType(
+                {c: Value(answer.get_value(r, n), oids[n]) for n, c in enumerate(columns)}
+            )
+            for r in range(answer.ntuples)
+        ]
+        affected = command.rpartition(" ")[2]
+        return Result(
+            columns=columns,
+            oids=oids,
+            rows=rows,
+            affected=int(affected) if affected.isdigit() else 0,
+            in_transaction=self.in_transaction,
+            command=command.partition(" ")[0],
+        )
+
+    def run(self, sql: str) -> None:
+        """Execute statements that cannot wait for a lock, synchronously.
+
+        Raises:
+            ServerError: The server answered with an error.
+            ConnectionLostError: The connection broke.
+        """
+        self.pgconn.send_query(sql.encode())
+        self._answered(sql)
+
+    def ask(self, prepared: str, *values: int) -> bytes | None:
+        """The one value that a prepared query answers; None where it answers no row."""
+        bound = [str(value).encode() for value in values]
+        self.pgconn.send_query_prepared(prepared.encode(), bound)
+        answer = self._answered(prepared)
+        return answer.get_value(0, 0) if answer.ntuples else None
+
+    def prepare(self, name: str, sql: str) -> None:
+        """Prepare a query for `ask`."""
+        self.pgconn.send_prepare(name.encode(), sql.encode())
+        self._answered(sql)
+
+    def _answered(self, sql: str) -> PGresult:
+        """What the server says to the harness's own statement."""
+
+        def what() -> str:
+            return f"PostgreSQL to answer {self.name}: {_shown(sql)}"
+
+        seconds = self.patience or waits.OWN
+        try:
+            answer = waits.answer(self.pgconn, seconds, what, self.meanwhile)
+        except OperationalError:
+            answer = None
+        if answer is None or self.pgconn.status != pq.ConnStatus.OK:
+            raise ConnectionLostError(f"the server closed the connection of {self.name}")
+        if answer.status in _FATAL:
+            raise _server_error(answer)
+        return answer
+
+    def explain(self, step: Step, options: str) -> Result:
+        """The plan of a statement, as it would be now on this connection."""
+        return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
+
+    def cancel(self) -> None:
+        """Ask the server to cancel the running statement, and wait until it has answered."""
+        limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
+        while not self.ready(limit.left(0.01)):
+            waits.cancel(self.pgconn)
+
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+        waits.connect(self._conninfo).finish()
+
+    def close(self) -> None:
+        """Close the connection; the server rolls back what was open."""
+        self.pgconn.finish()
+
+
+def execute(session: Session, step: Step, seconds: float | None = None) -> Result:
+    """Run a statement to its end; for sessions that nobody can make wait.
+
+    Args:
+        session: The session.
+        step: The statement.
+        seconds: How long it may take; None for `waits.STATEMENT`.
+
+    Raises:
+        ServerError: The server answered with an error.
+        ConnectionLostError: The connection broke.
+        QueueError: The server did not answer in time.
+    """
+    session.send(step)
+    return settle(session, step, seconds)
+
+
+def settle(session: Session, step: Step, seconds: float | None = None) -> Result:
+    """The answer to what was sent last, once it is there.
+
+    Args:
+        session: The session.
+        step: What was sent.
+        seconds: How long it may take; None for `waits.STATEMENT`.
+
+    Raises:
+        ServerError: The server answered with an error.
+        ConnectionLostError: The connection broke.
+        QueueError: The server did not answer in time.
+    """
+    if session.ready(waits.SOON):
+        return session.result()
+    limit = waits.Limit(seconds or waits.STATEMENT, "an answer")
+    look = waits.SLICE
+    try:
+        while not session.ready(limit.left(look)):
+            if session.meanwhile is not None:
+                session.meanwhile()
+                look = waits.OTHERS
+    except waits.StoppedError:
+        raise
+    except waits.LimitError:
+        session.probe()
+        raise unanswered(step, limit.seconds) from None
+    return session.result()
+
+
+def unanswered(step: Step, seconds: float, operation: str = "") -> QueueError:
+    """The user's error for a statement that neither ends nor waits for anybody."""
+    asked = str(step.request["op"]) if step.request else step.block
+    sql = _shown(step.sql)
+    return QueueError(
+        f"{operation or asked or 'a statement'} has neither answered nor waited for another worker "
+        f"after {seconds:g} s{': ' if sql else ''}{sql}",
+        step.source,
+    )
+
+
+def _shown(sql: str) -> str:
+    return textwrap.shorten(sql, 200, placeholder=" ...")
+
+
+def drive(session: Session, operation: Operation[T]) -> T:
+    """Run an operation alone, from its first statement to its answer.
+
+    Raises:
+        ServerError: The server answered with an error that the operation does not handle.
+        ConnectionLostError: The connection broke.
+    """
+    try:
+        step = next(operation)
+        while True:
+            step = operation.send(execute(session, step))
+    except StopIteration as stop:
+        answer: T = stop.value
+        return answer
+
+
+@lru_cache(maxsize=4096)
+def _names_setting(statement: str) -> bool:
+    """Whether it may make a setting of the queue's own."""
+    return bool(_OWN_SETTING.search(statement))
+
+
+def _text(value: Parameter) -> bytes | None:
+    """A parameter that a client bound by its number, as PostgreSQL's text."""
+    return None if value is None else str(value).encode()
+
+
+def _shape(answer: PGresult) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    fields = range(answer.nfields)
+    return (
+        tuple((answer.fname(n) or b"?column?").decode() for n in fields),
+        tuple(answer.ftype(n) for n in fields),
+    )
+
+
+def _server_error(answer: PGresult) -> ServerError:
+    field = answer.error_field
+    state = (field(pq.DiagnosticField.SQLSTATE) or b"XX000").decode()
+    message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    position = field(pq.DiagnosticField.STATEMENT_POSITION)
+    return ServerError(state, message, int(position) if position else None)
+
+
+@lru_cache(maxsize=4096)
+def array_literal(texts: tuple[bytes | None, ...]) -> bytes:
+    """PostgreSQL's text form of a one-dimensional array (manual, 8.15.6)."""
+    quoted = [
+        b"NULL"
+        if text is None
+        else b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
+        for text in texts
+    ]
+    return b"{" + b",".join(quoted) + b"}"

@@ -1,0 +1,88 @@
+"""The clock of a worker's own process, for queues whose operations are Python code.
+
+An SQL file has no clock of its own. A Python class may ask for the time itself: its process then
+moves with the database's clock, so that no lease is cut short by the harness, and goes wrong where
+the question is whether that matters.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Generator
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from queueproof.queues.model import Operation, Step, T
+from queueproof.queues.processclock import moved
+
+MOVABLE = find_spec("time_machine") is not None
+"""Whether the process' clock can be moved."""
+
+_NEAR = timedelta(days=1.6)  # what a time zone and a delay of hours make of this moment
+_DATE = re.compile(r"\b(20\d\d-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
+# Seconds since 1970, or as many milli-, micro- or nanoseconds.
+_EPOCH = re.compile(r"\b(\d{10})(?:(?:\d{3}){1,3}|\.\d+)?\b")
+_ALONE = threading.Lock()  # what is moved is the clock of the whole process
+
+MISSING = (
+    "the clock of a worker's Python process cannot be set here: pip install 'queueproof[clock]'"
+)
+
+
+def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation[T]:
+    """An operation that finds its process' clock off by some seconds whenever it is resumed."""
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
+        with _ALONE:
+            traveller = moved(shift())
+            try:
+                return act()
+            finally:
+                traveller.stop()
+
+    return _resumed(operation, resume)
+
+
+def watched(operation: Operation[T], see: Callable[[Step], None]) -> Operation[T]:
+    """An operation of which somebody sees each step before it is sent."""
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
+        step = act()
+        see(step)
+        return step
+
+    return _resumed(operation, resume)
+
+
+def _resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:
+    def run() -> Generator[Any, Any, Any]:
+        act: Callable[[], Any] = partial(next, operation)
+        while True:
+            try:
+                step = resume(act)
+            except StopIteration as stop:
+                return stop.value
+            try:
+                result = yield step
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's
+                act = partial(operation.throw, error)
+            else:
+                act = partial(operation.send, result)
+
+    return run()
+
+
+def carries_now(step: Step) -> bool:
+    """Whether a date or a number of seconds near to this moment stands in a statement."""
+    now = datetime.now(UTC)
+    for text in (step.sql, *(str(value) for value in step.params.values())):
+        for day, clock in _DATE.findall(text):
+            if abs(datetime.fromisoformat(f"{day}T{clock}+00:00") - now) < _NEAR:
+                return True
+        for seconds in _EPOCH.findall(text):
+            if abs(datetime.fromtimestamp(int(seconds), UTC) - now) < _NEAR:
+                return True
+    return False

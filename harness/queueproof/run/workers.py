@@ -1,0 +1,670 @@
+"""Queues that own their connections: a program per worker, stepped from the wire.
+
+What a program sends to the server stands before a gate (`queueproof.wire`) until the schedule lets
+it through, so that to a runner it is a session like any other: it offers a statement, is told to
+send it, and either answers or waits for a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from psycopg import sql
+
+from queueproof import waits
+from queueproof.errors import QueueError, ServerError
+from queueproof.postgres import Server
+from queueproof.postgres.pooler import Pooler
+from queueproof.queues.model import Operation, Result, Step
+from queueproof.queues.sqltext import move_times
+from queueproof.queues.worker import Program, ProgramError, ProgramQueue
+from queueproof.run import wallclock
+from queueproof.run.lab import GATE, HARNESS, Lab, identity
+from queueproof.run.session import LibpqSession, Session
+from queueproof.wire.gate import Connection, Wire
+
+SPARES = 2  # programs that are started before they are needed
+_LOOK = 0.1  # seconds
+_NO_WORKERS = frozenset({"clock", "nemesis"})
+_INSTALLER = "the installer"
+_WORKER = re.compile(r"w\d+")
+_SET = re.compile(r"(?:SET|RESET) ([\w.]+)(?: = (.*))?")
+_WROTE = "SELECT backend_xid IS NOT NULL FROM pg_catalog.pg_stat_get_activity(%s)"
+
+
+class _SilentError(ProgramError):
+    """A program neither answers nor ends."""
+
+
+class _Conversation:
+    """One life of a program, with whatever it sends to the server passing the gate."""
+
+    def __init__(self, lab: ClientLab, name: str) -> None:
+        self._lab = lab
+        self._closed = False
+        self.owner = f"{name} {next(lab.lives)}"
+        self.dsn = lab.wire.listen(self.owner)
+        try:
+            self.program: Program = lab.programs.spawn(name)
+        except BaseException:
+            lab.wire.forget(self.owner)
+            raise
+        lab.wire.watch(self.program.stdout, self.program.receive)
+
+    def converse(self, message: dict[str, object]) -> Any:  # noqa: ANN401
+        """Ask for something that is no operation of the queue, and wait for the answer.
+
+        Raises:
+            ProgramError: The program died, is silent, or talks nonsense.
+        """
+        self.program.send(message)
+        return self.heard(str(message["op"]))
+
+    def heard(self, operation: str) -> Any:  # noqa: ANN401
+        """Wait for the answer to what it was asked last."""
+        limit = waits.Limit(waits.BEGIN, operation)
+        while self.program.answer is None:
+            self._lab.wire.pump(_LOOK)
+            self.program.check()
+            if limit.is_over():
+                waits.connect(self._lab.conninfo).finish()  # a frozen server is not its fault
+                raise _SilentError(
+                    f"{self._lab.queue.name}: no answer to {operation} after {limit.seconds:g} s"
+                )
+        return self.program.take()
+
+    def close(self) -> None:
+        """Kill the program, and close its connections."""
+        if not self._closed:
+            self._closed = True
+            self._lab.wire.unwatch(self.program.stdout)
+            self.program.kill()
+            self._lab.wire.forget(self.owner)
+
+
+class ClientSession(Session):
+    """A worker's program and its connections.
+
+    Attributes:
+        owner: Its connections' name at the gate.
+        disturbed: Whether its connections were broken: it serves no further run.
+
+    Args:
+        lab: Whose it is.
+        key: Whose it is, for messages.
+        talk: The program that begins its life as this.
+    """
+
+    def __init__(self, lab: ClientLab, key: str, talk: _Conversation) -> None:
+        self.name = key
+        self._lab = lab
+        self._wire = lab.wire
+        self._settings: dict[str, str] = {}
+        self._gates: set[int] = set()  # backends whose gate keys are held
+        self._offered: Step | None = None
+        self._standing: Connection | None = None  # what is offered stands before this one's gate
+        self._asked = False
+        self.disturbed = False
+        self._ahead = 0.0
+        self._talk = talk
+        self.owner = self._talk.owner
+        self._program = self._talk.program
+
+    def begin(self) -> None:
+        """Have the program begin its life.
+
+        Raises:
+            ProgramError: It does not.
+        """
+        self._lab.greet(self._talk)
+
+    @property
+    def settings(self) -> list[str]:
+        """What a new connection of it is told first."""
+        return [f"SET {name} = {value}" for name, value in self._settings.items()]
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Its open connections."""
+        return self._wire.connections(self.owner)
+
+    # --- what a runner knows of a session -------------------------------------------------------
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids of its backends."""
+        return tuple(connection.pid for connection in self.connections if connection.pid)
+
+    @property
+    def pid(self) -> int:
+        """The backend that runs, or would next; 0 for none."""
+        found = [connection for connection in self.connections if connection.running]
+        return next((c.pid for c in (*found, self._standing) if c is not None), 0)
+
+    @property
+    def waiting(self) -> list[int]:
+        """The backends that run."""
+        return [connection.pid for connection in self.connections if connection.running]
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open on one of its connections, failed ones included."""
+        return any(connection.in_transaction for connection in self.connections)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its program has ended."""
+        return not self._program.alive
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it has answered everything, and waits with no transaction open."""
+        self._wire.pump(0)
+        if self.closed or self._asked or self.in_transaction or self.disturbed:
+            return False
+        return all(connection.idle for connection in self.connections)
+
+    def start_work(self) -> None:
+        """Have its worker do what it does before it can claim."""
+        settings = dict(self._settings)
+        self.configure({name: value for name, value in settings.items() if name != GATE})
+        self._set_clock()
+        self._lab.started.add(identity(self.name))
+        request = self._lab.programs.request("start", worker=identity(self.name))
+        self._lab.programs.read_error("start", self._talk.converse(request))
+        self.configure(settings)  # the gate inside statements too: nobody would open it before
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Give its connections some settings, and take back those that they were given before.
+
+        Args:
+            settings: Names to values, as SQL.
+        """
+        if settings == self._settings:
+            return
+        gone = [f"RESET {name}" for name in self._settings if name not in settings]
+        self._settings = dict(settings)
+        for connection in self.connections:
+            for statement in (*gone, *self.settings):
+                connection.run(statement)
+
+    def send(self, step: Step, *, begin: bool = False) -> None:
+        """Ask the program for something, or let through what it offers."""
+        assert not begin
+        if step.request is not None:
+            self._refuse_late()
+            self._set_clock()
+            self._wire.hold(self.owner, self.stepped)
+            self._asked = True
+            self._program.send(dict(step.request))
+            return
+        assert step is self._offered
+        if self._standing is not None and not self._standing.closed:
+            self._lab.notice(step)
+            if self._standing.pid not in self._gates:
+                self._gates.add(self._standing.pid)
+                self._lab.hold_key(self._standing.pid)
+            self._standing.release()
+
+    def _refuse_late(self) -> None:
+        """An answer before its COMMIT promises what may never be.
+
+        Raises:
+            ProgramError: The program has sent a statement since it answered.
+        """
+        self._wire.pump(0)
+        for connection in self.connections:
+            if connection.held is not None:
+                raise ProgramError(
+                    f"{self._lab.queue.name}: after an answer came {connection.held.sql!r}; answer "
+                    "when the database has answered: what is lost on the way was promised"
+                )
+
+    def ready(self, seconds: float) -> bool:
+        """Wait up to some seconds until it has answered or offers its next statement."""
+        enough = time.monotonic() + max(seconds, _LOOK)  # where it sends something all the time
+        while not self._settled():
+            if not self._wire.pump(seconds) or time.monotonic() > enough:
+                return False
+            seconds = 0.0
+        return True
+
+    def _settled(self) -> bool:
+        if self._program.answer is not None:
+            return True
+        try:
+            self._program.check()
+        except ProgramError:
+            return True  # as `result` says
+        connections = self.connections
+        if any(connection.running for connection in connections):
+            return False
+        for connection in connections:
+            if connection.held is None:
+                continue
+            if connection.held.kind != "sync" or self._lab.has_written(connection.pid):
+                return True
+            connection.release()  # nothing was written: nobody can see this commit
+        return False
+
+    def result(self) -> Result:
+        """What has happened since the last `send`.
+
+        Raises:
+            ProgramError: The program has died, or talks nonsense.
+        """
+        connection, self._standing, self._offered = self._standing, None, None
+        command, error = ("", None) if connection is None else (connection.tag, connection.error)
+        if self._program.answer is None:
+            self._program.check()
+        else:
+            # What it sends now of a transaction that it left open, nobody has asked for.
+            self._wire.hold(self.owner, self.in_transaction)
+            self._asked = False
+            reply = self._program.take()
+            return self._result(command, error, reply=reply)
+        self._standing = next(c for c in self.connections if c.held is not None)
+        held = self._standing.held
+        assert held is not None
+        params = {str(n): value for n, value in enumerate(held.params, 1)}
+        self._offered = Step(self._lab.original(held.sql), params, commits=held.kind == "sync")
+        return self._result(command, error, offered=self._offered)
+
+    def _result(
+        self,
+        command: str,
+        error: tuple[str, str] | None,
+        *,
+        offered: Step | None = None,
+        reply: object = None,
+    ) -> Result:
+        affected = command.rpartition(" ")[2]
+        return Result(
+            affected=int(affected) if affected.isdigit() else 0,
+            in_transaction=self.in_transaction or (offered is not None and offered.commits),
+            command="" if error else command.partition(" ")[0],
+            offered=offered,
+            reply=reply,
+        )
+
+    def run(self, sql: str) -> None:
+        """Run a statement of the harness's own on each of its connections.
+
+        A setting is kept for connections that it opens later. A transaction of its own only the
+        program could end: it is killed instead.
+        """
+        if sql == "ROLLBACK":
+            self._lab.discard(self)
+            return
+        if match := _SET.fullmatch(sql):
+            name, value = match.groups()
+            rest = {known: v for known, v in self._settings.items() if known != name}
+            self.configure({**rest, name: value} if value else rest)
+            return
+        for connection in self.connections:
+            connection.run(sql)
+
+    def explain(self, step: Step, options: str) -> Result:
+        """The plan of a statement that it offers, as a session beside it would have it now."""
+        return self._lab.explain_beside(step, options, self._settings)
+
+    def cancel(self) -> None:
+        """End what it waits for, as a deadlock's victim is told."""
+        for connection in self.connections:
+            if connection.running:
+                connection.disguise = ("40P01", "deadlock detected")
+        limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
+        while not self.ready(limit.left(_LOOK)):
+            self._lab.cancel(self.waiting)
+
+    def probe(self) -> None:
+        """See whether its server takes another connection.
+
+        Raises:
+            LimitError: It does not answer.
+        """
+        waits.connect(self._lab.conninfo).finish()
+
+    def close(self) -> None:
+        """Kill the program, and close its connections."""
+        self._talk.close()
+
+    def forget_gates(self) -> None:
+        """The keys of its gates are held no more."""
+        self._gates.clear()
+
+    def _set_clock(self) -> None:
+        ahead = self._lab.ahead(self.name)
+        if ahead != self._ahead and self._lab.programs.moves_clock:
+            answer = self._talk.converse(self._lab.programs.request("clock", ahead=ahead))
+            self._lab.programs.read_error("clock", answer)
+        self._ahead = ahead
+
+
+class ClientLab(Lab):
+    """Where the runs of a queue take place whose workers are programs.
+
+    Attributes:
+        programs: The queue.
+        wire: The gate between the programs and the server.
+        lives: Numbers, one for each life of a program.
+    """
+
+    by_clients = True
+
+    def __init__(self, queue: ProgramQueue, server: Server, conninfo: str) -> None:
+        self.programs = queue
+        self.wire = Wire(server.for_queue(conninfo))
+        self.wire.settings = self._settings_of
+        self.wire.rewrite = self._rewritten
+        self._written: dict[str, str] = {}  # what the server gets to what a program wrote
+        self._spares: deque[_Conversation] = deque()
+        self._ahead = SPARES
+        self.lives = itertools.count(1)
+        try:
+            super().__init__(queue, server, conninfo)
+        except BaseException:
+            self._drop_spares()
+            self.wire.close()
+            raise
+        self.has_own_clock = False
+
+    # --- installation ---------------------------------------------------------------------------
+
+    def _run_install(self) -> None:
+        """Have a program make the queue's tables, and say what the queue is.
+
+        A program may want its tables when it begins, or to have begun before it makes them.
+        """
+        installer = _Conversation(self, _INSTALLER)
+        try:
+            self._ask_init(installer)
+            self.greet(installer)
+            self._make_tables(installer)
+        except _SilentError:
+            raise
+        except ProgramError as error:
+            installer.close()
+            self._install_first(error)
+        finally:
+            installer.close()
+        name = sql.Identifier(self._admin.info.dbname)
+        level = sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = {}")
+        self._admin.execute(level.format(name, self.queue.isolation))
+
+    def _install_first(self, reason: ProgramError) -> None:
+        """The other way round: tables first, and then another program begins."""
+        installer = _Conversation(self, _INSTALLER)
+        try:
+            self._make_tables(installer)
+        except ProgramError as error:
+            if not installer.program.alive:
+                raise reason from None  # it ends either way
+            raise ProgramError(
+                f"{reason}\nAsked to install first, it did not either: {error}"
+            ) from None
+        finally:
+            installer.close()
+        second = _Conversation(self, _INSTALLER)
+        try:
+            self._ask_init(second)
+            self.greet(second)
+        finally:
+            second.close()
+
+    def _make_tables(self, installer: _Conversation) -> None:
+        request = self.programs.request("install", dsn=installer.dsn)
+        self.programs.read_error("install", installer.converse(request))
+
+    def _ask_init(self, talk: _Conversation) -> None:
+        talk.program.send(self.programs.request("init", dsn=talk.dsn, queue="default"))
+
+    def greet(self, talk: _Conversation) -> None:
+        """Hear what a program says that it offers, now that it has begun its life."""
+        self.programs.described_by(talk.heard("init"))
+
+    # --- sessions -------------------------------------------------------------------------------
+
+    def session(self, key: str) -> Session:
+        """The program under a key, ready for an operation; a new one where there is none.
+
+        A worker's second connection is its program's own business.
+        """
+        return super().session(key if key in HARNESS else key.partition(",")[0])
+
+    def _open(self, key: str) -> Session:
+        if key in HARNESS:
+            return super()._open(key)
+        try:
+            return self._begin(key, self._spare())
+        except ProgramError:
+            # It was started while nobody moved what it sent, and may have lost patience.
+            self._drop_spares()
+            return self._begin(key, self._started())
+
+    def _begin(self, key: str, talk: _Conversation) -> ClientSession:
+        session = ClientSession(self, key, talk)
+        self._sessions[key] = session  # whose connections ask for their settings
+        try:
+            session.begin()
+        except BaseException:
+            del self._sessions[key]
+            session.close()
+            raise
+        return session
+
+    def _started(self) -> _Conversation:
+        talk = _Conversation(self, "a worker")
+        self._ask_init(talk)
+        return talk
+
+    def _spare(self) -> _Conversation:
+        """A program that has been started already, while others are to come."""
+        while len(self._spares) <= self._ahead:
+            self._spares.append(self._started())
+        return self._spares.popleft()
+
+    @property
+    def _meanwhile(self) -> waits.Meanwhile:
+        """What has to be done while one of the harness's own connections is waited for.
+
+        It may wait for a program that has begun a transaction and gets no further, as what it sends
+        is moved here.
+        """
+        return self._attend
+
+    def _attend(self) -> None:
+        self.wire.pump(0)
+
+    def _make_way(self) -> bool:
+        """End the programs that were started ahead: as they begin, they open a transaction."""
+        self._ahead = 0
+        found = bool(self._spares)
+        self._drop_spares()
+        return found
+
+    def _drop_spares(self) -> None:
+        """What they are connected to is gone."""
+        while self._spares:
+            self._spares.pop().close()
+
+    def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
+        if isinstance(session, ClientSession):
+            session.stepped = True
+            session.configure(wanted)
+            if "start" in self.queue.offers and not self._under_way:
+                session.start_work()
+        else:
+            super()._configure(session, wanted)
+
+    def prepare(self, actors: Iterable[str]) -> None:
+        """Have workers begin that want to be told; in the midst of a run one might wait."""
+        for actor in actors:
+            if "start" in self.queue.offers and actor not in _NO_WORKERS:
+                self.session(actor)
+        self._under_way = True
+
+    def _settings_of(self, owner: str) -> Sequence[str]:
+        """What a new connection is told before its program may use it."""
+        found = (s for s in self._clients if s.owner == owner)
+        return [statement for session in found for statement in session.settings]
+
+    @property
+    def _clients(self) -> list[ClientSession]:
+        return [one for one in self._sessions.values() if isinstance(one, ClientSession)]
+
+    def _quiet(self, session: Session) -> bool:
+        if isinstance(session, ClientSession):
+            return session.quiet
+        return super()._quiet(session)
+
+    def owner_of(self, pid: int) -> str | None:
+        """The worker of a backend that its program has opened."""
+        return next((session.name for session in self._clients if pid in session.pids), None)
+
+    def blockers(self, session: Session) -> list[int]:
+        """Backends that those of a session wait for."""
+        if isinstance(session, ClientSession):
+            return [found for pid in session.waiting for found in self._blocking(pid)]
+        return super().blockers(session)
+
+    def _until_gone(self, pids: Sequence[int]) -> None:
+        if self._pooler is None:  # whose process ids are none
+            super()._until_gone(pids)
+
+    def terminate(self, key: str) -> None:
+        """Have the server end the backends of a worker, which its program notices or not."""
+        session = self._sessions.get(key)
+        if not isinstance(session, ClientSession):
+            super().terminate(key)
+            return
+        pids = session.pids
+        self._end(pids)
+        self._until_gone(pids)
+        self._lose(session, pids)
+
+    def _lose(self, session: ClientSession, pids: Sequence[int]) -> None:
+        """Wait until the gate has seen that backends are gone."""
+        session.disturbed = True
+        limit = waits.Limit(waits.GONE, f"the connections of {session.name} to break")
+        while set(pids) & set(session.pids):
+            self.wire.pump(limit.left(_LOOK))
+
+    def _reconnect(self) -> None:
+        """The server came back: workers see for themselves that their connections are gone.
+
+        Whoever is no worker begins anew. A program need not connect again; somebody would start it
+        again, under another name.
+        """
+        self._drop_spares()
+        self.wire.conninfo = self.queue_conninfo
+        clients = {s.name: s for s in self._clients if _WORKER.fullmatch(s.name)}
+        for session in clients.values():
+            self._lose(session, session.pids)
+            session.forget_gates()
+            del self._sessions[session.name]
+        used = self._used & clients.keys()
+        super()._reconnect()
+        self._sessions |= clients
+        self._used |= used
+
+    @contextmanager
+    def through(self, pooler: Pooler) -> Iterator[None]:
+        """Have the programs connect to a pooler, anew in each run, while the block runs."""
+        with super().through(pooler):
+            self._drop_spares()
+            self.wire.conninfo = pooler.conninfo
+            try:
+                yield
+            finally:
+                self._drop_spares()
+                self.wire.conninfo = self.queue_conninfo
+
+    # --- what sessions ask of the server ---------------------------------------------------------
+
+    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002
+        """Begin an operation: the program is asked, and each of its statements is a step."""
+        taken = self.queue.takes(operation)
+        request = self.programs.request(
+            operation, **{name: value for name, value in arguments.items() if name in taken}
+        )
+        result = yield Step("", request=request)
+        while result.offered is not None:
+            result = yield result.offered
+        return self.programs.read(operation, request, result.reply)
+
+    def hold_key(self, pid: int) -> None:
+        """Hold the key that a backend needs to pass a gate."""
+        if self._pooler is None:
+            self._lock_gate(pid)
+
+    def has_written(self, pid: int) -> bool:
+        """Whether the open transaction of a backend has changed or locked a row."""
+        return self._admin.execute(_WROTE, [pid]).fetchone() == (True,)
+
+    def _is_open(self, session: Session) -> bool:
+        if isinstance(session, ClientSession):
+            return not all(connection.idle for connection in session.connections)
+        return super()._is_open(session)
+
+    def cancel(self, pids: Sequence[int]) -> None:
+        """Have the server cancel what backends do."""
+        self._admin.execute(
+            "SELECT pg_cancel_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
+        )
+
+    def ahead(self, actor: str) -> float:
+        """Seconds by which the clock of an actor's process should be ahead of real time."""
+        return self._shift + self._skew(actor)
+
+    def _rewritten(self, statements: str) -> str:
+        """A program's SQL with every form of the time moved with the clock."""
+        moved = move_times(statements)
+        if moved != statements:
+            self._written[moved] = statements
+        return moved
+
+    def original(self, statement: str) -> str:
+        """What a program wrote where the server got this."""
+        return self._written.get(statement, statement)
+
+    def notice(self, step: Step) -> None:
+        """See whether a statement carries its process' own time, which the harness cannot move."""
+        if not self.unmoved and not self.programs.moves_clock and wallclock.carries_now(step):
+            shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
+            self.unmoved = (
+                "the program sends its process' own time, which stays behind when the database's "
+                f"is moved ({shown}): have it use now() there, or offer the operation clock"
+            )
+
+    def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:
+        """The user's error for an operation that failed although nobody disturbed it."""
+        last = "" if step.request else f"\nIts last statement: {textwrap.shorten(step.sql, 300)}"
+        return ProgramError(
+            f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
+        )
+
+    def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
+        """The plan of a program's statement, made under the same settings."""
+        session = self.session("explainer")
+        assert isinstance(session, LibpqSession)
+        for name, value in settings.items():
+            session.run(f"SET {name} = {value}")
+        try:
+            return session.explain(step, options)
+        finally:
+            for name in settings:
+                session.run(f"RESET {name}")
+
+    def close(self) -> None:
+        """Kill every program and close every connection."""
+        super().close()
+        self._drop_spares()
+        self.wire.close()

@@ -1,0 +1,1 @@
+"""Programs, their random draws, their schedules, and the conditions they run under: data."""

@@ -1,0 +1,70 @@
+"""Which interleavings of a program are tried, and in which order."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.programs import Program
+
+EXHAUSTIVE = 2000  # schedules; beyond, only those with few preemptions are tried
+PREEMPTIONS = 2
+
+Schedule = tuple[int, ...]
+
+
+class Tried(NamedTuple):
+    """One schedule and what came of it."""
+
+    schedule: Schedule
+    run: Run
+
+
+def explore(
+    runner: Runner, program: Program, *, budget: int, seed: int = 0, begin: Schedule = ()
+) -> Iterator[Tried]:
+    """Run a program under every schedule, or as many as the budget allows.
+
+    Schedules with fewer preemptions come first: most races need one or two (M. Musuvathi and
+    S. Qadeer, "Iterative context bounding", 2007), and the first failure is then the simplest.
+    Every schedule is run once: each run shows which choices it met, and each choice that was not
+    taken begins a schedule of its own.
+
+    Args:
+        runner: Runs the program.
+        program: Who does what.
+        budget: Most schedules.
+        seed: Which schedules come first among those with equally many preemptions.
+        begin: The choices with which all of them begin.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
+    serial = itertools.count()
+    frontier: list[tuple[int, float, int, Schedule]] = [(0, 0.0, next(serial), begin)]
+    done = 0
+    while frontier and done < budget:
+        cost, _, _, prefix = heapq.heappop(frontier)
+        if cost > PREEMPTIONS and done + len(frontier) > EXHAUSTIVE:
+            return
+        run = runner.run(program, prefix)
+        done += 1
+        taken = tuple(choice.taken for choice in run.choices)
+        yield Tried(_trimmed(taken), run)
+        # What follows a choice that the server made is another run's the next time.
+        certain = len(taken) if run.certain is None else run.certain
+        for place in range(len(prefix), certain):
+            choice = run.choices[place]
+            for option in range(1, choice.options):
+                entry = (cost + choice.preempts, rng.random(), next(serial))
+                heapq.heappush(frontier, (*entry, (*taken[:place], option)))
+
+
+def _trimmed(schedule: Schedule) -> Schedule:
+    """Without the zeros at the end, which are what a run does anyway."""
+    end = len(schedule)
+    while end and schedule[end - 1] == 0:
+        end -= 1
+    return schedule[:end]

@@ -1,0 +1,1 @@
+"""Looking for schedules that break a guarantee, and making what was found shorter."""

@@ -1,0 +1,213 @@
+"""From a program and schedule that break a guarantee to the shortest that still do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from queueproof.judge.checker import Declared, Violation, check
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import JobSpec, Program, Stage
+from queueproof.schedule.schedules import Schedule, explore
+
+TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A program and schedule under which a guarantee breaks.
+
+    Attributes:
+        program: Who does what.
+        schedule: In which order.
+        run: What happened.
+        violation: What was broken, and why.
+        conditions: Under what.
+    """
+
+    program: Program
+    schedule: Schedule
+    run: Run
+    violation: Violation
+    conditions: Conditions = PLAIN
+
+    @property
+    def firmness(self) -> tuple[bool, bool, bool]:
+        """How well it stands: what is not doubtful, and then what the schedule alone decided.
+
+        Of two that stand as well, the one in which another worker is hurt says more.
+        """
+        return not self.violation.doubtful, not self.run.ambiguous, not self.violation.alone
+
+    @property
+    def cause(self) -> str:
+        """The operation whose answer breaks the guarantee; nothing where the end of a run does."""
+        kind = self.run.history.calls[self.violation.call].kind
+        return "" if kind in {"jobs", "sweep"} else kind
+
+    @property
+    def like(self) -> Like:
+        """What a shorter story must tell as well."""
+        return Like(self.cause, alone=self.violation.alone)
+
+    def tells(self, like: Like) -> bool:
+        """Whether it says of the same operation at least what another one says."""
+        return self.cause == like.cause and self.violation.alone <= like.alone
+
+
+class Like(NamedTuple):
+    """What a story tells: see `Failure.cause` and `Violation.alone`."""
+
+    cause: str
+    alone: bool
+
+
+def breaches(run: Run, declared: Declared) -> list[Violation]:
+    """What a run broke: guarantees, and what is unexpected."""
+    return [*check(run.history, declared).violations, *unexpected(run)]
+
+
+def unexpected(run: Run) -> list[Violation]:
+    """What a run broke that is no guarantee by itself.
+
+    An error that the queue's workers do not expect stands under `error` and its SQLSTATE: no
+    guarantee by itself, but one where it comes with conditions that should change nothing. So
+    does a claim that such conditions cut short.
+    """
+    calls = run.history.calls
+    errors = [
+        Violation(
+            f"error {error.sqlstate}",
+            f"{calls[index].kind} by {calls[index].actor} was answered ERROR {error}",
+            None,
+            index,
+        )
+        for index, (error, _) in run.errors.items()
+        if calls[index].answer != "retry"
+    ]
+    if (short := run.short) is not None:
+        got = f"{len(short.ids) or 'no'} job{'s' if len(short.ids) > 1 else ''}"
+        because = f"a claim by {short.actor} got {got}, and more without the pooler"
+        errors.append(Violation("claim cut short", because, None, short.index))
+    return errors
+
+
+def find(
+    runner: Runner,
+    declared: Declared,
+    program: Program,
+    guarantee: str,
+    *,
+    budget: int = TRIES,
+    seed: int = 0,
+    like: Like | None = None,
+) -> Failure | None:
+    """The first schedule of a program under which a guarantee breaks, if there is one.
+
+    A schedule that alone decides what happens goes before one that leaves a choice to the server.
+
+    Args:
+        runner: Runs the program.
+        declared: What the checker must know of the queue.
+        program: Who does what.
+        guarantee: What is to break.
+        budget: Most schedules.
+        seed: See `explore`.
+        like: What is found must tell it, see `Failure.tells`.
+    """
+    found = None
+    for schedule, run in explore(runner, program, budget=budget, seed=seed):
+        for violation in breaches(run, declared):
+            if violation.guarantee == guarantee:
+                failure = Failure(program, schedule, run, violation, runner.conditions)
+                if like is not None and not failure.tells(like):
+                    continue
+                if not run.ambiguous:
+                    return failure
+                found = found or failure
+    return found
+
+
+First: TypeAlias = Callable[[Sequence[Program]], tuple[int, Failure] | None]
+"""Of some programs the first that breaks the same: its place among them, and how it does."""
+
+
+def one_by_one(runner: Runner, declared: Declared, failure: Failure) -> First:
+    """Search programs for what breaks as a failure does, one after the other."""
+
+    def first(programs: Sequence[Program]) -> tuple[int, Failure] | None:
+        broken, like = failure.violation.guarantee, failure.like
+        searches = (find(runner, declared, program, broken, like=like) for program in programs)
+        return next(((n, found) for n, found in enumerate(searches) if found is not None), None)
+
+    return first
+
+
+def shrink(failure: Failure, first: First) -> Failure:
+    """Remove jobs and operations one at a time while the same guarantee still breaks.
+
+    What breaks it stays the same operation: a guarantee may have several stories.
+
+    Removing one at a time until nothing more can go gives a 1-minimal program (A. Zeller and
+    R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002); each candidate is
+    searched anew, so that the schedule shrinks with it. After a success it goes on where it is: the
+    pieces before were needed a moment ago, and are asked again at the end.
+    """
+    if (again := first([failure.program])) is not None:
+        _, failure = again
+    needed = {failure.program}  # nothing smaller breaks by these, or they are the program itself
+    place = 0
+    while candidates := [
+        one for one in dict.fromkeys(_smaller(failure.program)) if one not in needed
+    ]:
+        place %= len(candidates)
+        ordered = candidates[place:] + candidates[:place]
+        if (found := first(ordered)) is None:
+            break
+        number, failure = found
+        needed.update(ordered[: number + 1])
+        place += number
+    return failure
+
+
+def _smaller(program: Program) -> Iterator[Program]:
+    """Programs with less, the largest pieces first."""
+    stages, jobs = program.stages, program.jobs
+    for n in range(len(stages)):
+        yield program._replace(stages=stages[:n] + stages[n + 1 :])
+    many = len(jobs) // 2
+    while many > 1:
+        for n in range(0, len(jobs), many):
+            yield program._replace(jobs=jobs[:n] + jobs[n + many :])
+        many //= 2
+    for n, stage in enumerate(stages):
+        for one in _smaller_stages(stage):
+            yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
+    for n in range(len(jobs)):
+        yield program._replace(jobs=jobs[:n] + jobs[n + 1 :])
+    for n, job in enumerate(jobs):
+        for plain in _plainer(job):
+            yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
+
+
+def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:
+    for n, (actor, dos) in enumerate(stage):
+        rest = stage[:n] + stage[n + 1 :]
+        if rest:
+            yield (rest,)
+        for place, do in enumerate(dos):
+            fewer = dos[:place] + dos[place + 1 :]
+            if fewer:
+                yield ((*stage[:n], (actor, fewer), *stage[n + 1 :]),)
+            if do.kind == "claim" and do.n > 1:
+                single = (*dos[:place], do._replace(n=1), *dos[place + 1 :])
+                yield ((*stage[:n], (actor, single), *stage[n + 1 :]),)
+
+
+def _plainer(job: JobSpec) -> Iterator[JobSpec]:
+    plain = JobSpec()
+    for name in JobSpec._fields:
+        if getattr(job, name) != getattr(plain, name):
+            yield job._replace(**{name: getattr(plain, name)})

@@ -1,0 +1,120 @@
+"""What a test that `queueproof check --replay TOKEN --export FILE.py` wrote runs on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from queueproof.errors import QueueproofError
+from queueproof.examine.check import REPLAYS, calibrate
+from queueproof.examine.work import runner_under
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.judge.checker import declare
+from queueproof.postgres import open_server
+from queueproof.probes.probes import PROBES
+from queueproof.queues.resolve import resolve
+from queueproof.report.story import tell
+from queueproof.run.lab import Lab, open_lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import Do, JobSpec, Program
+from queueproof.schedule.schedules import explore
+from queueproof.search.shrink import breaches
+
+__all__ = ["Do", "JobSpec", "Program", "must_hold"]
+
+SCHEDULES = 250
+
+
+def must_hold(
+    guarantee: str,
+    queue: str | os.PathLike[str],
+    *,
+    program: Program | None = None,
+    schedule: Sequence[int] = (),
+    under: Mapping[str, Any] | None = None,
+    broken: str | None = None,
+    probe: Any = None,  # noqa: ANN401 - each probe's own
+    schedules: int = SCHEDULES,
+    postgres: str | None = None,
+    trust: bool = False,
+) -> None:
+    """Look for a story once more, in every interleaving of its program.
+
+    It says that this story is over. Whether the guarantee holds is what `queueproof check` says,
+    with its evidence.
+
+    Args:
+        guarantee: The id of what must hold.
+        queue: A queue file, or `package.module:Class`.
+        program: Who does what.
+        schedule: In which order it once broke; tried first.
+        under: The conditions that differ from plain ones.
+        broken: What breaks, where it counts under the guarantee and is another.
+        probe: What a probe saw, where the story is a probe's; then without a program.
+        schedules: Most interleavings that are tried.
+        postgres: Where the server comes from, as for `queueproof check --postgres`.
+        trust: As `queueproof check --trust`.
+
+    Raises:
+        AssertionError: The guarantee is broken, and the message is the story; or the queue no
+            longer offers what it is about.
+        QueueproofError: The queue or the server cannot be used.
+    """
+    if guarantee not in CATALOGUE:
+        raise QueueproofError(f"{guarantee!r} is no guarantee; see `queueproof guarantees`")
+    target = resolve(os.fspath(queue))
+    with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
+        if program is None:
+            story = PROBES[guarantee].replay(lab, calibrate(lab), probe)
+        else:
+            conditions = Conditions(**under) if under else PLAIN
+            story = _search(
+                lab,
+                guarantee,
+                program,
+                broken=broken or guarantee,
+                schedule=schedule,
+                conditions=conditions,
+                schedules=schedules,
+            )
+    if story:
+        raise AssertionError(story)
+
+
+def _search(
+    lab: Lab,
+    guarantee: str,
+    program: Program,
+    *,
+    broken: str,
+    schedule: Sequence[int],
+    conditions: Conditions,
+    schedules: int,
+) -> str:
+    """The story of the first run that breaks something; empty where none does."""
+    offer = calibrate(lab)
+    missing = CATALOGUE[guarantee].needs(offer)
+    if missing is not None:
+        return f"{guarantee} is not offered: {missing}"
+    declared = declare(offer)
+    again = runner_under(lab, offer, conditions, anew=True)
+    runner = runner_under(lab, offer, conditions)
+    for run in _runs(again, runner, program, schedule, schedules):
+        for violation in breaches(run, declared):
+            if violation.guarantee == broken:
+                return tell(run, violation, conditions, guarantee)
+    return ""
+
+
+def _runs(
+    again: Runner, runner: Runner, program: Program, schedule: Sequence[int], schedules: int
+) -> Iterator[Run]:
+    for _ in range(REPLAYS):
+        run = again.run(program, schedule)
+        yield run
+        if not run.ambiguous:
+            break
+    for tried in explore(runner, program, budget=schedules):
+        yield tried.run
