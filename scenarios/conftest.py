@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.guarantees.catalogue import CATALOGUE, Guarantee, Offer
+from queueproof.guarantees.catalogue import CATALOGUE, Guarantee
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
+from queueproof.queues.offer import Offer
 from queueproof.report.conformance import PROFILE, SEED, Recorded
 from queueproof.report.conformance import strategy as strategy_of
 from queueproof.run.lab import Lab

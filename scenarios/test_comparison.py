@@ -17,7 +17,7 @@ from queueproof.history.calls import Call
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 
 RACE = Program(
     jobs=(JobSpec(), JobSpec()),

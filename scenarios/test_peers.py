@@ -21,7 +21,7 @@ from queueproof.report.conformance import (
     peers,
     read_remarks,
 )
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 PEERS = peers(STRATEGIES)

@@ -15,7 +15,8 @@ import pytest
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.queues.sqlfile import load_text
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 
 PATIENCE = 30.0  # seconds
 

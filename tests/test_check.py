@@ -25,7 +25,8 @@ from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"

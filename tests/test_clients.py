@@ -21,7 +21,7 @@ from queueproof.postgres.pooler import MISSING
 from queueproof.queues.model import Step
 from queueproof.queues.worker import ProgramError, from_command
 from queueproof.report.card import Judgement
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
 from queueproof.run.wallclock import carries_now
 from queueproof.run.workers import ClientLab

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.bench.bench import BenchError, BenchReport, Entry, Group, measure, run
+from queueproof.bench import render
+from queueproof.bench.bench import Group, measure, run
 from queueproof.bench.cell import Ground, Measured, Shape, percentile
+from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import (
     NotApplicableError,
     compile_queue,
@@ -508,7 +510,7 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
 
 def test_markdown_says_how_before_what() -> None:
     """The method comes first, then the chart and the figures with spread and ratio."""
-    text = report().to_markdown("chart.svg")
+    text = render.markdown(report(), "chart.svg")
     order = ["## Method", "fsync=on", "(chart.svg)", "## Jobs/s, 4 workers", "## Not measured"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
@@ -523,13 +525,13 @@ def test_undurable_settings_are_pointed_out() -> None:
     """A figure without fsync is not to be taken for one with it."""
     loose = report()
     loose.method = METHOD | {"durable": False}
-    assert "not durable" in loose.to_markdown()
-    assert "not durable" not in report().to_markdown()
+    assert "not durable" in render.markdown(loose)
+    assert "not durable" not in render.markdown(report())
 
 
 def test_html_is_escaped() -> None:
     """The fragment holds the same tables, and text stays text."""
-    text = report().to_html()
+    text = render.html(report())
     assert "<td>15.0x (15.0 to 15.0)</td>" in text
     assert "it takes &lt;one&gt; job" in text
     assert "**" not in text
@@ -538,8 +540,8 @@ def test_html_is_escaped() -> None:
 def test_the_chart_is_the_same_each_time() -> None:
     """One report, one SVG, byte for byte; every strategy is named in it."""
     pytest.importorskip("matplotlib")
-    chart = report().to_svg()
-    assert chart == report().to_svg()
+    chart = render.svg(report())
+    assert chart == render.svg(report())
     assert chart.startswith("<svg ")  # so that a page can hold it
     assert {"first", "second", "÷15", "batch 1"} <= set(
         re.findall(r">([^<>]+)</text>|tspan", chart)
@@ -583,7 +585,7 @@ def test_a_small_run_from_queue_to_report() -> None:
     assert (first.queue, len(first.runs)) == ("q", 2)
     assert (second.queue, second.runs, second.failed) == ("failing", [], True)
     assert "22012" in second.reason
-    assert "| failing | failed |" in found.to_markdown()
+    assert "| failing | failed |" in render.markdown(found)
     assert "round 2/2: q, batch 1, workers 2" in told
     assert found.method["settings"]["fsync"] == "on"
     assert len(json.loads(found.to_json())["benchmarks"][0]["extra_info"]["runs"]) == 2

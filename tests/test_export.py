@@ -17,12 +17,12 @@ from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.check import calibrate, encode_token
 from queueproof.examine.work import runner_under
-from queueproof.guarantees.catalogue import Offer
 from queueproof.guarantees.suites import Suite
 from queueproof.judge.checker import Violation, declare
 from queueproof.postgres import Server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.model import Parameter, Result, Step, Value, Values
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.export import (
     _block,
@@ -33,7 +33,8 @@ from queueproof.report.export import (
     to_spec,
     to_test,
 )
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import (

@@ -20,7 +20,8 @@ from queueproof.history.calls import Call
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Judgement
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import (
@@ -37,7 +38,7 @@ from queueproof.schedule.programs import (
     script,
     terminate,
 )
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 
 LabOf = Callable[[str], Lab]
 Eventually = Callable[[Callable[[], bool]], None]

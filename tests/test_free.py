@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.history.calls import Call, History, Ref
 from queueproof.judge.checker import Findings, Violation, declare
 from queueproof.postgres import Server
 from queueproof.queues.model import Claim, Operation, Queue, Step
+from queueproof.queues.offer import Offer
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import ProgramQueue
 from queueproof.run import free, wallclock
 from queueproof.run.free import Free, free_run
 from queueproof.run.host import Host, describe, load
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 TEMPLATES = Path(free.__file__).parents[1] / "queues" / "templates"

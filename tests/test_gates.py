@@ -12,11 +12,12 @@ from queueproof.judge.checker import check, declare
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.sqltext import only_selects
-from queueproof.run.lab import Gate, Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
-from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.conditions import Conditions, Gate
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parent.parent / "strategies"

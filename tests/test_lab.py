@@ -15,7 +15,8 @@ from queueproof.errors import QueueError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Step
 from queueproof.queues.sqlfile import load_text
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
 
 LabOf = Callable[[str], Lab]

@@ -23,8 +23,9 @@ from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import pooling
 from queueproof.probes.probes import PROBES
 from queueproof.run.lab import Lab
-from queueproof.run.runner import POOL, Run, Runner, past
+from queueproof.run.runner import POOL, Run, Runner
 from queueproof.schedule.conditions import Conditions, Pooled
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
     RECOVER,
     JobSpec,

@@ -16,7 +16,7 @@ from queueproof.postgres import Server
 from queueproof.queues import processclock
 from queueproof.queues.model import Claim, JobRow, Operation, Queue, State, Step, Value
 from queueproof.run import wallclock
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 
 ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}

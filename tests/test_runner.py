@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from queueproof.history.calls import Call
-from queueproof.run.lab import DRAINER, Lab
-from queueproof.run.runner import MARGIN, RETRIES, Run, Runner, past
+from queueproof.run.lab import Lab
+from queueproof.run.runner import RETRIES, Run, Runner
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.moments import MARGIN, past
 from queueproof.schedule.programs import (
     HEARTBEATS,
     MAINTENANCE,
@@ -28,7 +30,7 @@ from queueproof.schedule.programs import (
     until,
     whole,
 )
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 
 LabOf = Callable[[str], Lab]
 REFERENCE = Path(__file__).parent.parent / "strategies" / "skip_locked.sql"

@@ -13,7 +13,6 @@ import pytest
 from queueproof.history.calls import Call, History
 from queueproof.judge.checker import Declared, Violation, check
 from queueproof.run.runner import Choice, Run, Runner
-from queueproof.schedule import schedules
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import (
     JobSpec,
@@ -25,7 +24,7 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
 )
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, _smaller, one_by_one, shrink
 
 DECLARED = Declared(
@@ -120,7 +119,7 @@ def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
 ) -> None:
     """Beyond a limit only schedules with at most two preemptions are run, and all of these."""
     everything = words((3, 4))
-    monkeypatch.setattr(schedules, "EXHAUSTIVE", 10)
+    monkeypatch.setattr("queueproof.search.explore.EXHAUSTIVE", 10)
     some = words((3, 4))
     assert set(some) == {word for word in everything if preemptions(word) <= 2}
 

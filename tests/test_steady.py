@@ -14,7 +14,8 @@ from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probes import PROBES
 from queueproof.queues.sqlfile import load
 from queueproof.report.story import tell_growth
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.session import drive
 
 LabOf = Callable[[str], Lab]

@@ -15,7 +15,7 @@ from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.check import calibrate
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 
 STRATEGIES = Path(__file__).parent.parent / "strategies"
 REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")

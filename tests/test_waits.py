@@ -23,7 +23,8 @@ from queueproof.queues.model import Queue, Step
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import from_command
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.session import LibpqSession, drive, execute
 from queueproof.run.workers import ClientLab
 

@@ -16,7 +16,7 @@ from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.sqlfile import load
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 

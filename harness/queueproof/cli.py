@@ -367,7 +367,7 @@ def _from(export: Path, queue: str) -> str:
 @contextmanager
 def _lab(target: Queue, where: _Where) -> Iterator[Lab]:
     from queueproof.postgres import open_server
-    from queueproof.run.lab import open_lab
+    from queueproof.run.open import open_lab
 
     with ExitStack() as stack:
         with _now_and_then("starting PostgreSQL, installing the queue"):
@@ -474,6 +474,7 @@ def bench(
         _refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with _bench_extra():
+        from queueproof.bench import render
         from queueproof.bench.bench import run as measure
 
         with rewriting_status() as progress:
@@ -482,7 +483,7 @@ def bench(
             )
     if json is not None:
         _write(json, report.to_json())
-    Output().markdown(report.to_markdown())
+    Output().markdown(render.markdown(report))
 
 
 @app.command()
@@ -509,10 +510,11 @@ def report(
                 cards.append(read_card(text))
                 continue
             with _bench_extra():
-                from queueproof.bench.bench import BenchReport
+                from queueproof.bench import render
+                from queueproof.bench.figures import BenchReport
 
                 found = BenchReport.from_json(text)
-                benches.append(found.to_svg() + found.to_html())
+                benches.append(render.svg(found) + render.html(found))
         except QueueproofError as error:
             raise QueueError(f"{path}: {error}") from error
     _write(html, to_page(cards, benches=benches))

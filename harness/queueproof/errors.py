@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
 
@@ -75,3 +77,9 @@ COPYING = (
     " whose rows are answered: write INSERT or SELECT"
 )
 """Why a statement is refused, in a file or when it runs."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -27,16 +27,16 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 
-from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.errors import QueueError, QueueproofError, Source, nearest
 from queueproof.examine.check import first_flaw
 from queueproof.examine.processes import lent_server, processes
-from queueproof.guarantees.catalogue import CATALOGUE, nearest, select
+from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.postgres import open_server
 from queueproof.queues import sqltext
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
 from queueproof.report.card import Card, MutantJudgement
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 
 R = TypeVar("R")
 

@@ -205,7 +205,7 @@ class Examiner:
     @contextmanager
     def lab(self, queue: Queue) -> Iterator[Lab]:
         """A queue installed on the run's server until the end of the block."""
-        from queueproof.run.lab import open_lab
+        from queueproof.run.open import open_lab
 
         with open_lab(queue, self.server) as lab:
             yield lab

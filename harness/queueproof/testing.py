@@ -15,11 +15,12 @@ from queueproof.postgres import open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.resolve import resolve
 from queueproof.report.story import tell
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches
 
 __all__ = ["Do", "JobSpec", "Program", "must_hold"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from queueproof.bench import render
 from queueproof.bench.bench import ROUNDS, SECONDS, Group, measure
 from queueproof.bench.cell import Shape
 from queueproof.bench.load import refuse
@@ -71,8 +72,8 @@ def main(arguments: list[str] | None = None) -> int:
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (
             ("throughput.json", report.to_json()),
-            ("throughput.svg", report.to_svg()),
-            ("throughput.md", report.to_markdown("throughput.svg")),
+            ("throughput.svg", render.svg(report)),
+            ("throughput.md", render.markdown(report, "throughput.svg")),
         ):
             path = options.results / name
             path.write_text(content)

@@ -25,10 +25,10 @@ from queueproof.judge.checker import Declared, check, declare
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load_text
-from queueproof.run.lab import open_lab
+from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.programs import Do, JobSpec, Program, script
-from queueproof.schedule.schedules import explore
+from queueproof.search.explore import explore
 
 ROUNDS = 20
 TIMES = 5  # that one round runs each permutation

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from queueproof.bench import render
 from queueproof.bench.cell import Ground, Measured, Shape
+from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import refuse, why_not
-from queueproof.errors import QueueError, QueueproofError
+from queueproof.errors import QueueError
 from queueproof.examine.processes import processors
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.server import spoken
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
 
-FORMAT = 1
 ROUNDS = 5
 SECONDS = 0.7  # of measured work in a cell of the fastest queue
 PILOT_JOBS = 500  # at least, in the round that is not counted
@@ -41,10 +37,6 @@ SETTINGS = (
 Progress = Callable[[str], None]
 
 
-class BenchError(QueueproofError):
-    """A benchmark that cannot be run as asked, or a file that holds none."""
-
-
 class Group(NamedTuple):
     """Queues that are compared under the same load, next to each other in time.
 
@@ -55,175 +47,6 @@ class Group(NamedTuple):
 
     shape: Shape
     queues: tuple[SqlFileQueue, ...]
-
-
-@dataclass(slots=True)
-class Entry:
-    """One queue under one load.
-
-    Attributes:
-        queue: Its short name.
-        shape: Of the load.
-        runs: One per round.
-        reason: Why there is no figure: not applicable by contract, or it failed; else empty.
-        failed: Whether the reason is a failure.
-    """
-
-    queue: str
-    shape: Shape
-    runs: list[Measured] = field(default_factory=list)
-    reason: str = ""
-    failed: bool = False
-
-    @property
-    def rate(self) -> float:
-        """Jobs per second: the median over the rounds."""
-        return statistics.median(run.rate for run in self.runs)
-
-    @property
-    def spread(self) -> float:
-        """Half the range of the rounds as a share of their median."""
-        rates = [run.rate for run in self.runs]
-        return (max(rates) - min(rates)) / 2 / self.rate
-
-    def ratios(self, base: Entry) -> list[float]:
-        """How many times the base's rate this one's is, round by round."""
-        pairs = zip(self.runs, base.runs, strict=False)
-        return [mine.rate / other.rate for mine, other in pairs]
-
-
-@dataclass(slots=True)
-class BenchReport:
-    """What a benchmark found, and how.
-
-    Attributes:
-        method: Facts that the figures depend on: server, settings, cores, rounds, date.
-        entries: Every queue under every load, in the order of the plan.
-    """
-
-    method: dict[str, Any]
-    entries: list[Entry]
-
-    def to_json(self) -> str:
-        """The report in the shape of pytest-benchmark's JSON; `pytest-benchmark compare` reads it.
-
-        A benchmark there is an entry here; its times are seconds per job, one for each round, so
-        that `ops` is jobs per second. `extra_info.runs` holds every field of `Measured`, `params`
-        the shape. `queueproof` holds the method, and the entries without a figure.
-        """
-        missing = [
-            {"queue": e.queue, **e.shape._asdict(), "reason": e.reason, "failed": e.failed}
-            for e in self.entries
-            if not e.runs
-        ]
-        content = {
-            "machine_info": {"cpu": {"count": self.method["cores"]}},
-            "commit_info": {},
-            "benchmarks": [_benchmark(entry) for entry in self.entries if entry.runs],
-            "datetime": self.method["date"],
-            "version": "5.1.0",
-            "queueproof": {"format": FORMAT, "method": self.method, "missing": missing},
-        }
-        return json.dumps(content, indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> BenchReport:
-        """Read what `to_json` wrote.
-
-        Raises:
-            BenchError: It is something else.
-        """
-        try:
-            content = json.loads(text)
-            own = content["queueproof"]
-            if own["format"] != FORMAT:
-                raise BenchError(f"format {own['format']} of a benchmark; this reads {FORMAT}")
-            entries = [
-                _entry(found["params"], found["extra_info"]) for found in content["benchmarks"]
-            ]
-            entries += [_entry(found, found) for found in own["missing"]]
-            return cls(own["method"], entries)
-        except (ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
-
-    def to_markdown(self, chart: str | None = None) -> str:
-        """The report as a Markdown page.
-
-        Args:
-            chart: Address of the chart to show in it.
-        """
-        return render.markdown(self, chart)
-
-    def to_html(self) -> str:
-        """The report as an HTML fragment, tables only."""
-        return render.html(self)
-
-    def to_svg(self) -> str:
-        """The chart.
-
-        Raises:
-            BenchError: matplotlib is not installed.
-        """
-        try:
-            from queueproof.bench import chart  # noqa: PLC0415 - matplotlib is an extra
-        except ImportError:
-            raise BenchError(
-                "the chart needs matplotlib: pip install 'queueproof[bench]'"
-            ) from None
-        return chart.svg(self)
-
-
-def _benchmark(entry: Entry) -> dict[str, Any]:
-    shape = entry.shape
-    hold = f"-hold{shape.hold * 1000:g}ms" if shape.hold else ""
-    group = f"batch{shape.batch}-workers{shape.workers}{hold}"
-    times = [1 / run.rate for run in entry.runs]
-    low, middle, high = (
-        statistics.quantiles(times, method="inclusive") if len(times) > 1 else times * 3
-    )
-    stats = {
-        "min": min(times),
-        "max": max(times),
-        "mean": statistics.fmean(times),
-        "stddev": statistics.stdev(times) if len(times) > 1 else 0.0,
-        "median": middle,
-        "q1": low,
-        "q3": high,
-        "iqr": high - low,
-        "outliers": "0;0",
-        "ops": 1 / statistics.fmean(times),
-        "total": sum(times),
-        "rounds": len(times),
-        "iterations": 1,
-    }
-    return {
-        "group": group,
-        "name": f"{entry.queue}[{group}]",
-        "fullname": f"queueproof.bench::{entry.queue}[{group}]",
-        "param": group,
-        "params": {"queue": entry.queue, **shape._asdict()},
-        "extra_info": {
-            "jobs_per_second": round(entry.rate, 1),
-            "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
-        },
-        "options": {"timer": "monotonic", "warmup": False},
-        "stats": {k: _rounded(v) for k, v in stats.items()},
-    }
-
-
-def _rounded(value: object) -> object:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _entry(params: dict[str, Any], content: dict[str, Any]) -> Entry:
-    names = [f.name for f in fields(Measured)]
-    return Entry(
-        params["queue"],
-        Shape(params["batch"], params["workers"], params["hold"]),
-        [Measured(**{name: run[name] for name in names}) for run in content.get("runs", ())],
-        content.get("reason", ""),
-        content.get("failed", False),
-    )
 
 
 def run(

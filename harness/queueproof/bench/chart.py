@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 if TYPE_CHECKING:
-    from queueproof.bench.bench import BenchReport, Entry
+    from queueproof.bench.figures import BenchReport, Entry
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")

@@ -6,10 +6,11 @@ import statistics
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from queueproof.bench.figures import BenchError, BenchReport, Entry
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from queueproof.bench.bench import BenchReport, Entry
     from queueproof.bench.cell import Shape
 
 NOTHING = "n/a"
@@ -252,6 +253,19 @@ def html(report: BenchReport) -> str:
         if table.note:
             parts.append(f"<p>{_html(table.note)}</p>")
     return "\n".join(parts) + "\n"
+
+
+def svg(report: BenchReport) -> str:
+    """The chart.
+
+    Raises:
+        BenchError: matplotlib is not installed.
+    """
+    try:
+        from queueproof.bench import chart  # noqa: PLC0415 - matplotlib is an extra
+    except ImportError:
+        raise BenchError("the chart needs matplotlib: pip install 'queueproof[bench]'") from None
+    return chart.svg(report)
 
 
 def _html(text: str) -> str:

@@ -36,7 +36,7 @@ from queueproof.examine.work import (
     beside,
     runner_under,
 )
-from queueproof.guarantees.catalogue import CATALOGUE, Guarantee, Offer, select
+from queueproof.guarantees.catalogue import CATALOGUE, Guarantee, select
 from queueproof.guarantees.suites import (
     ACKNOWLEDGED,
     DELAY,
@@ -51,14 +51,18 @@ from queueproof.judge.checker import Declared, Violation, declare
 from queueproof.postgres import Server
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.model import Queue
+from queueproof.queues.offer import Offer
 from queueproof.report.card import Card, Judgement, Story, Verdict
 from queueproof.report.story import tell
 from queueproof.run import wallclock
 from queueproof.run.free import Free, free_run
-from queueproof.run.lab import DRAINER, Gate, Lab, open_lab
-from queueproof.run.runner import DAY, HOUR, Run, Runner, past
-from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
+from queueproof.run.runner import Run, Runner
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.draws import BACKEND
+from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
     FAULTS,
@@ -68,6 +72,7 @@ from queueproof.schedule.programs import (
     Do,
     JobSpec,
     Program,
+    Schedule,
     Script,
     advance,
     claim,
@@ -79,7 +84,7 @@ from queueproof.schedule.programs import (
     script,
     terminate,
 )
-from queueproof.schedule.schedules import Schedule, explore
+from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, breaches, find, shrink
 
 

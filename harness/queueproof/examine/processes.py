@@ -17,7 +17,8 @@ from queueproof.postgres import Server
 from queueproof.postgres.server import Lent
 from queueproof.postgres.sources import borrowed
 from queueproof.queues.model import Queue
-from queueproof.run.lab import Lab, open_lab
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
 
 _LOOK = 0.2  # seconds
 MOST = 8  # each with some connections, and somebody's server may allow few

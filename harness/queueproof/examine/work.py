@@ -21,14 +21,14 @@ from typing import NamedTuple, TypeAlias
 
 from queueproof.errors import QueueproofError
 from queueproof.examine.processes import lab_here, processes
-from queueproof.guarantees.catalogue import Offer
 from queueproof.judge.checker import Violation, check, declare
 from queueproof.probes.probes import PROBES, Seen
+from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import FAULTS, Program
-from queueproof.schedule.schedules import Schedule, explore
+from queueproof.schedule.programs import FAULTS, Program, Schedule
+from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, Like, find, unexpected
 
 CONNECTIONS = 20  # that an installed queue may come to have at once

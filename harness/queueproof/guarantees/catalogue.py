@@ -4,49 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
-from queueproof.errors import QueueproofError
-
-if TYPE_CHECKING:
-    from queueproof.queues.model import Queue
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What a queue brings to the question whether a guarantee can be asked of it.
-
-    Attributes:
-        queue: The queue under test.
-        held: Whether its claim ends inside a transaction, so that the row lock is the claim.
-        tied: Whether a claim ends with the connection that it was made on: because it is held, or
-            there is no lease, or as the queue itself was seen to do.
-        retries: Whether a job that failed at its first attempt of several was seen to come back.
-        beats: Whether a worker's next claim was seen to extend the lease of what it holds.
-        renews: Whether a heartbeat was seen to change the claim's token.
-        waits: Seconds for which a crashed worker's job was seen to wait after it was taken back by
-            a claim that answered nothing; None where the first claim got it.
-        due_by_recover: Whether a failed job was seen to come back after a recovery only.
-    """
-
-    queue: Queue
-    held: bool
-    tied: bool = False
-    retries: bool = False
-    beats: bool = False
-    renews: bool = False
-    waits: float | None = None
-    due_by_recover: bool = False
-
-    def any_of(self, *operations: str) -> bool:
-        """Whether at least one of the operations is offered."""
-        return not self.queue.offers.isdisjoint(operations)
-
-    @property
-    def expires(self) -> bool:
-        """Whether a claim can end without its worker: by its lease or by its connection."""
-        return self.queue.lease is not None or self.held
+from queueproof.errors import QueueproofError, nearest
+from queueproof.queues.offer import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,12 +239,6 @@ _ALL = (
 
 CATALOGUE: dict[str, Guarantee] = {guarantee.id: guarantee for guarantee in _ALL}
 """Every guarantee by its id, in the order of the catalogue."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def select(

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 from hypothesis import strategies as st
 
-from queueproof.guarantees.catalogue import CATALOGUE, Offer
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.offer import Offer
 from queueproof.queues.worker import ProgramQueue
-from queueproof.run.runner import DAY, PROMOTER, past
+from queueproof.schedule.actors import PROMOTER
+from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     ALIGN,
     COMPLETE_ALL,

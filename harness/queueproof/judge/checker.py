@@ -22,7 +22,6 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from queueproof.guarantees.catalogue import Offer
 from queueproof.history.calls import Call, History, Ref, Told
 from queueproof.judge.lives import UNHINDERED, Life, Lives, Watcher, over, read
 from queueproof.judge.spec import (
@@ -37,6 +36,7 @@ from queueproof.judge.spec import (
     step,
 )
 from queueproof.queues.model import State
+from queueproof.queues.offer import Offer
 
 LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.guarantees.suites import MOST_ATTEMPTS
 from queueproof.queues.model import Claim, JobRow, Queue
-from queueproof.run.lab import DEFAULT_BOUND, Lab, identity
-from queueproof.run.runner import DECADE, MARGIN
+from queueproof.queues.offer import Offer
+from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive
+from queueproof.schedule.actors import identity
+from queueproof.schedule.moments import DECADE, MARGIN
 
 ONE_BY_ONE = 12
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure

@@ -17,15 +17,16 @@ from typing import Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.guarantees.suites import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
 from queueproof.queues.model import Claim, Operation, Result, Step
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
-from queueproof.run.lab import Lab, identity
-from queueproof.run.runner import DAY
+from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
+from queueproof.schedule.actors import identity
+from queueproof.schedule.moments import DAY
 
 GROWTH, SLACK = 1.5, 32  # queue-file.md, 17: both must be passed
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm

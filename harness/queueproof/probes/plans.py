@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.queues.model import Claim, Operation, Step
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
-from queueproof.run.lab import Lab, identity
+from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
+from queueproof.schedule.actors import identity
 from queueproof.schedule.conditions import PLANNERS
 
 LIMITS = (1, 3)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.guarantees.suites import Suite
 from queueproof.history.calls import Call
 from queueproof.judge.checker import declare
 from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
+from queueproof.queues.offer import Offer
 from queueproof.queues.worker import ProgramError
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Run, Runner

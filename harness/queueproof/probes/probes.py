@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.guarantees.catalogue import Offer
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.probes import backoff, buffers, plans, pooling
 from queueproof.probes.buffers import Slope
+from queueproof.queues.offer import Offer
 from queueproof.report.story import tell, tell_growth, tell_overclaim, tell_waits
 from queueproof.run.lab import Lab
 from queueproof.schedule.programs import Program

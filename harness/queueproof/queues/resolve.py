@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from queueproof.errors import QueueError, QueueproofError, Source
-from queueproof.guarantees.catalogue import CATALOGUE, nearest
+from queueproof.errors import QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
+from queueproof.queues.ids import IDS
 from queueproof.queues.model import FACTS, OPERATIONS, Queue
 from queueproof.queues.worker import ProgramQueue, from_command
 
@@ -302,8 +302,8 @@ def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
         if not fits(value):
             raise QueueError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
     for identifier in (*queue.promises, *queue.breaks):
-        if identifier not in CATALOGUE:
-            message = f"unknown guarantee {identifier!r}{nearest(identifier, CATALOGUE)}"
+        if identifier not in IDS:
+            message = f"unknown guarantee {identifier!r}{nearest(identifier, IDS)}"
             raise QueueError(message, line)
 
 

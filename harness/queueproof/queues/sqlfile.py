@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from queueproof.errors import COPYING, QueueError, Source
-from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues import sqltext
+from queueproof.queues.ids import IDS
 from queueproof.queues.model import (
     OPERATIONS,
     VOID,
@@ -787,8 +787,8 @@ def _sqlstates(value: object) -> frozenset[str]:
 
 def _guarantees(value: object) -> frozenset[str]:
     for identifier in _strings(value):
-        if identifier not in CATALOGUE:
-            message = f"unknown guarantee {identifier}; {_nearest(identifier, CATALOGUE)}"
+        if identifier not in IDS:
+            message = f"unknown guarantee {identifier}; {_nearest(identifier, IDS)}"
             raise _EntryError(identifier, message)
     return frozenset(_strings(value))
 

@@ -33,8 +33,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from queueproof import waits
-from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.guarantees.catalogue import nearest
+from queueproof.errors import QueueError, QueueproofError, ServerError, nearest
 from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
 from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value

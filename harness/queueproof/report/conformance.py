@@ -28,10 +28,10 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from queueproof.errors import Exit, QueueproofError
+from queueproof.errors import Exit, QueueproofError, nearest
 from queueproof.examine.check import judge
 from queueproof.examine.processes import MOST, processes
-from queueproof.guarantees.catalogue import CATALOGUE, nearest
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
 from queueproof.queues.model import Queue

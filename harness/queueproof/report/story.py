@@ -15,8 +15,8 @@ from queueproof.probes.backoff import Wait, Waits
 from queueproof.probes.buffers import REMEDIES, Slope
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.queues.model import Parameter, Step
-from queueproof.run.lab import DRAINER, identity
 from queueproof.run.runner import Beat, Run
+from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80

@@ -24,23 +24,18 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.guarantees.catalogue import CATALOGUE, Offer
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Answer, Call, History, Ref
 from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.worker import Json, Program, ProgramError, ProgramQueue
 from queueproof.run.host import describe
-from queueproof.run.lab import DEFAULT_BOUND, DRAINER, Lab, identity
-from queueproof.run.runner import (
-    DAY,
-    DECADE,
-    DRAIN_BATCH,
-    EMPTY,
-    HOUR,
-    RETRIES,
-    past,
-)
+from queueproof.run.lab import DEFAULT_BOUND, Lab
+from queueproof.run.runner import DRAIN_BATCH, EMPTY, RETRIES
+from queueproof.schedule.actors import DRAINER, identity
+from queueproof.schedule.moments import DAY, DECADE, HOUR, past
 
 FAULTS: Mapping[str, str] = {
     "kill": "workers killed",

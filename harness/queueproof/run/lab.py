@@ -6,14 +6,13 @@ import itertools
 import re
 import textwrap
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import psycopg
 from psycopg import pq, sql
@@ -25,7 +24,6 @@ from queueproof.postgres.pooler import Pooler
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import compile_statement, position_in
-from queueproof.queues.worker import ProgramQueue
 from queueproof.run import wallclock
 from queueproof.run.session import (
     ARRAYS,
@@ -36,18 +34,17 @@ from queueproof.run.session import (
     execute,
     settle,
 )
+from queueproof.schedule.actors import DRAINER, identity
+from queueproof.schedule.conditions import Gate
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
-_HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
+HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
 _ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
-_ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
-_ALIVE = 2  # seconds for a server to show that it runs
 _FORBIDDEN = "42501"  # insufficient_privilege
 _UNTRUSTED = (
     "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
     " EXTENSION does for some: --trust"
 )
-DRAINER = "drainer"  # who empties the queue at the end of a run
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
@@ -169,10 +166,6 @@ FROM pg_catalog.pg_statio_user_tables
 
 # A gate's triggers, by their level.
 _EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
-
-Gate: TypeAlias = Literal["statement", "row", "every", "query"]
-"""Where inside a statement a session stops: one that changes a table with its snapshot taken and
-nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
 
 
 class Lab:
@@ -431,7 +424,7 @@ class Lab:
                 act()
         except (ServerError, psycopg.Error) as error:
             state = error.sqlstate or ""
-            if state[:2] in _ALTERED and state not in _HINDERED:
+            if state[:2] in _ALTERED and state not in HINDERED:
                 told = str(error).removeprefix(f"{state}: ").partition("\n")[0]
                 raise QueueError(
                     f"the queue's tables cannot be brought back to the beginning: {told} ({state})."
@@ -732,6 +725,9 @@ class Lab:
             ServerUnavailableError: The server could not be started once more.
         """
         if self._twin is None:
+            # It makes labs of every kind, this one too: so it knows them, and no lab knows it.
+            from queueproof.run.open import open_lab  # noqa: PLC0415
+
             server = self._resources.enter_context(
                 open_server(self.server.source, trust=self.server.trusted)
             )
@@ -906,73 +902,3 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
     return QueueError(
         f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
     )
-
-
-@lru_cache(maxsize=4096)
-def identity(name: str) -> str:
-    """A worker's name as the queue sees it: a UUID, the same in every run."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-
-
-@contextmanager
-def _held_responsible(conninfo: str) -> Iterator[None]:
-    """Blame the queue for what its SQL does to the harness's own statements and connections."""
-    began = _start_of(conninfo)
-    try:
-        yield
-    except (psycopg.Error, ServerError, ConnectionLostError) as error:
-        state = getattr(error, "sqlstate", None)
-        told = str(error).strip().partition("\n")[0]
-        if state in _HINDERED or _in_function(error):
-            raise QueueError(
-                f"the queue's SQL keeps queueproof from its work: {told} ({state}). Has it"
-                " made an event trigger, or set default_transaction_read_only?"
-            ) from None
-        lost = state in {None, _ENDED}
-        if lost and began is not None and began == _start_of(conninfo):
-            raise QueueError(
-                f"a connection was ended while the server went on: {told}. If it was the queue's"
-                " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
-            ) from None
-        raise
-
-
-def _in_function(error: Exception) -> bool:
-    """Whether an error comes from a function that one of the harness's statements has set off."""
-    return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
-
-
-def _start_of(conninfo: str) -> object:
-    """When a server was started; None where it does not say."""
-    try:
-        with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
-            return connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
-    except psycopg.Error:
-        return None
-
-
-@contextmanager
-def open_lab(
-    queue: Queue, server: Server, settings: Mapping[str, str] | None = None
-) -> Iterator[Lab]:
-    """Install a queue in a fresh database of a server; both are gone afterwards.
-
-    Args:
-        queue: The queue.
-        server: The server.
-        settings: What every session begins with.
-
-    Raises:
-        QueueError: The queue's SQL was rejected, or keeps the harness from its work.
-    """
-    with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
-        if isinstance(queue, ProgramQueue):
-            from queueproof.run.workers import ClientLab  # noqa: PLC0415 - it builds on this one
-
-            lab: Lab = ClientLab(queue, server, conninfo)
-        else:
-            lab = Lab(queue, server, conninfo)
-        try:
-            yield lab
-        finally:
-            lab.close()

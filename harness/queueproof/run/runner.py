@@ -16,9 +16,11 @@ from queueproof.judge.answers import contradiction, flood
 from queueproof.queues.model import Claim, JobRow, Operation, Result, State, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
 from queueproof.queues.worker import ProgramError
-from queueproof.run.lab import DEFAULT_BOUND, DRAINER, Lab, identity
+from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import ConnectionLostError, Session, execute, unanswered
+from queueproof.schedule.actors import DRAINER, PROMOTER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.moments import DAY, DECADE, HOUR, MARGIN, past
 from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, JobSpec, Program
 
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
@@ -27,14 +29,9 @@ LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at mos
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
 DRAIN_BATCH = 10
 EMPTY = 2  # claims in a row that come back empty, after which there is nothing to be had
-PROMOTER = "promoter"  # who makes jobs claimable that have become due
 RETRIES = 10
 SURE = 3  # runs without a pooler that all differ from the one with it
 POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
-MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kept
-# Seconds; odd, so that no lease or delay ends exactly then.
-HOUR, DAY = 3607.3, 90061.7
-DECADE = 3660 * DAY
 
 _DEADLOCK = "40P01"
 _TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
@@ -1299,8 +1296,3 @@ def _answer_of_error(sqlstate: str, flight: _Flight, retry_on: frozenset[str]) -
     if sqlstate in retry_on:
         return "retry"
     return "unknown" if flight.committed else "error"
-
-
-def past(lease: float) -> float:
-    """Seconds after which a lease has certainly run out: some real time passes as well."""
-    return lease * 1.0567 + 1.7

@@ -26,8 +26,9 @@ from queueproof.queues.model import Operation, Result, Step
 from queueproof.queues.sqltext import move_times
 from queueproof.queues.worker import Program, ProgramError, ProgramQueue
 from queueproof.run import wallclock
-from queueproof.run.lab import GATE, HARNESS, Lab, identity
+from queueproof.run.lab import GATE, HARNESS, Lab
 from queueproof.run.session import LibpqSession, Session
+from queueproof.schedule.actors import identity
 from queueproof.wire.gate import Connection, Wire
 
 SPARES = 2  # programs that are started before they are needed

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-from queueproof.run.lab import Gate
-
 _NESTED = dict.fromkeys(
     ("enable_hashagg", "enable_hashjoin", "enable_material", "enable_sort", "enable_mergejoin"),
     "off",
@@ -29,6 +27,10 @@ _ZONES: tuple[Mapping[str, str], ...] = (
 )
 _FAR = ("w1", "w2", "reaper")
 _AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1}  # seconds
+
+Gate: TypeAlias = Literal["statement", "row", "every", "query"]
+"""Where inside a statement a session stops: one that changes a table with its snapshot taken and
+nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
 
 Pooled: TypeAlias = Literal["first idle", "round robin"]
 """How a pooler in transaction mode may choose (PgBouncer's server_round_robin = 0 and 1)."""

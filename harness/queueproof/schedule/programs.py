@@ -55,6 +55,9 @@ FAULTS: Mapping[str, str] = {
 """What happens to connections, backends and the server, to the words for several of it."""
 
 
+Schedule: TypeAlias = tuple[int, ...]
+"""Which actor goes on, choice by choice; 0 is the one that acted last, and what is left out."""
+
 Script: TypeAlias = tuple[str, tuple[Do, ...]]
 """An actor and what it does, in this order."""
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeAlias
 from queueproof.judge.checker import Declared, Violation, check
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import JobSpec, Program, Stage
-from queueproof.schedule.schedules import Schedule, explore
+from queueproof.schedule.programs import JobSpec, Program, Schedule, Stage
+from queueproof.search.explore import explore
 
 TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
 

@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from queueproof.run.runner import Run, Runner
-from queueproof.schedule.programs import Program
+from queueproof.schedule.programs import Program, Schedule
 
 EXHAUSTIVE = 2000  # schedules; beyond, only those with few preemptions are tried
 PREEMPTIONS = 2
-
-Schedule = tuple[int, ...]
 
 
 class Tried(NamedTuple):

@@ -1,0 +1,43 @@
+"""What a queue was declared to bring, and what it was seen to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from queueproof.queues.model import Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a queue brings to the question whether a guarantee can be asked of it.
+
+    Attributes:
+        queue: The queue under test.
+        held: Whether its claim ends inside a transaction, so that the row lock is the claim.
+        tied: Whether a claim ends with the connection that it was made on: because it is held, or
+            there is no lease, or as the queue itself was seen to do.
+        retries: Whether a job that failed at its first attempt of several was seen to come back.
+        beats: Whether a worker's next claim was seen to extend the lease of what it holds.
+        renews: Whether a heartbeat was seen to change the claim's token.
+        waits: Seconds for which a crashed worker's job was seen to wait after it was taken back by
+            a claim that answered nothing; None where the first claim got it.
+        due_by_recover: Whether a failed job was seen to come back after a recovery only.
+    """
+
+    queue: Queue
+    held: bool
+    tied: bool = False
+    retries: bool = False
+    beats: bool = False
+    renews: bool = False
+    waits: float | None = None
+    due_by_recover: bool = False
+
+    def any_of(self, *operations: str) -> bool:
+        """Whether at least one of the operations is offered."""
+        return not self.queue.offers.isdisjoint(operations)
+
+    @property
+    def expires(self) -> bool:
+        """Whether a claim can end without its worker: by its lease or by its connection."""
+        return self.queue.lease is not None or self.held

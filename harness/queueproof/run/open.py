@@ -1,0 +1,81 @@
+"""From a queue and a server to a laboratory of the kind that the queue needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import psycopg
+
+from queueproof.errors import QueueError, ServerError
+from queueproof.postgres import Server
+from queueproof.queues.model import Queue
+from queueproof.queues.worker import ProgramQueue
+from queueproof.run.lab import HINDERED, Lab
+from queueproof.run.session import ConnectionLostError
+from queueproof.run.workers import ClientLab
+
+_ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
+_ALIVE = 2  # seconds for a server to show that it runs
+
+
+@contextmanager
+def open_lab(
+    queue: Queue, server: Server, settings: Mapping[str, str] | None = None
+) -> Iterator[Lab]:
+    """Install a queue in a fresh database of a server; both are gone afterwards.
+
+    Args:
+        queue: The queue.
+        server: The server.
+        settings: What every session begins with.
+
+    Raises:
+        QueueError: The queue's SQL was rejected, or keeps the harness from its work.
+    """
+    with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
+        if isinstance(queue, ProgramQueue):
+            lab: Lab = ClientLab(queue, server, conninfo)
+        else:
+            lab = Lab(queue, server, conninfo)
+        try:
+            yield lab
+        finally:
+            lab.close()
+
+
+@contextmanager
+def _held_responsible(conninfo: str) -> Iterator[None]:
+    """Blame the queue for what its SQL does to the harness's own statements and connections."""
+    began = _start_of(conninfo)
+    try:
+        yield
+    except (psycopg.Error, ServerError, ConnectionLostError) as error:
+        state = getattr(error, "sqlstate", None)
+        told = str(error).strip().partition("\n")[0]
+        if state in HINDERED or _in_function(error):
+            raise QueueError(
+                f"the queue's SQL keeps queueproof from its work: {told} ({state}). Has it"
+                " made an event trigger, or set default_transaction_read_only?"
+            ) from None
+        lost = state in {None, _ENDED}
+        if lost and began is not None and began == _start_of(conninfo):
+            raise QueueError(
+                f"a connection was ended while the server went on: {told}. If it was the queue's"
+                " SQL (pg_terminate_backend): with its connection a worker loses what it is at"
+            ) from None
+        raise
+
+
+def _in_function(error: Exception) -> bool:
+    """Whether an error comes from a function that one of the harness's statements has set off."""
+    return isinstance(error, psycopg.Error) and "function" in (error.diag.context or "")
+
+
+def _start_of(conninfo: str) -> object:
+    """When a server was started; None where it does not say."""
+    try:
+        with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
+            return connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
+    except psycopg.Error:
+        return None
