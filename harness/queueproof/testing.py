@@ -14,7 +14,7 @@ from queueproof.judge.checker import declare
 from queueproof.postgres import open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.resolve import resolve
-from queueproof.report.story import tell
+from queueproof.report.story import tell, tell_found
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.runner import Run, Runner
@@ -68,7 +68,8 @@ def must_hold(
     target = resolve(os.fspath(queue))
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
         if program is None:
-            story = PROBES[guarantee].replay(lab, calibrate(lab), probe)
+            found = PROBES[guarantee].replay(lab, calibrate(lab), probe)
+            story = tell_found(found, guarantee) if found else None
         else:
             conditions = Conditions(**under) if under else PLAIN
             story = _search(

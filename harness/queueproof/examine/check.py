@@ -53,7 +53,8 @@ from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Card, Judgement, Story, Verdict
-from queueproof.report.story import tell
+from queueproof.report.free import tell_free
+from queueproof.report.story import tell, tell_found
 from queueproof.run import wallclock
 from queueproof.run.free import Free, free_run
 from queueproof.run.lab import Lab
@@ -622,13 +623,13 @@ class Examination:
     def _stories(self, name: str) -> list[Story]:
         """How a guarantee was seen to break, the story that says most first."""
         seen = self.probed.get(name)
-        if seen is not None and seen.broken:
+        if seen is not None and seen.found is not None:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
-            return [Story(seen.broken, seen.story, token)]
+            return [Story(seen.broken, tell_found(seen.found, name), token)]
         failure = self.failures.get(name)
         if failure is None and name in self.freed:
             free, violation = self.freed[name]
-            return [Story(f"{violation.because} (in a free run)", free.story(violation), None)]
+            return [Story(f"{violation.because} (in a free run)", tell_free(free, violation), None)]
         if failure is None or self._explained(name):
             return []
         others = sorted(self.others.get(name, {}).values(), key=lambda one: one.violation.alone)
@@ -1080,8 +1081,8 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         )
     offer = calibrate(lab)
     if "probe" in data:
-        story = PROBES[guarantee].replay(lab, offer, data["probe"])
-        return Replayed(guarantee, story, data) if story else None
+        found = PROBES[guarantee].replay(lab, offer, data["probe"])
+        return Replayed(guarantee, tell_found(found, guarantee), data) if found else None
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
     runner = runner_under(lab, offer, conditions, anew=True)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.probes import backoff, buffers, plans, pooling
 from queueproof.probes.buffers import Slope
 from queueproof.queues.offer import Offer
-from queueproof.report.story import tell, tell_growth, tell_overclaim, tell_waits
 from queueproof.run.lab import Lab
 from queueproof.schedule.programs import Program
+from queueproof.search.shrink import Failure
 
 _NOT_THROUGH = (
     "transactions through PgBouncer itself (not installed: apt-get install pgbouncer, "
     "or brew install pgbouncer)"
 )
+
+
+Found: TypeAlias = plans.Overclaim | backoff.Waits | Failure | Slope
+"""How a probe saw a guarantee broken: what `report` tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class Seen:
         evidence: What was measured to how often; a pass without any is none. What could not be
             measured for want of a tool counts 0.
         broken: How the guarantee is broken; empty where it is not.
-        story: The same as a story.
+        found: What a story of that is told from; None where it is not.
         data: What `replay` needs to see it again, as JSON.
         unable: Why it could not be asked here, with the way to have it asked; or nothing.
         lacks: The tool that this machine lacks, with the way to get it; or nothing.
@@ -40,7 +44,7 @@ class Seen:
 
     evidence: Mapping[str, int]
     broken: str = ""
-    story: str = ""
+    found: Found | None = None
     data: Any = None
     unable: str = ""
     lacks: str = ""
@@ -55,8 +59,8 @@ class Probe(Protocol):
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one."""
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
-        """The story of `Seen.data` again, or None where it does not happen any more."""
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
+        """What `Seen.data` showed again, or None where it does not happen any more."""
 
 
 class PlanGrid:
@@ -77,16 +81,15 @@ class PlanGrid:
             evidence,
             broken=f"a claim with limit {over.cell.limit} took {over.taken} "
             f"({over.cell.filling}; {over.cell.setting})",
-            story=tell_overclaim(over),
+            found=over,
             data=[list(over.cell.filling), over.cell.setting, over.cell.limit],
             explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
         """The claim of one cell again."""
         filling, setting, limit = data
-        over = plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
-        return tell_overclaim(over) if over else None
+        return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
 
 
 class Waits:
@@ -95,13 +98,12 @@ class Waits:
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002
         """Fail one job as often as it may be."""
         waits = backoff.watch(lab, offer)
-        story = tell_waits(waits) if waits.broken else ""
         evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
-        return Seen(evidence, broken=waits.broken, story=story, data=True)
+        return Seen(evidence, broken=waits.broken, found=waits if waits.broken else None, data=True)
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401, ARG002
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401, ARG002
         """The same again."""
-        return self.watch(lab, offer, 0).story or None
+        return self.watch(lab, offer, 0).found
 
 
 class ThroughPgbouncer:
@@ -128,19 +130,16 @@ class ThroughPgbouncer:
         return Seen(
             evidence,
             broken=f"{failure.violation.because} ({passage.pooler})",
-            story=tell(failure.run, failure.violation, failure.conditions, "pooler-safe"),
+            found=failure,
             data=failure.program.to_data(),
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
         """The program of the story again."""
         program = find_pgbouncer()
         if program is None:
             raise ServerUnavailableError(MISSING)
-        failure = pooling.again(lab, offer, program, Program.from_data(data))
-        if failure is None:
-            return None
-        return tell(failure.run, failure.violation, failure.conditions, "pooler-safe")
+        return pooling.again(lab, offer, program, Program.from_data(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +162,15 @@ class Growth:
         return Seen(
             slope.evidence,
             broken=slope.broken,
-            story=tell_growth(slope, self.name),
+            found=slope,
             data=list(slope.costs[-1].content),
             remark=slope.told,
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> str | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
         """The last filling again."""
         slope = buffers.measure(lab, offer, [[buffers.Content(*data)]])
-        return tell_growth(slope, self.name) if slope.broken else None
+        return slope if slope.broken else None
 
 
 PROBES: Mapping[str, Probe] = {

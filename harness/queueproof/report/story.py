@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
+from typing import assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call
@@ -14,10 +15,12 @@ from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import Wait, Waits
 from queueproof.probes.buffers import REMEDIES, Slope
 from queueproof.probes.plans import REWRITE, Overclaim
+from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter, Step
 from queueproof.run.runner import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
+from queueproof.search.shrink import Failure
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
@@ -90,6 +93,26 @@ def tell(
         "```mermaid\n" + _diagram(entries) + "\n```",
     ]
     return _plain_ids("\n\n".join(part for part in parts if part), calls)
+
+
+def tell_found(found: Found, name: str) -> str:
+    """The story of what a probe found.
+
+    Args:
+        found: How the guarantee is broken.
+        name: The guarantee.
+    """
+    match found:
+        case Failure():
+            return tell(found.run, found.violation, found.conditions, name)
+        case Overclaim():
+            return tell_overclaim(found)
+        case Waits():
+            return tell_waits(found)
+        case Slope():
+            return tell_growth(found, name)
+        case _:
+            assert_never(found)
 
 
 def tell_overclaim(over: Overclaim) -> str:

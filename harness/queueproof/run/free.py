@@ -13,7 +13,7 @@ import random
 import select
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -24,7 +24,6 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Answer, Call, History, Ref
 from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
@@ -148,14 +147,6 @@ class Free:
             first.setdefault(violation.guarantee, violation)
         raced = first.get("single-claim")
         return {"single-claim": raced} if raced else first
-
-    def story(self, violation: Violation) -> str:
-        """One violation as text: what was done to the job, and when.
-
-        Args:
-            violation: One of the findings'.
-        """
-        return _tell(self, violation)
 
 
 def free_run(
@@ -1086,102 +1077,3 @@ def _read(kind: str, value: Any) -> _Read:  # noqa: ANN401
 
 def _known(name: str) -> bool:
     return name.startswith(_NAME)
-
-
-# --- the story ----------------------------------------------------------------------------------
-
-
-def _tell(free: Free, violation: Violation) -> str:
-    guarantee = CATALOGUE[violation.guarantee]
-    calls = _concerned(free.history.calls, violation)
-    began = free.history.calls[0].began
-    parts = [
-        f"{guarantee.id}: {guarantee.sentence}",
-        f"Broken: {violation.because}.",
-        (
-            f"Seen in a free run of {free.workers} workers with seed {free.seed}; not replayable: "
-            "who came first was up to the operating system."
-        ),
-        _table([("seconds", "who", "what"), *(_line(call, violation, began) for call in calls)]),
-        f"Why it matters: {guarantee.why}.",
-    ]
-    return "\n\n".join(parts)
-
-
-def _concerned(calls: Sequence[Call], violation: Violation) -> list[Call]:
-    """The calls that a violation is told by: those on its job, or those around the guilty one."""
-    guilty = calls[violation.call]
-    if violation.job is None:
-        around = [call for call in calls if call.overlaps(guilty) or call is guilty]
-        return around[:_SHOWN]
-    job = violation.job
-    holders = {call.actor for call in calls if call.kind == "claim" and job in call.ids}
-
-    def concerns(call: Call) -> bool:
-        if call.kind in {"advance", "restart", "sweep"}:
-            return True
-        if call.kind in {"crash", "pause", "resume", "terminate"}:
-            return call.actor in holders
-        return job in call.ids or any(ref.job == job for ref in call.refs)
-
-    found = [call for call in calls if concerns(call) and call.invoked <= (guilty.returned or 0)]
-    first = next((n for n, call in enumerate(found) if job in call.ids), 0)
-    return found[first:]
-
-
-def _line(call: Call, violation: Violation, began: float) -> tuple[str, str, str]:
-    until = "" if call.returned is None else f" .. {call.ended - began:.3f}"
-    named = [violation.job] if violation.job else [ref.job for ref in call.refs]
-    what = f"{call.kind} {_jobs(named)}" if call.refs else call.kind
-    match call.kind:
-        case "enqueue":
-            facts = [f"priority {call.priority}"] if call.priority else []
-            facts += [f"due in {call.delay:g} s"] if call.delay else []
-            facts += [f"max_attempts {call.bound}"] if call.bound is not None else []
-            what += f" ({', '.join(facts)})" if facts else ""
-        case "claim":
-            what += f" of at most {call.limit}"
-        case "advance":
-            what = f"moves on by {call.delay:.1f} s"
-        case "restart":
-            what = "the server is killed, and comes back"
-        case "crash" | "pause" | "resume" | "terminate" | "sweep":
-            what = _TOLD[call.kind]
-    return f"{call.began - began:.3f}{until}", call.actor, f"{what}{_told_answer(call, violation)}"
-
-
-_TOLD = {
-    "crash": "is killed",
-    "pause": "is stopped",
-    "resume": "goes on",
-    "terminate": "loses its connections",
-    "sweep": "has claimed all that it was given",
-}
-_SHOWN = 12
-
-
-def _told_answer(call: Call, violation: Violation) -> str:
-    if call.kind in _TOLD or call.kind in {"advance", "restart"}:
-        return ""
-    if call.error:
-        return f": ERROR {call.error}"
-    match call.answer:
-        case "unknown":
-            return ": no answer"
-        case "accepted" if call.kind == "jobs" and violation.job:
-            return f": {(call.states or {}).get(violation.job)}"
-        case "accepted" if call.kind in {"enqueue", "claim", "recover"}:
-            return f": {_jobs(call.ids)}" if call.ids else ": nothing"
-        case answer:
-            return f": {answer}"
-
-
-def _jobs(ids: Iterable[str]) -> str:
-    ids = list(ids)
-    return f"job{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as indented columns."""
-    widths = [max(len(row[n]) for row in rows) for n in range(2)]
-    return "\n".join(f"    {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)
