@@ -16,7 +16,7 @@ bench: venv            ## measure jobs/s per strategy, batch size and workers; w
 	PYTHONPATH=harness $(BIN)/python -m workshop
 
 results: venv node     ## check every queue of strategies/; writes results/conformance.md and the stories
-	$(BIN)/python -m queueproof.report.conformance
+	PYTHONPATH=harness $(BIN)/python -m workshop.conformance
 
 figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
 	PYTHONPATH=harness $(BIN)/python -m workshop.permutations

@@ -15,9 +15,10 @@ from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.queues.offer import Offer
-from queueproof.report.conformance import PROFILE, SEED, Recorded
-from queueproof.report.conformance import strategy as strategy_of
 from queueproof.run.lab import Lab
+
+from .matrix import PROFILE, SEED, Recorded
+from .matrix import strategy as strategy_of
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"

@@ -16,7 +16,8 @@ from queueproof import Queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.pytest_plugin import Examiner
 from queueproof.report.card import Card
-from queueproof.report.conformance import Recorded
+
+from .matrix import Recorded
 
 BROKEN = Path(__file__).resolve().parent.parent / "strategies" / "broken"
 

@@ -9,7 +9,8 @@ import pytest
 
 from queueproof import Queue
 from queueproof.pytest_plugin import Examiner
-from queueproof.report.conformance import Recorded, drift, names
+
+from .matrix import Recorded, drift, names
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 OURS = [

@@ -12,7 +12,9 @@ from queueproof import Queue
 from queueproof.examine.check import replay
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner
-from queueproof.report.conformance import (
+from queueproof.run.open import open_lab
+
+from .matrix import (
     PROGRAMS,
     REMARKS,
     UNEXPLAINED,
@@ -21,7 +23,6 @@ from queueproof.report.conformance import (
     peers,
     read_remarks,
 )
-from queueproof.run.open import open_lab
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 PEERS = peers(STRATEGIES)

@@ -14,9 +14,8 @@ import pytest
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
-from queueproof.report.conformance import (
-    PROGRAMS,
-    REMARKS,
+from scenarios.matrix import PROGRAMS, REMARKS, peers, read_remarks
+from workshop.conformance import (
     Failure,
     Row,
     _examine_all,
@@ -24,8 +23,6 @@ from queueproof.report.conformance import (
     _said,
     _state,
     examine,
-    peers,
-    read_remarks,
     render,
     write,
 )

@@ -1,6 +1,6 @@
 """The conformance matrix: every queue of strategies/ by every guarantee, each break with its story.
 
-`python -m queueproof.report.conformance`, which is `make results`.
+`python -m workshop.conformance`, which is `make results`.
 """
 
 from __future__ import annotations
@@ -12,38 +12,46 @@ import re
 import shlex
 import shutil
 import sys
-import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from queueproof.errors import Exit, QueueproofError, nearest
+from queueproof.errors import Exit, QueueproofError
 from queueproof.examine.check import judge
 from queueproof.examine.processes import MOST, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.queues.model import Queue
-from queueproof.queues.resolve import resolve
-from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Story, Verdict
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
+from scenarios import matrix
+from scenarios.matrix import (
+    PROFILE,
+    PROGRAMS,
+    REMARKS,
+    SEED,
+    UNEXPLAINED,
+    Peer,
+    Remark,
+    names,
+    peers,
+    read_remarks,
+    strategy,
+)
 
 CARDS = ".cards"  # beside the page, and not in git
-SEED = 0
-PROFILE = "quick"
 MARKS: Mapping[Verdict, str] = {
     "holds": "✓",
     "broken": "✗",
@@ -51,120 +59,8 @@ MARKS: Mapping[Verdict, str] = {
     "inconclusive": "?",
     "not-offered": "\N{EN DASH}",
 }
-UNEXPLAINED = frozenset({"broken", "accepted", "inconclusive"})
-"""Verdicts on somebody else's queue that want a remark."""
-Recorded: TypeAlias = Mapping[str, Mapping[str, Verdict]]
-"""conformance.json: queue to guarantee id to verdict."""
 
-REMARKS = "peers/remarks.toml"
-DOCUMENTED = ("by design", "reported", "no", "model only")
-
-
-@dataclass(frozen=True)
-class Program:
-    """How a real queue is driven through its own code.
-
-    Attributes:
-        file: Its worker, in strategies/peers.
-        command: What a command line names; `{}` stands for the worker's path.
-        packages: What is judged, by its name in the registry, and then the drivers beneath it.
-        only: The guarantees that it is asked for; all where there are none.
-    """
-
-    file: str
-    command: str
-    packages: Sequence[str]
-    only: Sequence[str] = ()
-
-    def versions(self, directory: Path) -> list[str]:
-        """The versions of its packages that are installed, each with its name.
-
-        Args:
-            directory: Where strategies/ is.
-
-        Raises:
-            QueueproofError: One is not installed.
-        """
-        found = _version_in_node if self.file.endswith(".mjs") else _version_in_python
-        return [f"{name} {found(name, directory / 'peers')}" for name in self.packages]
-
-
-def _version_in_python(package: str, _: Path) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        message = f"{package} is not installed: pip install 'queueproof[peers]'"
-        raise QueueproofError(message) from None
-
-
-def _version_in_node(package: str, folder: Path) -> str:
-    try:
-        text = (folder / "node_modules" / package / "package.json").read_text(encoding="utf-8")
-    except OSError:
-        raise QueueproofError(f"{package} is not installed: npm ci --prefix {folder}") from None
-    return str(json.loads(text)["version"])
-
-
-_PEERS = "queueproof.strategies.peers"
-PROGRAMS: Mapping[str, Program] = {
-    "peers/pgqueuer": Program(
-        "pgqueuer_worker.py", f"{_PEERS}.pgqueuer_worker:PgQueuer", ("pgqueuer", "asyncpg")
-    ),
-    "peers/pgqueuer_patient": Program(
-        "pgqueuer_worker.py",
-        f"{_PEERS}.pgqueuer_worker:PatientPgQueuer",
-        ("pgqueuer", "asyncpg"),
-        ("backoff",),
-    ),
-    "peers/procrastinate": Program(
-        "procrastinate_worker.py",
-        f"{_PEERS}.procrastinate_worker:Procrastinate",
-        ("procrastinate", "psycopg"),
-    ),
-    "peers/pg_boss": Program("pg_boss_worker.mjs", "exec: node {}", ("pg-boss", "pg")),
-    "peers/graphile_worker": Program(
-        "graphile_worker.mjs", "exec: node {}", ("graphile-worker", "pg")
-    ),
-}
-"""Real queues; a patient one has many retries, for what their number does to the backoff."""
-
-_FIRST = "skip_locked"
 _DEFECT = re.compile(r"-- breaks: ([\w-]+)\n")
-
-
-@dataclass(frozen=True)
-class Remark:
-    """What a verdict on somebody else's queue means.
-
-    Attributes:
-        means: One sentence, for the queue's user.
-        documented: `by design`: its documentation says so. `reported`: its tracker does. `no`:
-            neither does. `model only`: the verdict is of our file and says nothing of the original.
-        source: Where that is to be read.
-    """
-
-    means: str
-    documented: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What somebody else's queue says of itself.
-
-    Attributes:
-        version: Which one is judged; of a real queue it begins with its package's version.
-        promise: What its documentation promises, in one sentence.
-        source: Where that is to be read.
-        rests_on: The guarantees that the promise comes down to.
-        remarks: What verdicts mean, by guarantee.
-    """
-
-    version: str
-    promise: str
-    source: str
-    rests_on: Sequence[str]
-    remarks: Mapping[str, Remark] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -396,6 +292,7 @@ def _state(directory: Path, postgres: str | None) -> str:
     with as_file(files("queueproof")) as package:
         sources = sorted(path for path in package.rglob("*") if path.suffix in {".py", ".sql"})
         sources += sorted(path for path in (directory / "peers").iterdir() if path.is_file())
+        sources += [Path(__file__), Path(matrix.__file__)]
         for path in sources:
             hashed.update(path.read_bytes())
     for found in sorted(f"{one.name} {one.version}" for one in metadata.distributions()):
@@ -429,84 +326,7 @@ def _put(kept: Path, state: str, row: Row, directory: Path) -> None:
     half.replace(place)
 
 
-# --- queues and remarks -------------------------------------------------------------------------
-
-
-def strategy(name: str, directory: Path) -> Queue:
-    """A queue of strategies/.
-
-    Args:
-        name: Its path there without `.sql`, or a key of `PROGRAMS`.
-        directory: Where strategies/ is.
-    """
-    if name not in PROGRAMS:
-        return load(_from_here(directory / f"{name}.sql"))
-    program = PROGRAMS[name]
-    return resolve(program.command.format(_from_here(directory / "peers" / program.file)))
-
-
-def _from_here(path: Path) -> Path:
-    """A path as somebody would type it: a story's command is the same wherever the checkout is."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def read_remarks(path: Path) -> dict[str, Peer]:
-    """What is said of somebody else's queues, by their files' names.
-
-    Args:
-        path: A TOML file: `[river]` with `version`, `promise`, `source` and `rests_on`, and
-            `[river.remarks.fencing]` with `means`, `documented` and `source`.
-
-    Raises:
-        QueueproofError: It is not of that form; the message says where.
-    """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return {name: _peer(name, table) for name, table in tables.items()}
-    except ValueError as error:  # tomllib's is one
-        raise QueueproofError(f"{path}: {error}") from None
-
-
-def _peer(name: str, table: Mapping[str, Any]) -> Peer:
-    rests_on, remarks = table.get("rests_on", []), table.get("remarks", {})
-    for guarantee in (*rests_on, *remarks):
-        if guarantee not in CATALOGUE:
-            close = nearest(guarantee, CATALOGUE)
-            raise ValueError(f"[{name}]: unknown guarantee {guarantee!r}{close}")
-    known = {id_: _remark(f"[{name}.remarks.{id_}]", found) for id_, found in remarks.items()}
-    own = {key: value for key, value in table.items() if key not in {"rests_on", "remarks"}}
-    return Peer(**_texts(f"[{name}]", own, Peer), rests_on=rests_on, remarks=known)
-
-
-def _remark(where: str, table: Mapping[str, Any]) -> Remark:
-    remark = Remark(**_texts(where, table, Remark))
-    if remark.documented not in DOCUMENTED:
-        raise ValueError(f"{where}: `documented` is one of: {', '.join(DOCUMENTED)}")
-    return remark
-
-
-def _texts(where: str, table: Mapping[str, Any], kind: type[Peer | Remark]) -> dict[str, str]:
-    """A table whose keys are those of a class that are texts."""
-    keys = [one.name for one in fields(kind) if one.type == "str"]
-    if sorted(table) != sorted(keys) or not all(isinstance(text, str) for text in table.values()):
-        raise ValueError(f"{where}: write {', '.join(keys)}, each with a text")
-    return dict(table)
-
-
-def peers(directory: Path) -> list[str]:
-    """Every design of somebody else's queue in strategies/."""
-    return [f"peers/{path.stem}" for path in sorted((directory / "peers").glob("*.sql"))]
-
-
-def names(directory: Path) -> list[str]:
-    """Every queue of strategies/ that is ours, the reference first."""
-    found = [
-        path.relative_to(directory).with_suffix("").as_posix()
-        for folder in ("", "sound", "broken")
-        for path in sorted((directory / folder).glob("*.sql"))
-    ]
-    return sorted(found, key=lambda name: name != _FIRST)
+# --- the page -----------------------------------------------------------------------------------
 
 
 def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = "") -> str:
@@ -519,7 +339,7 @@ def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = 
     """
     rows = list(rows)
     environment = Environment(
-        loader=PackageLoader("queueproof.report", "."),
+        loader=PackageLoader("workshop", "."),
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 - Markdown
         keep_trailing_newline=True,
@@ -582,19 +402,9 @@ def write(
     (results / "conformance.md").write_text(page, encoding="utf-8")
 
 
-def drift(recorded: Recorded, name: str, card: Card) -> dict[str, tuple[str, str]]:
-    """Where a card says something else than the matrix: guarantee id to (recorded, found)."""
-    known = recorded.get(name, {})
-    return {
-        judgement.id: (known.get(judgement.id, "nothing: run `make results`"), judgement.verdict)
-        for judgement in card.guarantees
-        if known.get(judgement.id) != judgement.verdict
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Check every queue and write the matrix; the exit code."""
-    parser = argparse.ArgumentParser("python -m queueproof.report.conformance", description=__doc__)
+    parser = argparse.ArgumentParser("python -m workshop.conformance", description=__doc__)
     parser.add_argument("--postgres", help="embedded, local, container or a DSN")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     parser.add_argument("--anew", action="store_true", help="keep no card of an earlier run")
