@@ -1,0 +1,153 @@
+"""The map of the code: which part may use which, so that data flows one way."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.ids import IDS
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "harness" / "queueproof"
+TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
+
+FLOORS = (
+    {"errors", "ending", "schedule"},
+    {"waits"},
+    {"postgres", "wire"},
+    {"queues"},
+    {"history", "bench", "__init__"},
+    {"judge"},
+    {"run"},
+    {"guarantees", "search"},
+    {"probes"},
+    {"report"},
+    {"examine"},
+    {"mutate", "testing"},
+    {"cli", "pytest_plugin"},
+    {"__main__"},
+)
+"""Folders and single modules, the lowest first: each uses what is below it, and itself."""
+
+BACK: dict[tuple[str, str], str] = {}
+"""Imports that run back, from a module to a module, each with its reason."""
+
+ROUND = {
+    ("queueproof.run.lab", "queueproof.run.open"): (
+        "a laboratory opens a twin of itself, by what knows all kinds of laboratories"
+    ),
+}
+"""Imports within a folder that close a circle, each with its reason."""
+
+
+class Import(NamedTuple):
+    """One module uses another."""
+
+    by: str
+    of: str
+
+    def __str__(self) -> str:
+        return f"{self.by} imports {self.of}"
+
+
+def module_of(path: Path, root: Path) -> str:
+    """The name by which a file is imported."""
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def files(folder: Path) -> list[Path]:
+    """The Python files of a package."""
+    return [path for path in sorted(folder.rglob("*.py")) if TEMPLATES not in path.parents]
+
+
+MODULES = {module_of(path, ROOT / "harness") for path in files(ROOT / "harness")}
+
+
+def imports(path: Path, root: Path) -> Iterator[Import]:
+    """Every import of a file, wherever it stands: in a function, or for types only."""
+    by = module_of(path, root)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (Import(by, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 or root != ROOT / "harness", f"{by}: write the whole name"
+            for name in node.names:
+                module = f"{node.module}.{name.name}"
+                yield Import(by, module if module in MODULES else str(node.module))
+
+
+LIBRARY = [found for path in files(PACKAGE) for found in imports(path, ROOT / "harness")]
+OWN = [found for found in LIBRARY if found.of.partition(".")[0] == "queueproof"]
+
+
+def part(module: str) -> str:
+    """The folder of a module, or the module itself where it stands in none."""
+    _, _, rest = module.partition(".")
+    return rest.partition(".")[0] or "__init__"
+
+
+def floor(module: str) -> int:
+    """How high the part of a module stands."""
+    return next(n for n, parts in enumerate(FLOORS) if part(module) in parts)
+
+
+def test_every_part_has_its_place() -> None:
+    """No folder or module of the package is missing in the list of floors, or twice in it."""
+    listed = [one for parts in FLOORS for one in parts]
+    assert sorted(listed) == sorted(
+        {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
+    )
+
+
+def test_imports_never_run_back() -> None:
+    """A part uses parts of the floors below, and itself; what is excepted is still needed."""
+    back = {
+        (found.by, found.of)
+        for found in OWN
+        if part(found.by) != part(found.of) and floor(found.by) <= floor(found.of)
+    }
+    assert back == BACK.keys()
+
+
+def test_no_module_uses_itself_by_way_of_others() -> None:
+    """Modules stand in a line, too; what is excepted is still needed."""
+    graph: dict[str, set[str]] = {}
+    for found in OWN:
+        if found.by != found.of and tuple(found) not in ROUND:
+            graph.setdefault(found.by, set()).add(found.of)
+    tuple(TopologicalSorter(graph).static_order())
+    assert {tuple(found) for found in OWN} >= ROUND.keys()
+
+
+def test_nothing_installed_uses_the_workshop() -> None:
+    """The wheel lacks it: neither the library nor the scenarios or strategies import it."""
+    beside = [
+        found
+        for folder in ("scenarios", "strategies")
+        for path in files(ROOT / folder)
+        if "node_modules" not in path.parts
+        for found in imports(path, ROOT)
+    ]
+    assert beside
+    assert [str(f) for f in [*LIBRARY, *beside] if f.of.partition(".")[0] == "workshop"] == []
+
+
+def test_every_folder_is_installed_and_says_what_is_in_it() -> None:
+    """Each package is in the wheel's list, and its docstring begins with one whole sentence."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {path.parent for path in files(PACKAGE)}
+    named = {module_of(folder, ROOT / "harness") for folder in folders}
+    assert named <= set(settings["tool"]["setuptools"]["packages"])
+    for folder in folders:
+        tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+        assert (ast.get_docstring(tree) or "").partition("\n")[0].endswith("."), folder
+
+
+def test_the_catalogue_has_a_guarantee_for_each_id() -> None:
+    """Queue files name guarantees by a list that stands below the catalogue."""
+    assert tuple(CATALOGUE) == IDS
