@@ -17,7 +17,7 @@ PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 
 FLOORS = (
-    {"errors", "ending", "schedule"},
+    {"errors", "ending", "machine", "schedule"},
     {"waits"},
     {"postgres", "wire"},
     {"queues"},

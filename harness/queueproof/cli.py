@@ -213,7 +213,7 @@ def check(
     where = _Where(postgres, trust)
     with _on_behalf_of(target):
         from queueproof.examine.check import check_queue
-        from queueproof.examine.processes import processors
+        from queueproof.machine import processors
 
         if replay is not None:
             return _replay(target, replay, where, export)

@@ -230,7 +230,7 @@ class Examiner:
 
     def _judge_here(self, queue: Queue) -> Card:
         """Judge a queue that is the only one, or that a process of pytest-xdist asks about."""
-        from queueproof.examine.processes import processors
+        from queueproof.machine import processors
 
         jobs = 1 if hasattr(self._config, "workerinput") else processors()
         judge = self._judge(queue, self._asked.get(queue.name))

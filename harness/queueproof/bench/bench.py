@@ -13,7 +13,7 @@ from queueproof.bench.cell import Ground, Measured, Shape
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import refuse, why_not
 from queueproof.errors import QueueError
-from queueproof.examine.processes import processors
+from queueproof.machine import processors
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.server import spoken
 from queueproof.queues.model import Queue

@@ -13,6 +13,7 @@ from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
 from queueproof.errors import QueueproofError
+from queueproof.machine import processors
 from queueproof.postgres import Server
 from queueproof.postgres.server import Lent
 from queueproof.postgres.sources import borrowed
@@ -53,11 +54,6 @@ def processes(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lent_server() -> Server:

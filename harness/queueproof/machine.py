@@ -1,0 +1,10 @@
+"""What the machine offers that this runs on."""
+
+from __future__ import annotations
+
+import os
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
