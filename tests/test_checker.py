@@ -335,6 +335,25 @@ def test_a_lost_claims_job_that_never_comes_back_is_stale_recovery() -> None:
     assert broken(told.finally_(j1="running")) == ["stale-recovery"]
 
 
+def test_a_lost_claim_may_have_taken_a_job_whose_worker_had_ended_another() -> None:
+    """That another job's completion was accepted ends no life but that job's."""
+    told = Told()
+    told.enqueue("1", bound=2)
+    told.enqueue("2", bound=2)
+    other = told.claim("w1", "2")
+    told.on("complete", other, "2")
+    told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.on("complete", other, "2")
+    told.do("recover", "reaper", "1")
+    told.do("claim", "w1", limit=1, answer="unknown")
+    told.do("crash", "w1")
+    told.wait(LEASE + 1)
+    told.do("recover", "reaper", "1")
+    told.sweep()
+    assert broken(told.finally_(j1="failed", j2="completed")) == []
+
+
 def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery() -> None:
     """What is explained without a call whose answer was lost is not explained with it."""
     told = Told()

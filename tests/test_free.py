@@ -159,7 +159,7 @@ def test_a_claim_may_be_a_transaction_left_open(server: Server) -> None:
     """A worker whose connection is cut or that dies loses its job at once, and is not accused."""
     with installed(server, str(HELD)) as lab:
         found = run_free(lab, faults={"kill": 3, "terminate": 3}, held=True)
-    assert found.broken == {}
+    assert found.broken.keys() <= {"retry-bound"}  # as it declares, where a fault meets such a job
     assert {kind for kind, _, _ in found.hits} == {"kill", "terminate"}
 
 

@@ -465,7 +465,10 @@ class Lives(Watcher):
         ends = [
             act.call
             for act in acts
-            if act.kind == "complete" and act.answer == "accepted" and act.call.index > claimed
+            if act.named
+            and act.kind == "complete"
+            and act.answer == "accepted"
+            and act.call.index > claimed
         ]
         last = FOREVER if later else max(act.call.returned or FOREVER for act in acts)
         meanwhile = self._nameless.overlapping(
