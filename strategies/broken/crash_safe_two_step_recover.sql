@@ -8,6 +8,9 @@
 -- backoff = "5 seconds"
 -- jitter = 0.1
 -- order = "priority, fifo"
+-- [breaks]
+-- non-blocking = "follows from it: a late worker that waited for the first transaction is met by the second"
+-- isolation = "follows from it: an error between the two leaves what a crash leaves"
 -- ///
 
 -- name: schema#
