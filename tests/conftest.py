@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
@@ -19,6 +20,10 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
 PATIENCE = 30.0  # seconds
+
+# How long an example takes on a busy machine says nothing.
+settings.register_profile("on any machine", deadline=None)
+settings.load_profile("on any machine")
 
 
 def pytest_configure() -> None:

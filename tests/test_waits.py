@@ -336,6 +336,33 @@ def test_a_signal_whose_exception_is_lost_has_its_code(
     assert capsys.readouterr().err == "queueproof: stopped by SIGTERM\n"
 
 
+LOST = """
+import gc, signal, time
+from queueproof import cli, ending
+ending.end_on([15], cli._stop)
+begun = []
+
+def called_back(phase, info):
+    if not begun:
+        begun.append(phase)
+        signal.raise_signal(15)
+
+gc.callbacks.append(called_back)
+try:
+    gc.collect()
+    time.sleep(60)
+except KeyboardInterrupt as stopped:
+    print("stopped by", stopped)
+"""
+
+
+def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again() -> None:
+    """In a callback of the garbage collector, say, of which Hypothesis has one."""
+    command = [sys.executable, "-c", LOST]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
+
+
 STUCK = """
 import ctypes, os, threading, time
 from queueproof import cli, ending

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,6 +17,7 @@ from typing import NoReturn
 # Seconds.
 GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
 STOP = 1.9  # a signal has ended the process
+SOON = 0.001  # what was raised for it, and lost, is raised again
 
 _ends = math.inf  # by `time.monotonic`, when every wait of this process ends
 _signals: list[int] = []  # that have come
@@ -48,7 +50,7 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
 
     Args:
         numbers: The signals.
-        told: Called in the main thread with the one that came; it raises.
+        told: Called in the main thread with the one that came; it raises a KeyboardInterrupt.
     """
     numbers = frozenset(numbers)
 
@@ -59,6 +61,18 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
         stop()
         told(number)
 
+    complain = sys.unraisablehook
+
+    def tell_again(lost: sys.UnraisableHookArgs) -> None:
+        # Raised where Python ignores it: in a callback of the garbage collector, as Hypothesis has
+        # one, or in a `__del__`. It comes again as soon as that is over.
+        if not (_signals and isinstance(lost.exc_value, KeyboardInterrupt)):
+            complain(lost)
+            return
+        signal.signal(signal.SIGALRM, lambda _number, _frame: told(_signals[0]))
+        signal.setitimer(signal.ITIMER_REAL, SOON)
+
+    sys.unraisablehook = tell_again
     woken, waker = socket.socketpair()
     waker.setblocking(False)  # noqa: FBT003 - the standard library's
     signal.set_wakeup_fd(waker.detach(), warn_on_full_buffer=False)

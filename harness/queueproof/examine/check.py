@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import gc
 import itertools
 import json
 import os
@@ -449,7 +448,7 @@ class Examination:
         def draw(program: Program, schedule: list[int]) -> None:
             drawn.append((program, tuple(schedule)))
 
-        with _without_a_directory(), _without_a_callback():
+        with _without_a_directory():
             draw()
         return [Draws(tuple(drawn[n : n + AT_ONCE])) for n in range(0, len(drawn), AT_ONCE)]
 
@@ -690,16 +689,6 @@ def _without_a_directory() -> Iterator[None]:
         yield
     finally:
         set_hypothesis_home_dir(None)
-
-
-@contextmanager
-def _without_a_callback() -> Iterator[None]:
-    """Take away what Hypothesis leaves to the garbage collector, in which an interrupt is lost."""
-    known = list(gc.callbacks)
-    try:
-        yield
-    finally:
-        gc.callbacks[:] = known
 
 
 class _Part(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import active_children, get_context, parent_process
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 
 from queueproof.errors import QueueproofError
 from queueproof.machine import processors
@@ -78,14 +78,29 @@ def end_without_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def _launch(pool: ProcessPoolExecutor) -> None:
-    """Begin its processes; Ctrl-C is not theirs, not even before they can say so."""
-    signals = {signal.SIGINT}
-    known = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    """Begin its processes; Ctrl-C is not theirs, not even before they can say so.
+
+    A signal that comes to this one meanwhile waits: a process that is left half begun complains.
+    """
+    came: list[int] = []
+    handlers = {}
+    if current_thread() is main_thread():  # nobody else may
+        for number in _ENDING:
+            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
+                handlers[number] = signal.signal(number, lambda one, _frame: came.append(one))
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pool.submit(os.getpid)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, known)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for one in came[:1]:
+        signal.raise_signal(one)
 
 
 def _begin(lent: Lent | None, queue: Queue | None) -> None:
