@@ -281,6 +281,17 @@ def test_a_fail_ends_a_job_at_its_last_attempt_only(
     assert broken(told.finally_(j1=left) if left else told.finally_()) == found
 
 
+def test_a_job_that_a_cleanup_takes_after_its_fail_accuses_neither() -> None:
+    """The fail ended it too early, or the cleanup took what waited: other runs tell which."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    told.on("fail", told.claim("w1", "1"))
+    told.do("cleanup", "janitor")
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_()) == []
+
+
 @pytest.mark.parametrize("answered", [True, False])
 @pytest.mark.parametrize(
     ("left", "bound", "found"),

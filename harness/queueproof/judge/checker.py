@@ -556,6 +556,8 @@ class _JobCheck:
             return
         job = (ended or [config.job for config in configs])[0]
         if job.claims and (ended or seen == "failed"):
+            if seen is None and self.lives.cleaned:
+                return  # it ended too early, or was taken too early: runs with one of both tell
             because = f"the job failed for good after {job.claims} of {job.bound} attempts"
             self._violate(Breach("retry-given", because), last)
             return

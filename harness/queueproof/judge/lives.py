@@ -249,6 +249,7 @@ class Lives(Watcher):
         queues: Those that jobs went to.
         observed: Whether somebody looked at the end.
         refused: Operations with a lost claim that were answered by an error.
+        cleaned: Whether there was a cleanup.
     """
 
     def __init__(self, room: int | None, *, signs: bool = False) -> None:
@@ -262,6 +263,7 @@ class Lives(Watcher):
         self.queues: set[str] = set()
         self.observed = False
         self.refused = 0
+        self.cleaned = False
         self._lives: Shelf[str, Life] = Shelf(room, _pack, _unpack)
         self._outcome: Shelf[str, State] = Shelf(room, pickle.dumps, pickle.loads)
         self._unanswered: Shelf[int, Call] = Shelf(room, pickle.dumps, pickle.loads)
@@ -304,6 +306,8 @@ class Lives(Watcher):
                 self.claims += 1
             case "recover":
                 self._recovering += 1
+            case "cleanup":
+                self.cleaned = True
             case "sweep":
                 self._sweeps.append(Act(call, "sweep"))
                 self.hindrances[call.index] = self._counted.now()
