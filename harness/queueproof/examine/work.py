@@ -405,7 +405,7 @@ def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
 
 
 def _most(lab: Lab, jobs: int) -> int:
-    if jobs == 1:
+    if jobs == 1 or lab.by_clients:  # whose programs a process that ends does not end in time
         return 1
     try:
         pickle.dumps(lab.queue)
