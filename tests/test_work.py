@@ -15,6 +15,7 @@ from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.model import Operation, Queue, Step
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
 from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import PLAIN
@@ -97,3 +98,4 @@ def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Serve
 
     with open_lab(Local(), server) as lab:
         assert _most(lab, 4) == 1
+        assert Crew(lab, Offer(lab.queue, held=False), 0).is_alone

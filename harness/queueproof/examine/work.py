@@ -301,7 +301,7 @@ class Crew:
         self._lab = lab
         self._here = Work(lab, offer, seed)
         self._pool = pool
-        self._given = pickle.dumps((offer, seed))
+        self._given = pickle.dumps((offer, seed)) if pool else b""
         self._ahead: dict[Unit, Future[Done]] = {}
         self._announced: Counter[Unit] = Counter()
 
