@@ -127,7 +127,7 @@ _PROGRAMS: Mapping[str, Profile] = {
 }
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.
-    "glance": Profile(schedules=3, inside=0, varied=1, kills=1, drawn=10, level=0),
+    "glance": Profile(schedules=3, inside=1, varied=1, kills=1, drawn=10, level=0),
     # For mutants: each is one small change, of which only the guarantees' own programs must know.
     "mutants": Profile(schedules=16, inside=12, varied=3, kills=1, drawn=40, level=0),
 }
