@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,13 +214,13 @@ class Examination:
         for name in (g.id for g in wanted if g.id in PROBES and g.id in told):
             unit = Probing(name, self.profile.level)
             parts.append(_Part(name, partial(self._probe, unit), [unit]))
+        drawn = cache(partial(self._drawn, suite))
         if not self.crew.is_alone:
-            self.crew.go_ahead(
-                unit for part in reversed(parts) for unit in part.units if isinstance(unit, Probing)
-            )  # which take longest
-            self.crew.go_ahead(unit for part in parts for unit in part.units)
-            self.crew.go_ahead(self._drawn(suite))
-        parts.append(_Part("random programs", partial(self._draw, suite, asked)))
+            ahead: list[Unit] = [unit for part in parts for unit in part.units]
+            # Probes take longest.
+            self.crew.go_ahead(sorted(ahead, key=lambda unit: not isinstance(unit, Probing)))
+            self.crew.go_ahead(drawn())
+        parts.append(_Part("random programs", partial(self._draw, drawn, asked)))
         parts += [
             _Part("free runs", partial(self._run_free, asked, number))
             for number in range(self.profile.free)
@@ -452,9 +452,9 @@ class Examination:
             draw()
         return [Draws(tuple(drawn[n : n + AT_ONCE])) for n in range(0, len(drawn), AT_ONCE)]
 
-    def _draw(self, suite: Suite, asked: Sequence[str]) -> None:
+    def _draw(self, drawn: Callable[[], Sequence[Draws]], asked: Sequence[str]) -> None:
         """Run random programs under random schedules."""
-        for unit in self._drawn(suite) if not all(map(self._found, asked)) else ():
+        for unit in drawn() if not all(map(self._found, asked)) else ():
             for tried in self.crew.tries(unit):
                 self.evidence["", "random programs"] += 1
                 self._judge(tried)
