@@ -6,10 +6,12 @@ import os
 import signal
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
+from queueproof import waits
 from queueproof.examine.check import calibrate, check_queue
 from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
@@ -64,6 +66,29 @@ def test_what_nobody_has_done_is_done_here(server: Server) -> None:
                 pool.processes.submit(die).result()
             crew.go_ahead([UNIT._replace(budget=6)])
             assert told(list(crew.tries(UNIT))) == alone
+
+
+def test_processes_that_are_frozen_are_not_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they were to do is done here, and they are gone at the end."""
+    with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
+        offer = calibrate(lab)
+        alone = told(list(Crew(lab, offer, 0).tries(UNIT)))
+        with beside(lab, 2) as pool:
+            assert pool is not None
+            pool.processes.submit(os.getpid).result(timeout=60)
+            frozen = active_children()
+            for one in frozen:
+                os.kill(one.pid or 0, signal.SIGSTOP)
+            monkeypatch.setattr(waits, "BULK", 0.1)
+            monkeypatch.setattr(waits, "GONE", 0.1)
+            crew = Crew(lab, offer, 0, pool)
+            crew.go_ahead([UNIT])
+            assert told(list(crew.tries(UNIT))) == alone
+        for one in frozen:
+            one.join(timeout=60)
+            assert one.exitcode == -signal.SIGKILL
 
 
 def test_what_is_left_is_not_asked_for(server: Server) -> None:

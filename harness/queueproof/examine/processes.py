@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.util import Finalize
 from threading import Thread, current_thread, main_thread
 
+from queueproof import waits
 from queueproof.errors import QueueproofError
 from queueproof.machine import processors
 from queueproof.postgres import Server
@@ -53,7 +54,16 @@ def processes(
             child.terminate()
         raise
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        _see_them_end()
+
+
+def _see_them_end() -> None:
+    """Wait for the processes; one that is still at what nobody asks for any more is ended."""
+    with suppress(waits.LimitError):
+        waits.until(lambda: not active_children(), waits.GONE, "processes that judge to end")
+    for child in active_children():
+        child.kill()  # a frozen one would not hear of anything less
 
 
 def lent_server() -> Server:
@@ -108,7 +118,8 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     if lent is not None:
         stack = ExitStack()
-        atexit.register(stack.close)
+        # Before the watchdog goes, which sees to the programs of a queue's workers.
+        Finalize(None, stack.close, exitpriority=0)
         _server.append(stack.enter_context(borrowed(lent)))
         if queue is not None:
             try:

@@ -11,7 +11,7 @@ import itertools
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
+from queueproof import waits
 from queueproof.errors import QueueproofError
 from queueproof.examine.processes import lab_here, processes
 from queueproof.judge.checker import Violation, check, declare
@@ -334,7 +335,7 @@ class Crew:
     def _take(self, unit: Unit) -> Done | None:
         """What somebody has done of a unit; None where nobody has."""
         future = self._ahead.pop(_key(unit), None)
-        if future is None:
+        if future is None or not _ends(future):
             return None
         try:
             done = future.result()
@@ -380,6 +381,23 @@ class Crew:
         return found
 
 
+def _ends(future: Future[Done]) -> bool:
+    """Whether a process does its part in time: one may be frozen.
+
+    Raises:
+        StoppedError: The run is to stop.
+    """
+    limit = waits.Limit(waits.BULK, "a process to do its part of the work")
+    try:
+        while not wait([future], limit.left()).done:
+            pass
+    except waits.StoppedError:
+        raise
+    except waits.LimitError:
+        return False
+    return True
+
+
 def _key(unit: Unit) -> Unit:
     """What a unit is known by: whoever asks for it, the same runs come of it."""
     return unit._replace(until="") if isinstance(unit, Exploration) else unit
@@ -405,7 +423,7 @@ def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
 
 
 def _most(lab: Lab, jobs: int) -> int:
-    if jobs == 1 or lab.by_clients:  # whose programs a process that ends does not end in time
+    if jobs == 1:
         return 1
     try:
         pickle.dumps(lab.queue)
