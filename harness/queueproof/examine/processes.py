@@ -6,11 +6,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.util import Finalize
 from threading import Thread, current_thread, main_thread
+from typing import Any
 
 from queueproof import waits
 from queueproof.errors import QueueproofError
@@ -24,6 +25,7 @@ from queueproof.run.open import open_lab
 
 _LOOK = 0.2  # seconds
 MOST = 8  # each with some connections, and somebody's server may allow few
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _server: list[Server] = []  # which this process was lent
 _lab: list[Lab] = []  # which it has made there
 
@@ -40,14 +42,11 @@ def processes(
             time.
         queue: What each of them installs when it begins, see `lab_here`.
     """
-    pool = ProcessPoolExecutor(
-        count or min(2 * processors(), MOST),
-        mp_context=get_context("spawn"),
-        initializer=_begin,
-        initargs=(server.lent() if server else None, queue),
-    )
+    count = count or min(2 * processors(), MOST)
+    pool = _Processes(count, server.lent() if server else None, queue)
     try:
-        _launch(pool)
+        for _ in range(count):
+            pool.submit(os.getpid)  # they begin now
         yield pool
     except BaseException:
         for child in active_children():  # what they started goes with them
@@ -56,6 +55,55 @@ def processes(
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         _see_them_end()
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes that begin in order whenever a signal comes."""
+
+    def __init__(self, count: int, lent: Lent | None, queue: Queue | None) -> None:
+        with _in_one_piece():
+            super().__init__(
+                count,
+                mp_context=get_context("spawn"),
+                initializer=_begin,
+                initargs=(lent, queue),
+            )
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its parent's
+        """See `ProcessPoolExecutor.submit`: it may begin a process."""
+        with _in_one_piece():
+            return super().submit(*args, **kwargs)
+
+
+@contextmanager
+def _in_one_piece() -> Iterator[None]:
+    """Let a signal that comes meanwhile wait: what is left half begun complains on stderr.
+
+    Ctrl-C is not for the processes that begin here, not even before they can say so. And where this
+    one has to leave them as they are, Python's resource tracker removes what they shared, and need
+    not tell so.
+    """
+    came: list[int] = []
+    handlers = {}
+    if current_thread() is main_thread():  # nobody else may
+        for number in _ENDING:
+            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
+                handlers[number] = signal.signal(number, lambda one, _frame: came.append(one))
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    warnings = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (warnings, "ignore:resource_tracker")))
+    try:
+        yield
+    finally:
+        if warnings is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = warnings
+        signal.pthread_sigmask(signal.SIG_SETMASK, known)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for one in came[:1]:
+        signal.raise_signal(one)
 
 
 def _see_them_end() -> None:
@@ -86,31 +134,6 @@ def end_without_parent() -> None:
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def _launch(pool: ProcessPoolExecutor) -> None:
-    """Begin its processes; Ctrl-C is not theirs, not even before they can say so.
-
-    A signal that comes to this one meanwhile waits: a process that is left half begun complains.
-    """
-    came: list[int] = []
-    handlers = {}
-    if current_thread() is main_thread():  # nobody else may
-        for number in _ENDING:
-            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
-                handlers[number] = signal.signal(number, lambda one, _frame: came.append(one))
-    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        pool.submit(os.getpid)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, known)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for one in came[:1]:
-        signal.raise_signal(one)
 
 
 def _begin(lent: Lent | None, queue: Queue | None) -> None:
