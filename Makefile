@@ -10,7 +10,7 @@ scenarios: venv        ## prove the reference queue and break the naive ones
 	$(BIN)/pytest scenarios
 
 test: venv             ## test the harness itself
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests -n auto --dist worksteal
 
 bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
 	PYTHONPATH=harness $(BIN)/python -m workshop

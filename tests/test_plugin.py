@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -110,6 +111,34 @@ def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
         ]
     )
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
+
+
+def test_the_workers_of_xdist_find_the_same_on_one_server(
+    pytester: pytest.Pytester, dsn: str
+) -> None:
+    """Each queue is judged by one of them, and the summary tells of all."""
+    for name in ("broken/order_lifo", "skip_locked"):
+        text = (STRATEGIES / f"{name}.sql").read_text()
+        pytester.makefile(".sql", **{Path(name).name: text})
+    queues = "--queue", "order_lifo.sql", "--queue", "skip_locked.sql"
+    arguments = "--queueproof-profile", "quick", "-k", "test_order or not_early or concurrency"
+    results = [run(pytester, *queues, *arguments, "-n", count) for count in (0, 2)]
+    told = [
+        re.findall(r"^(?:order_lifo|skip_locked) .*", one.stdout.str(), re.MULTILINE)
+        for one in results
+    ]
+    assert told[0] == [
+        "order_lifo   order broken; 1 holds; 1 not offered",
+        "skip_locked  2 hold; 1 not offered",
+    ]
+    assert sorted(told[0]) == sorted(told[1])
+    for one in results:
+        one.assert_outcomes(
+            passed=3, failed=1, skipped=2, deselected=one.parseoutcomes().get("deselected", 0)
+        )
+    with psycopg.connect(dsn) as connection:
+        left = connection.execute("SELECT datname FROM pg_database WHERE datname ~ '^queueproof'")
+        assert left.fetchall() == []
 
 
 def test_somebodys_queue_is_judged_alone(pytester: pytest.Pytester) -> None:

@@ -345,6 +345,7 @@ class TestEachClient:
         holding.let(connection)
         assert connection.tag == "INSERT 0 1"
         if kind.extended:
+            assert holding.held() is connection  # its Sync may come in another packet
             assert (connection.held, connection.in_transaction) == (COMMIT, False)
             assert holding.ids() == []
             holding.let(connection)

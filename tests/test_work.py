@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from multiprocessing import active_children
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import waits
+from queueproof.examine import work
 from queueproof.examine.check import calibrate, check_queue
 from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
@@ -27,6 +30,12 @@ STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
 UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
 ASKED = ("single-claim", "claim-limit", "fencing", "non-blocking", "isolation")
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes begin however little there is to do."""
+    monkeypatch.setattr(work, "WORTH", 0)
 
 
 @pytest.mark.parametrize("name", ["skip_locked", "select_then_update", "broken/fencing_id_only"])
@@ -61,6 +70,7 @@ def test_what_nobody_has_done_is_done_here(server: Server) -> None:
             assert pool is not None
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT])
+            wait([future for _, future in crew._ahead.values()], timeout=60)
             assert told(list(crew.tries(UNIT))) == alone
             with pytest.raises(BrokenProcessPool):
                 pool.processes.submit(die).result()
@@ -69,7 +79,9 @@ def test_what_nobody_has_done_is_done_here(server: Server) -> None:
 
 
 def test_processes_that_are_frozen_are_not_waited_for(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """What they were to do is done here, and they are gone at the end."""
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
@@ -84,8 +96,12 @@ def test_processes_that_are_frozen_are_not_waited_for(
             monkeypatch.setattr(waits, "BULK", 0.1)
             monkeypatch.setattr(waits, "GONE", 0.1)
             crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT])
+            crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 9)])
+            _, future = crew._ahead[work._key(UNIT)]
+            eventually(future.running)  # as far as anybody here knows
             assert told(list(crew.tries(UNIT))) == alone
+            # Some were handed over, and who waited for the first one has done the others.
+            assert [future.done() for _, future in crew._ahead.values()][-2:] == [True, True]
         for one in frozen:
             one.join(timeout=60)
             assert one.exitcode == -signal.SIGKILL
@@ -102,6 +118,19 @@ def test_what_is_left_is_not_asked_for(server: Server) -> None:
             assert len(crew._ahead) == 1
             crew.leave([UNIT])
             assert not crew._ahead
+
+
+def test_a_little_work_is_done_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before another process could begin; what is announced in bits adds up."""
+    monkeypatch.setattr(work, "WORTH", 10)
+    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+        offer = calibrate(lab)
+        with beside(lab, 2) as pool:
+            crew = Crew(lab, offer, 0, pool)
+            crew.go_ahead([UNIT])
+            assert not active_children()
+            crew.go_ahead([UNIT])
+            assert len(active_children()) == 1
 
 
 def test_a_server_s_connections_are_enough_for_all(server: Server) -> None:

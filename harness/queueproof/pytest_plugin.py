@@ -6,14 +6,15 @@ nothing there: no option, no fixture, no import but pytest's own, unless the sce
 
 from __future__ import annotations
 
+import pickle
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pytest
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = "queueproof.scenarios"
 _NAME = "queueproof-examiner"
+_SERVER, _CARDS = "queueproof_server", "queueproof_cards"  # that go to xdist's workers, and come
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -89,10 +91,15 @@ def pytest_configure(config: pytest.Config) -> None:
         ):
             config.addinivalue_line("markers", marker)
         config.pluginmanager.register(Examiner(config), _NAME)
-        if hasattr(config, "workerinput"):  # a process of pytest-xdist, which may be killed
+        if _is_worker(config):  # which may be killed
             from queueproof.examine.processes import end_without_parent
 
             end_without_parent()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist's that runs some of the tests."""
+    return hasattr(config, "workerinput")
 
 
 def examiner(config: pytest.Config) -> Examiner:
@@ -177,6 +184,8 @@ class Examiner:
         )
         self._skipped = _ids(config, "skip")
         self._required = _ids(config, "require")
+        if getattr(config.option, "dist", "no") == "load":
+            config.option.dist = "loadgroup"  # a queue is judged where all is asked of it
 
     @cached_property
     def named(self) -> list[Queue]:
@@ -190,7 +199,11 @@ class Examiner:
     def server(self) -> Server:
         """The run's server, started at its first use and gone at the end."""
         from queueproof.postgres import open_server
+        from queueproof.postgres.sources import borrowed
 
+        if _is_worker(self._config):
+            lent = pickle.loads(self._config.workerinput[_SERVER])  # type: ignore[attr-defined]  # noqa: S301 - our controller's
+            return self._resources.enter_context(borrowed(lent))
         with _usage_errors():
             option = self._config.option
             opened = open_server(option.postgres, trust=option.queueproof_trust)
@@ -232,7 +245,8 @@ class Examiner:
         """Judge a queue that is the only one, or that a process of pytest-xdist asks about."""
         from queueproof.machine import processors
 
-        jobs = 1 if hasattr(self._config, "workerinput") else processors()
+        beside_others = _is_worker(self._config) and len(self._asked) > 1
+        jobs = 1 if beside_others else processors()
         judge = self._judge(queue, self._asked.get(queue.name))
         return judge(server=self.server, jobs=jobs)
 
@@ -249,15 +263,20 @@ class Examiner:
     ) -> Callable[[], Card]:
         """Begin to judge a queue beside others; call what is returned for the card.
 
+        A worker of pytest-xdist, which has others beside it, judges it when it is asked for.
+
         Args:
             queue: Which.
             guarantees: By which; None for all.
             profile: How thoroughly; None as this run.
         """
-        future = self._begin(queue, guarantees, profile)
+        future = None if _is_worker(self._config) else self._begin(queue, guarantees, profile)
 
+        @cache
         def card() -> Card:
             with _failures(queue):
+                if future is None:
+                    return self._judge(queue, guarantees, profile)(server=self.server)
                 return future.result()
 
         return card
@@ -301,6 +320,21 @@ class Examiner:
         kept = [item for item in items if self._wants(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+        for item in kept if self._config.pluginmanager.has_plugin("xdist") else ():
+            if (queue := _queue_of(item)) is not None:
+                item.add_marker(pytest.mark.xdist_group(queue.name))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+        """Lend the run's server to a worker of pytest-xdist."""
+        node.workerinput[_SERVER] = pickle.dumps(self.server.lent())
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist
+        """Take over what a worker of pytest-xdist has found; one that died has found nothing."""
+        sent = getattr(node, "workeroutput", {}).get(_CARDS)
+        if sent is not None:
+            self._cards.update(pickle.loads(sent))  # noqa: S301 - our worker's
 
     def _wants(self, item: pytest.Item) -> bool:
         marker = item.get_closest_marker("guarantee")
@@ -313,8 +347,8 @@ class Examiner:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what will be asked of each queue."""
-        # pytest-xdist has processes of its own, and each of them would judge every queue.
-        beside = not hasattr(session.config, "workerinput")
+        # Of the workers of pytest-xdist each would judge every queue.
+        beside = not _is_worker(session.config)
         for item in session.items:
             marker, queue = item.get_closest_marker("guarantee"), _queue_of(item)
             if marker is not None and queue is not None:
@@ -333,7 +367,9 @@ class Examiner:
             {judgement.verdict for judgement in card.guarantees} - {"not-offered"}
             for card in self._cards.values()
         ]
-        if self.named and exitstatus == pytest.ExitCode.OK and not all(judged):
+        if _is_worker(self._config):
+            self._config.workeroutput[_CARDS] = pickle.dumps(self._cards)  # type: ignore[attr-defined]
+        elif self.named and exitstatus == pytest.ExitCode.OK and not all(judged):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

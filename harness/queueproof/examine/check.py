@@ -217,9 +217,8 @@ class Examination:
         drawn = cache(partial(self._drawn, suite))
         if not self.crew.is_alone:
             ahead: list[Unit] = [unit for part in parts for unit in part.units]
-            # Probes take longest.
-            self.crew.go_ahead(sorted(ahead, key=lambda unit: not isinstance(unit, Probing)))
-            self.crew.go_ahead(drawn())
+            ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
+            self.crew.go_ahead([*ahead, *drawn()])
         parts.append(_Part("random programs", partial(self._draw, drawn, asked)))
         parts += [
             _Part("free runs", partial(self._run_free, asked, number))

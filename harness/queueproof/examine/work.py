@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import NamedTuple, TypeAlias
 
@@ -34,6 +34,8 @@ from queueproof.search.shrink import Failure, Like, find, unexpected
 
 CONNECTIONS = 20  # that an installed queue may come to have at once
 AHEAD = 2  # units for each process that somebody guesses will be asked for next
+WORTH = 500  # runs that repay what another process takes to begin
+_PROBE, _SEARCH = 50, 10  # runs that take as long
 _SPARE = """
 SELECT current_setting('max_connections')::int
   - current_setting('superuser_reserved_connections')::int
@@ -280,20 +282,33 @@ class Work:
                 return Done(found, unmoved=self._lab.unmoved)
 
 
-@dataclass(frozen=True, slots=True)
 class Pool:
-    """Processes that have a queue installed, and how many."""
+    """Processes that install a queue when they begin, at the first unit that is given to one.
 
-    processes: ProcessPoolExecutor
-    count: int
+    Args:
+        count: How many.
+        begin: Begins them.
+    """
+
+    def __init__(self, count: int, begin: Callable[[], ProcessPoolExecutor]) -> None:
+        self.count = count
+        self._begin = begin
+
+    @cached_property
+    def processes(self) -> ProcessPoolExecutor:
+        """They themselves."""
+        return self._begin()
 
 
 class Crew:
-    """Does units in other processes before somebody asks for them, or here when he does.
+    """Does units in other processes before somebody asks for them, and here.
+
+    Whoever asks for a unit that another process is at does others of those meanwhile that will
+    probably be asked for.
 
     Args:
-        lab: Where the queue is installed here, and what nobody has done is done.
-        pool: The processes, see `beside`; None for none.
+        lab: Where the queue is installed here.
+        pool: The other processes, see `beside`; None for none.
         seed: Of the schedules.
         offer: What the queue brings.
     """
@@ -303,7 +318,8 @@ class Crew:
         self._here = Work(lab, offer, seed)
         self._pool = pool
         self._given = pickle.dumps((offer, seed)) if pool else b""
-        self._ahead: dict[Unit, Future[Done]] = {}
+        self._planned = 0  # runs
+        self._ahead: dict[Unit, tuple[Unit, Future[Done]]] = {}
         self._announced: Counter[Unit] = Counter()
 
     @property
@@ -311,16 +327,21 @@ class Crew:
         """Whether nobody does anything ahead."""
         return self._pool is None
 
-    def go_ahead(self, units: Iterable[Unit]) -> None:
-        """Have units done that will probably be asked for, in this order."""
-        for unit in units if self._pool is not None else ():
+    def go_ahead(self, units: Sequence[Unit]) -> None:
+        """Have units done that will probably be asked for, in this order.
+
+        Where they are few, they are done before another process could begin.
+        """
+        self._planned += sum(map(_runs, units))
+        for unit in units if self._pool is not None and self._planned >= WORTH else ():
             key = _key(unit)
             self._announced[key] += 1
             if self._announced[key] > 1:
                 continue
             assert self._pool is not None
             try:
-                self._ahead[key] = self._pool.processes.submit(_done, self._given, unit)
+                future = self._pool.processes.submit(_done, self._given, unit)
+                self._ahead[key] = unit, future
             except BrokenProcessPool:
                 self._pool = None
                 return
@@ -329,13 +350,17 @@ class Crew:
         """Who has announced these will not ask for them any more."""
         for key in map(_key, units):
             self._announced[key] -= 1
-            if not self._announced[key] and (future := self._ahead.pop(key, None)) is not None:
-                future.cancel()
+            if not self._announced[key] and key in self._ahead:
+                self._ahead.pop(key)[1].cancel()
 
     def _take(self, unit: Unit) -> Done | None:
-        """What somebody has done of a unit; None where nobody has."""
-        future = self._ahead.pop(_key(unit), None)
-        if future is None or not _ends(future):
+        """What somebody has done of a unit; None where nobody has begun it."""
+        _, future = self._ahead.pop(_key(unit), (unit, None))
+        if future is None or future.cancel():
+            return None
+        while not future.done() and self._help():
+            pass
+        if not _ends(future):
             return None
         try:
             done = future.result()
@@ -343,6 +368,19 @@ class Crew:
             return None  # one that was killed, say: it is done here, and the same comes of it
         self._lab.unmoved = self._lab.unmoved or done.unmoved
         return done
+
+    def _help(self) -> bool:
+        """Do the first unit that no process has begun; whether there is one."""
+        for key, (unit, future) in self._ahead.items():
+            if not future.done() and future.cancel():
+                done = Future[Done]()
+                self._ahead[key] = unit, done
+                try:
+                    done.set_result(self._here.done(unit))
+                except QueueproofError as error:  # for whoever asks for it, if anybody does
+                    done.set_exception(error)
+                return True
+        return False
 
     def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
         """See `Work.tries`."""
@@ -406,20 +444,35 @@ def _key(unit: Unit) -> Unit:
 # --- the other processes ------------------------------------------------------------------------
 
 
+def _runs(unit: Unit) -> int:
+    """About how many runs a unit takes, at most."""
+    match unit:
+        case Exploration():
+            return unit.budget
+        case Draws():
+            return len(unit.drawn)
+        case Probing():
+            return _PROBE
+        case Search():
+            return _SEARCH
+
+
 @contextmanager
 def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
     """Processes that have the same queue installed beside a lab, until the end of the block.
 
     Args:
         lab: Where it is installed here.
-        jobs: How many; fewer where the server has no connections to spare, and none for one job
-            or a queue that cannot be sent to another process.
+        jobs: How many, this one among them; fewer where the server has no connections to spare, and
+            no other for a queue that cannot be sent to one.
     """
     with ExitStack() as stack:
-        pool = None
-        if (count := _most(lab, jobs)) > 1:
-            pool = Pool(stack.enter_context(processes(lab.server, count, lab.queue)), count)
-        yield pool
+        count = _most(lab, jobs) - 1
+
+        def begin() -> ProcessPoolExecutor:
+            return stack.enter_context(processes(lab.server, count, lab.queue))
+
+        yield Pool(count, begin) if count else None
 
 
 def _most(lab: Lab, jobs: int) -> int:
