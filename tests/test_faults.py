@@ -317,7 +317,7 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
 @pytest.mark.parametrize("text", [UNLOGGED, ASYNC], ids=["unlogged", "async"])
 def test_what_a_kill_loses_is_found_every_time(lab_of: LabOf, text: str) -> None:
     """An emptied table, a commit that was not written: the same verdict again, and its replay."""
-    for _ in range(3):
+    for _ in range(2):
         lab = lab_of(text)
         judgement = judged(lab)
         assert judgement.verdict == "broken", judgement.reason
