@@ -1,4 +1,5 @@
 -- breaks: backoff
+-- differs from: ../skip_locked.sql
 -- A failed job is free again at once: a dependency that is down is hammered until all attempts
 -- are used up.
 

@@ -1,4 +1,5 @@
 -- breaks: backoff
+-- differs from: ../skip_locked.sql
 -- The cap is applied after the power: from attempt 42 on the product is no interval any more, and
 -- fail itself fails (pgqueuer at 47, river PR 698 at 310, hatchet PR 4719).
 

@@ -1,4 +1,5 @@
 -- breaks: backoff
+-- differs from: ../sound/leader_promotes.sql
 -- Failed jobs wait among the scheduled ones until they are promoted. But the promoter takes what has
 -- been tried before for work that was left over, and makes it ready at once.
 

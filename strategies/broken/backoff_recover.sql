@@ -1,4 +1,5 @@
 -- breaks: backoff
+-- differs from: ../skip_locked.sql
 -- Fail leaves locked_at behind, and recover does not ask for running jobs: a job that failed late in its
 -- lease is taken for a stale one, and is due at once.
 

@@ -1,4 +1,5 @@
 -- breaks: backoff
+-- differs from: ../skip_locked.sql
 -- The time of the next attempt is cut off to whole seconds: the wait is up to a second too short.
 
 -- /// queue

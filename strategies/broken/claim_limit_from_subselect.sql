@@ -1,4 +1,5 @@
 -- breaks: claim-limit
+-- differs from: ../skip_locked.sql
 -- The same with a sub-select in FROM: safe under most plans, until ANALYZE has seen a nearly
 -- empty table and jobs arrive (ecto_job PR 43).
 

@@ -1,4 +1,5 @@
 -- breaks: claim-limit
+-- differs from: ../skip_locked.sql
 -- IN (SELECT ... LIMIT n): a nested loop runs the sub-select once per outer row, and each run
 -- passes over the rows just taken (oban#4, odd-jobs#115, delayed_job_active_record#143).
 

@@ -1,4 +1,5 @@
 -- breaks: claim-limit
+-- differs from: ../sound/visibility_timeout.sql
 -- The limit is applied to what is ready and to what is stale, one by one: a claim with both in front of it takes
 -- twice as many.
 

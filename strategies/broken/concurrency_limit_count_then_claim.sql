@@ -1,4 +1,5 @@
 -- breaks: concurrency-limit
+-- differs from: ../skip_locked.sql
 -- The running jobs are counted in the claim's own snapshot: two claims count the same number and
 -- both fill the gap (pgqueuer#761, PR 774).
 

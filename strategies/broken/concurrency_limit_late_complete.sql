@@ -1,4 +1,5 @@
 -- breaks: concurrency-limit
+-- differs from: ../sound/concurrency_limit.sql
 -- Who completes a job frees its slot, even when it has lost the job: the next holder runs without one.
 -- To be compared with sound/concurrency_limit.sql.
 

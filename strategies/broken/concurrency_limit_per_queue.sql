@@ -1,4 +1,5 @@
 -- breaks: concurrency-limit
+-- differs from: ../sound/concurrency_limit.sql
 -- The slots are counted queue by queue: with two queues twice as many jobs run as the dependency behind
 -- both can bear.
 

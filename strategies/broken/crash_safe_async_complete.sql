@@ -1,4 +1,5 @@
 -- breaks: crash-safe
+-- differs from: ../skip_locked.sql
 -- Complete answers before its commit is on disk: after a crash of the server the job that was done
 -- is running again, and is done twice (PostgreSQL's manual, Asynchronous Commit).
 

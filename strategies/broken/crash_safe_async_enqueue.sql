@@ -1,4 +1,5 @@
 -- breaks: crash-safe
+-- differs from: ../skip_locked.sql
 -- Enqueue answers before its commit is on disk: a crash of the server within the next moments loses
 -- the job (PostgreSQL's manual, Asynchronous Commit).
 

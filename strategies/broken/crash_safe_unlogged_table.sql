@@ -1,4 +1,5 @@
 -- breaks: crash-safe
+-- differs from: ../skip_locked.sql
 -- An UNLOGGED table is faster because a crash of the server empties it (PostgreSQL's manual, CREATE
 -- TABLE): every job is gone, those that run included.
 

@@ -1,4 +1,5 @@
 -- breaks: fencing
+-- differs from: ../skip_locked.sql
 -- Fail asks for the id alone: the late error of one attempt requeues the job that the next
 -- attempt is working on (oban#532: discarded -> retryable, two attempts running).
 

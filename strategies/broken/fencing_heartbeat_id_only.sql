@@ -1,4 +1,5 @@
 -- breaks: fencing
+-- differs from: ../skip_locked.sql
 -- The heartbeat asks for the id alone: a worker that lost the job extends the lease of the next,
 -- is told that all is well, and works on (PgQueuer: update_heartbeat by id).
 

@@ -1,4 +1,5 @@
 -- breaks: fencing
+-- differs from: ../skip_locked.sql
 -- Complete asks for the id alone: a worker that woke up after its lease finishes the attempt of
 -- another (PgQueuer, Oban, River, graphile-worker: WHERE id = ...; pg-boss#925).
 

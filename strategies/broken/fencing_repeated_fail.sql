@@ -1,4 +1,5 @@
 -- breaks: fencing
+-- differs from: ../sound/repeated_endings.sql
 -- A fail that is repeated is known by its worker's name, which nobody forgets when the job is claimed
 -- again: it ends the attempt of the next worker.
 

@@ -1,4 +1,5 @@
 -- breaks: fencing
+-- differs from: ../skip_locked.sql
 -- The worker's name is asked, the attempt is not: a worker that lost the job and claimed it again
 -- finishes its second attempt with the late answer of its first (Inferable: machine id and status).
 

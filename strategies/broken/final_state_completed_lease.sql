@@ -1,4 +1,5 @@
 -- breaks: final-state
+-- differs from: ../skip_locked.sql
 -- Complete leaves the lease in place, and recover asks for leases without asking for the status:
 -- finished work comes back half a minute later (river#995: rescued although done).
 

@@ -1,4 +1,5 @@
 -- breaks: final-state
+-- differs from: ../skip_locked.sql
 -- A heartbeat sets its job running, of which it only looks in a sub-query whether it still is: one
 -- that waited for the job's completion, sent by the worker's other thread, brings it back to life.
 

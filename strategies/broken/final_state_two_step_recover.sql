@@ -1,4 +1,5 @@
 -- breaks: final-state
+-- differs from: ../skip_locked.sql
 -- Recover reads the stale jobs, then requeues them by id: one that its late worker completes in
 -- between runs again (river#1302, fixed by PR 1373: completed flipped back to retryable).
 

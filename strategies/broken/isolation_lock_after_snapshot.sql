@@ -1,4 +1,5 @@
 -- breaks: isolation
+-- differs from: ../sound/claims_by_insert.sql
 -- What the lock guards is read with a snapshot from before the lock, once the database's default is
 -- REPEATABLE READ; nothing conflicts, so nothing is refused.
 

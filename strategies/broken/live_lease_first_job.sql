@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- A worker beats once for all that it holds, but the first of its jobs alone is extended: the others
 -- of its batch run out under its hands.
 

@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- The heartbeat is accepted and moves a column that recover does not look at, so that every job
 -- longer than one lease is started again (oban#1141, hexpm PR 1825: rescue by start time).
 

@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- Recover reads the stale jobs, then ends by id those without another attempt: a heartbeat that was accepted
 -- in between does not save its job.
 

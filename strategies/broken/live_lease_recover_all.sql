@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- Every running job counts as abandoned, as at the start of a single worker: the second worker
 -- to start takes the jobs of the first (procrastinate: retry_job does not ask for staleness).
 

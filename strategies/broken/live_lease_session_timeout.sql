@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../sound/sessions.sql
 -- A claim lives as long as its worker's connection, and a job may take days. But the reaper takes a
 -- job back from a connection that is older than an hour.
 

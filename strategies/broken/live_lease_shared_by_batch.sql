@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../sound/visibility_timeout.sql
 -- The lease is meant for the batch: whoever claims ten jobs has a tenth of it for each, and the last
 -- is taken from it before it has begun.
 

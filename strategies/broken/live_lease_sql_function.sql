@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../sound/sql_functions.sql
 -- The race inside one statement, inside a function: the lease is read from the snapshot, and what
 -- is asked of the locked row is not the lease.
 

@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- The same race inside one statement: the lease is read from the statement's snapshot, and the
 -- locked row is not asked again (UPDATE ... WHERE id IN (SELECT ...), the usual reaper).
 

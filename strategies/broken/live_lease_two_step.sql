@@ -1,4 +1,5 @@
 -- breaks: live-lease
+-- differs from: ../skip_locked.sql
 -- Recover reads the stale jobs, then requeues them by id: a heartbeat that was accepted in
 -- between is lost (river#1302 as a heartbeat meets it; solid_queue#589: prune against a worker).
 

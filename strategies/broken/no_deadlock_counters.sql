@@ -1,4 +1,5 @@
 -- breaks: no-deadlock
+-- differs from: ../sound/counters.sql
 -- Complete and fail take two shared rows in opposite orders (absurd 2248c04: cancel against
 -- complete). To be compared with sound/counters.sql.
 

@@ -1,4 +1,5 @@
 -- breaks: no-deadlock
+-- differs from: ../skip_locked.sql
 -- One statement that locks the batch's rows in the order in which they are named. Of a job that
 -- somebody took over meanwhile it locks the newest version before it sees that it is not its own.
 

@@ -1,4 +1,5 @@
 -- breaks: no-deadlock
+-- differs from: ../skip_locked.sql
 -- The batch is locked in the order in which its worker names it, before the fence is asked: a late
 -- batch and the next holder's lock the same rows the other way round (pg-boss#282).
 

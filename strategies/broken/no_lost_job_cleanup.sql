@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Cleanup goes by age and spares what is running: a job that waits longer than that, for its time
 -- or for a worker, is deleted before it ran.
 

@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Cleanup removes the young ones and keeps the old: nobody can look up what became of a job.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Fail gives the job back and leaves it running: nobody holds it, no lease runs out, and nothing
 -- will ever look at it again (procrastinate#1446: stuck in doing).
 

@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- The claim begins at priority 0, where ordinary work was meant to end; but a priority is any int,
 -- and what is put below all else is never taken.
 

@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Cleanup takes away the rows of queues that have no jobs. An enqueue that found its queue's row and
 -- has not committed is not seen: its job belongs to a queue that nobody knows.
 

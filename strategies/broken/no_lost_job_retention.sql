@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Old rows are passed over, to spare the claim what cleanup has not yet removed; a job that waited for
 -- two weeks, because its workers stood still or its time was far off, is among them.
 

@@ -1,4 +1,5 @@
 -- breaks: no-lost-job
+-- differs from: ../skip_locked.sql
 -- Claims begin above a mark that cleanup moves past the last job that has ended. Ids are given out
 -- before the commit: an enqueue that takes longer than its successor ends up below the mark.
 

@@ -1,4 +1,5 @@
 -- breaks: no-starvation
+-- differs from: ../hold_open.sql
 -- The claim chooses among the first ten rows: as many workers that hold a job fill the page, and the
 -- next one finds nothing, whatever waits behind it.
 

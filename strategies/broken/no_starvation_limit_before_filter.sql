@@ -1,4 +1,5 @@
 -- breaks: no-starvation
+-- differs from: ../skip_locked.sql
 -- The LIMIT is used up before it is asked which jobs are due: a delayed job of high priority hides
 -- every ready one behind it (oban#1498; procrastinate#1599; river PR 1318).
 

@@ -1,4 +1,5 @@
 -- breaks: no-starvation
+-- differs from: ../skip_locked.sql
 -- When a failed job may run again stands in a column of its own, which is asked after the page is
 -- full: ten jobs that wait for their next attempt keep all others from their first.
 

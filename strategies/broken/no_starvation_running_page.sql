@@ -1,4 +1,5 @@
 -- breaks: no-starvation
+-- differs from: ../skip_locked.sql
 -- The claim reads a page of twenty jobs that are due and not over, and leaves out those that run: where
 -- so many run at once, nobody gets another one.
 

@@ -1,4 +1,5 @@
 -- breaks: non-blocking
+-- differs from: ../skip_locked.sql
 -- Every claim updates one row of statistics: SKIP LOCKED passes over the jobs of others, and then
 -- all workers queue up for that row.
 

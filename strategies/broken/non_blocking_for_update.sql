@@ -1,4 +1,5 @@
 -- breaks: non-blocking
+-- differs from: ../skip_locked.sql
 -- FOR UPDATE without SKIP LOCKED: each claim waits for the one before it, a convoy however many
 -- workers there are.
 

@@ -1,4 +1,5 @@
 -- breaks: non-blocking
+-- differs from: ../sound/plpgsql_function.sql
 -- One claim at a time, by a mutex inside the function: whoever is slow in it makes all others wait,
 -- although each row is passed over where it is locked.
 

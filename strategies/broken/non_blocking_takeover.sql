@@ -1,4 +1,5 @@
 -- breaks: non-blocking
+-- differs from: ../sound/visibility_timeout.sql
 -- The claim ends jobs whose last attempt crashed, and does not pass over those that are locked: it waits for
 -- a late worker's complete, although other jobs are free.
 

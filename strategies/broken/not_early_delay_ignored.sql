@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- The delay is kept in a column of its own that no claim reads.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- run_at is asked for retries only: the first attempt starts at once, whatever the delay
 -- (pgmq#367: visibility that a claim does not respect).
 

@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- The claim looks half a second ahead, to have a job at hand when its time comes.
 
 -- /// queue

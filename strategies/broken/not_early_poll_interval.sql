@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- A delayed job is made due five seconds earlier, which is what workers sleep between two polls.
 
 -- /// queue

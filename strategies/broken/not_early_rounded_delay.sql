@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- A delay is kept in whole seconds, and rounded: one of 61.4 s is over after 61 s.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- A job is put in first, and told its time afterwards, in a transaction of its own: between the two
 -- it is due.
 

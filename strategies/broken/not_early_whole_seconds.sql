@@ -1,4 +1,5 @@
 -- breaks: not-early
+-- differs from: ../skip_locked.sql
 -- Times are kept in whole seconds, and what is left of one is cut off: a job may run up to a second
 -- before it is due.
 

@@ -1,4 +1,5 @@
 -- breaks: old-snapshot
+-- differs from: ../sound/ready_and_claimed.sql
 -- Jobs that were claimed are deleted from the table of ready ones, which stays small; but not its
 -- index, from which nothing that the old snapshot may still see can be taken out.
 

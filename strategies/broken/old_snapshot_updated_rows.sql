@@ -1,4 +1,5 @@
 -- breaks: old-snapshot
+-- differs from: ../skip_locked.sql
 -- Promises what a table that is updated in place cannot keep: while an old snapshot is held, each
 -- claimed job keeps its entry in the index of runnable ones, and every claim walks over them all.
 

@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- Ids stand for the order of enqueueing, but their sequence is cached: each session takes fifty at once,
 -- and hands them out later.
 

@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- Priorities go up to 9 here, and what is above is cut off: of two urgent jobs the older one comes
 -- first, whatever their priorities.
 

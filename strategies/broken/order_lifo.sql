@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- The newest job first: under load the oldest wait for ever (pgmq#476: order within a group).
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- No ORDER BY: rows come as an index or the table happens to hold them, which looks right until
 -- the plan or the table changes (Inferable's claim has none).
 

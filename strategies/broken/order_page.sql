@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- The claim sorts the oldest twenty jobs by their priority: an urgent one behind more than a page of
 -- others waits like any of them.
 

@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- Higher is first by contract, and here the lowest number is: the two conventions of the field
 -- (graphile-worker and Solid Queue ascending, PgQueuer and pg-boss descending) mixed up.
 

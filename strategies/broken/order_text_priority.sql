@@ -1,4 +1,5 @@
 -- breaks: order
+-- differs from: ../skip_locked.sql
 -- Priorities are kept as text: 10 comes after 9.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: pooler-safe
+-- differs from: ../skip_locked.sql
 -- The new job's id is asked for in a second statement: of whichever session that one runs in.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: pooler-safe
+-- differs from: ../advisory_lock.sql
 -- The locks of the list are the session's, and are given back after the commit. A pooler sends
 -- that to another session, and whoever gets the first one keeps the locks for ever.
 

@@ -1,4 +1,5 @@
 -- breaks: pooler-safe
+-- differs from: ../skip_locked.sql
 -- The worker's name goes ahead as a setting of the session, as audit triggers like to have it. The
 -- claim may then run in another session: with no name, or with that of somebody else.
 

@@ -1,4 +1,5 @@
 -- breaks: retry-bound
+-- differs from: ../skip_locked.sql
 -- A crash is taken for no fault of the job and does not count, so that a job which kills its
 -- worker is handed out for ever (PgQueuer: attempts stay at 0).
 

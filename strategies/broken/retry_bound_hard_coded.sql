@@ -1,4 +1,5 @@
 -- breaks: retry-bound
+-- differs from: ../skip_locked.sql
 -- The bound is asked in one path and assumed in another: recover knows a default of 3 and not the
 -- job's own max_attempts, and claim trusts it (eliza#10854: max_attempts = 1 ran three times).
 

@@ -1,4 +1,5 @@
 -- breaks: retry-bound
+-- differs from: ../skip_locked.sql
 -- attempts was counted by the claim already: <= grants one attempt more than max_attempts
 -- (oban#652: jobs at max_attempts left available).
 

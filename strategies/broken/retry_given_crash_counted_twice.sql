@@ -1,4 +1,5 @@
 -- breaks: retry-given
+-- differs from: ../skip_locked.sql
 -- The claim counts an attempt, and the recovery counts the one that crashed again: a job of three
 -- attempts fails after two (inferable does so).
 

@@ -1,4 +1,5 @@
 -- breaks: retry-given
+-- differs from: ../skip_locked.sql
 -- Nobody asks whether an attempt is left: any failure is final, and max_attempts counts crashes only.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: retry-given
+-- differs from: ../skip_locked.sql
 -- attempts was counted by the claim already: counted once more by the fail, a job is given up one
 -- attempt before its last.
 

@@ -1,4 +1,5 @@
 -- breaks: routing
+-- differs from: ../skip_locked.sql
 -- The optional filter, inverted: (queue IS NULL OR ...) was meant, and a worker that
 -- names its queue gets every queue's jobs.
 

@@ -1,4 +1,5 @@
 -- breaks: routing
+-- differs from: ../skip_locked.sql
 -- LIKE where = was meant: _ stands for any character, so that a worker of mail_in gets the jobs of
 -- mail-in as well.
 

@@ -1,4 +1,5 @@
 -- breaks: routing
+-- differs from: ../skip_locked.sql
 -- Workers serve a family of queues, mail for mail.high and mail.low; whoever names one of them gets the
 -- jobs of all.
 

@@ -1,4 +1,5 @@
 -- breaks: server-clock
+-- differs from: ../skip_locked.sql
 -- The lease begins at a timestamp without time zone: what now() becomes there, and what it is read
 -- as, depends on the TimeZone of the session.
 

@@ -1,4 +1,5 @@
 -- breaks: single-claim
+-- differs from: ../advisory_lock.sql
 -- An advisory lock knows nothing of snapshots: between the snapshot of the list and the lock another
 -- worker may have taken the job and let its lock go. Only a pause inside the query shows it.
 

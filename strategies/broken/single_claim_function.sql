@@ -1,4 +1,5 @@
 -- breaks: single-claim
+-- differs from: ../sound/plpgsql_function.sql
 -- Select, then lock and update, inside one function: to the client it is one statement. To the
 -- server it is two, and others claim between them too.
 

@@ -1,4 +1,5 @@
 -- breaks: single-claim
+-- differs from: ../for_update.sql
 -- FOR UPDATE SKIP LOCKED without a transaction around it: the lock ends with its own statement,
 -- before the job is marked (good_job#802: the lock was not held where the claim relied on it).
 

@@ -1,4 +1,5 @@
 -- breaks: single-claim
+-- differs from: ../for_update.sql
 -- One statement, yet the list is made without a lock: by the time a job is locked, another
 -- claim may have committed (dbos-transact-py#742: a decision from an old snapshot).
 

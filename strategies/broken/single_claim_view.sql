@@ -1,4 +1,5 @@
 -- breaks: single-claim
+-- differs from: ../sound/view.sql
 -- Claimed through a view whose trigger gets each row as the snapshot showed it: neither the lock nor
 -- the trigger asks whether the job is still free.
 

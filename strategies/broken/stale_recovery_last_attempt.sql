@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../skip_locked.sql
 -- Jobs without an attempt left are not recovered, to keep them from running once more; after a
 -- crash they are not ended either, and stay running for ever (procrastinate#1518, solid_queue#748).
 

@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../sound/workers_beat.sql
 -- What a lost worker had is to end as failed, for somebody to look at. But it is put back, and runs
 -- once more unseen.
 

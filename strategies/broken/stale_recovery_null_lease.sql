@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../skip_locked.sql
 -- The claim forgets to start the lease: NULL is never older than anything, so a worker that
 -- dies before its first heartbeat is never noticed (pgqueuer#536).
 

@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../sound/leader_promotes.sql
 -- Workers that were not heard of for a lease are removed once they hold nothing. One that only was
 -- slow claims on; its jobs belong to nobody that recover knows (solid_queue PR 244).
 

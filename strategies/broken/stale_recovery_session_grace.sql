@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../sound/sessions.sql
 -- A claim ends with its worker's connection. But the reaper gives a lost worker an hour to come back,
 -- which it cannot: its connection is gone.
 

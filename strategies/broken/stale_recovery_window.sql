@@ -1,4 +1,5 @@
 -- breaks: stale-recovery
+-- differs from: ../skip_locked.sql
 -- The reaper looks at the last twelve hours, to spare an index: what was left behind before a weekend
 -- without a reaper stays running for ever.
 

@@ -1,4 +1,5 @@
 -- breaks: steady-cost
+-- differs from: ../skip_locked.sql
 -- The index does not know when a job is due: urgent jobs of tomorrow are read by each claim of
 -- today. Only a queue that promises steady-cost for them too is judged by it.
 

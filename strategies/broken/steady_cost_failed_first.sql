@@ -1,4 +1,5 @@
 -- breaks: steady-cost
+-- differs from: ../skip_locked.sql
 -- The index leaves out what was completed, and keeps what has failed for good: the oldest entries,
 -- which each claim reads before it comes to a job that waits.
 

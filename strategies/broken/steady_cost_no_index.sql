@@ -1,4 +1,5 @@
 -- breaks: steady-cost
+-- differs from: ../skip_locked.sql
 -- No index holds the runnable jobs: a claim reads every job that ever was to find those that wait.
 
 -- /// queue

@@ -1,4 +1,5 @@
 -- breaks: steady-cost
+-- differs from: ../skip_locked.sql
 -- The index finds the jobs that wait, but not their order: a claim reads and sorts the whole
 -- backlog.
 

@@ -1,4 +1,5 @@
 -- breaks: steady-cost
+-- differs from: ../skip_locked.sql
 -- The index holds finished jobs too. They are the oldest, so a claim in its order walks over all of
 -- them before it comes to a job that waits.
 
