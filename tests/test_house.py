@@ -28,13 +28,16 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"mutate", "testing"},
+    {"library", "mutate", "testing"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )
 """Folders and single modules, the lowest first: each uses what is below it, and itself."""
 
-BACK: dict[tuple[str, str], str] = {}
+BACK = {
+    ("queueproof", module): "the package's name offers, late, what stands on top of it"
+    for module in ("queueproof.library", "queueproof.report.card")
+}
 """Imports that run back, from a module to a module, each with its reason."""
 
 ROUND = {

@@ -51,7 +51,7 @@ def test_public_names() -> None:
     expected = {
         *("Claim", "JobRow", "Operation", "Parameter", "Queue", "Result", "Row", "State", "Step"),
         *("Value", "Values", "Source", "Exit", "QueueError", "QueueproofError", "ServerError"),
-        *("Client", "load", "__version__"),
+        *("Client", "load", "__version__", "check", "replay", "Card"),
     }
     assert expected == set(queueproof.__all__)
     assert all(getattr(queueproof, name) is not None for name in expected)

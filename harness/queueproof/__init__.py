@@ -1,6 +1,7 @@
 """Proves or breaks a PostgreSQL job queue.
 
-Everything that a Python queue under test needs is here; the command line is `queueproof`.
+Everything that a Python queue under test needs is here, and `check` and `replay`, which do what the
+command line `queueproof` does.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from queueproof.queues.model import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from queueproof.library import check as check
+    from queueproof.library import replay as replay
     from queueproof.queues.client import Client as Client
     from queueproof.queues.sqlfile import load as load
+    from queueproof.report.card import Card as Card
 
 __version__: str
 
 __all__ = [
+    "Card",
     "Claim",
     "Client",
     "Exit",
@@ -46,20 +51,27 @@ __all__ = [
     "Value",
     "Values",
     "__version__",
+    "check",
     "load",
+    "replay",
 ]
+
+# These cost time, and the pytest plugin imports this package in every run of every project.
+_LATE = {
+    "Card": "queueproof.report.card",
+    "Client": "queueproof.queues.client",
+    "check": "queueproof.library",
+    "load": "queueproof.queues.sqlfile",
+    "replay": "queueproof.library",
+}
 
 
 def __getattr__(name: str) -> object:
-    # These cost time, and the pytest plugin imports this package in every run of every project.
-    if name == "Client":
-        from queueproof.queues.client import Client
+    if name in _LATE:
+        from importlib import import_module
 
-        return Client
-    if name == "load":
-        from queueproof.queues.sqlfile import load
-
-        return load
+        found: object = getattr(import_module(_LATE[name]), name)
+        return found
     if name == "__version__":
         from importlib.metadata import version
 
