@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -142,7 +143,8 @@ def test_a_worker_started_ahead_is_in_a_transaction(
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
     lab = install(worker_that(opens, tmp_path))
     assert isinstance(lab, ClientLab)
-    lab._control.run("SET lock_timeout = 1000")
+    leaves = "BEGIN" in opens
+    lab._control.run(f"SET lock_timeout = {100 if leaves else 30_000}")
 
     def stands() -> bool:
         lab.wire.pump(0.01)
@@ -151,7 +153,7 @@ def test_a_worker_started_ahead_is_in_a_transaction(
     lab._spares.append(lab._started())
     waits.until(stands, PATIENCE, "a worker that was started ahead")
     lab.reset(renew=True)
-    assert bool(lab._spares) == ("BEGIN" not in opens)
+    assert bool(lab._spares) == (not leaves)
 
 
 def test_somebody_holds_a_lock_between_two_runs(
@@ -267,10 +269,14 @@ cli.main()
 """
 
 
-@contextmanager
-def checking(postgres: str, queue: Path) -> Iterator[subprocess.Popen[str]]:
+def checking(postgres: str, queue: Path) -> AbstractContextManager[subprocess.Popen[str]]:
     """`queueproof check` in a process of its own, which says soon what it is doing."""
-    command = ["check", str(queue), "--postgres", postgres]
+    return running("check", str(queue), "--postgres", postgres)
+
+
+@contextmanager
+def running(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """The command line in a process of its own."""
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-c", CHECK, *command],
         stdin=subprocess.DEVNULL,
@@ -316,6 +322,27 @@ def test_a_signal_ends_a_run_whose_server_is_frozen(tmp_path: Path, number: sign
     assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_benchmark_that_waits(
+    server: Server, tmp_path: Path, number: signal.Signals
+) -> None:
+    """The queue's own SQL does not answer; one line, and no database is left."""
+    queue = tmp_path / "queue.sql"
+    queue.write_text(
+        REFERENCE.replace("-- name: schema#", "-- name: schema#\nSELECT pg_sleep(999);")
+    )
+    sleeping = "SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
+    left = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
+    with (
+        psycopg.connect(server._admin, autocommit=True) as admin,
+        running("bench", str(queue), "--postgres", str(server._admin)) as process,
+    ):
+        waits.until(lambda: bool(admin.execute(sleeping).fetchall()), PATIENCE, "its first wait")
+        said = ends(process, number)
+        waits.until(lambda: not admin.execute(left).fetchall(), PATIENCE, "its database to go")
+    assert said in {"queueproof: interrupted\n", "queueproof: stopped by SIGTERM\n"}
+
+
 def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Path) -> None:
     """Now and then, on stderr, in a line."""
     queue = tmp_path / "queue.sql"
@@ -332,6 +359,7 @@ def test_a_signal_whose_exception_is_lost_has_its_code(
 ) -> None:
     """What Python ignores in a callback of its collector, say: a wait ends by it, with an error."""
     monkeypatch.setattr(ending, "_signals", [signal.SIGTERM])
+    monkeypatch.setattr(ending, "_unsaid", threading.Lock())
     assert cli.run(["check", "no such file.sql"]) == 128 + signal.SIGTERM
     assert capsys.readouterr().err == "queueproof: stopped by SIGTERM\n"
 

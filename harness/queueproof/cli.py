@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, ca
 
 import typer
 
-from queueproof.ending import end_on, signal_that_came
+from queueproof.ending import end_on, is_first_to_tell, signal_that_came
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
@@ -725,12 +725,12 @@ def run(arguments: Sequence[str]) -> int:
         causes = _causes(error)
         for cause in causes:
             if isinstance(cause, _StoppedError):
-                return _say(f"stopped by {cause}", 128 + cause.number)
+                return _say_once(f"stopped by {cause}", 128 + cause.number)
             if isinstance(cause, KeyboardInterrupt):
-                return _say(str(cause) or "interrupted", Exit.INTERRUPTED)
+                return _say_once(str(cause) or "interrupted", Exit.INTERRUPTED)
         if (number := signal_that_came()) is not None:
             by = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
-            return _say(by, 128 + number)
+            return _say_once(by, 128 + number)
         if told := next(filter(None, map(_outage, causes)), None):
             return _say(told, Exit.UNUSABLE)
         for cause in causes:
@@ -787,6 +787,13 @@ def _from_server(error: BaseException) -> bool:
     import psycopg
 
     return isinstance(error, ServerError | psycopg.Error)
+
+
+def _say_once(message: str, code: int) -> int:
+    """Say that a signal ends the run, unless who waits for this end has lost his patience."""
+    if signal_that_came() is None or is_first_to_tell():
+        return _say(message, code)
+    return code
 
 
 def _say(message: str, code: int, *, prefix: str = "queueproof: ") -> int:

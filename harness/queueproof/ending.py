@@ -9,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -19,8 +19,10 @@ GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
 STOP = 1.9  # a signal has ended the process
 SOON = 0.001  # what was raised for it, and lost, is raised again
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ends = math.inf  # by `time.monotonic`, when every wait of this process ends
 _signals: list[int] = []  # that have come
+_unsaid = threading.Lock()  # held once somebody has told that a signal ends the process
 
 
 def at() -> float:
@@ -31,6 +33,11 @@ def at() -> float:
 def signal_that_came() -> int | None:
     """The signal that ends this process, whoever has swallowed what was raised for it."""
     return _signals[0] if _signals else None
+
+
+def is_first_to_tell() -> bool:
+    """Whether nobody has asked this before: who ends the process for a signal says so once."""
+    return _unsaid.acquire(blocking=False)
 
 
 def stop() -> None:
@@ -81,6 +88,37 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
         signal.signal(number, end)
 
 
+@contextmanager
+def in_one_piece() -> Iterator[None]:
+    """Begin processes while signals wait: one that is left half begun complains on stderr.
+
+    Ctrl-C is not for the processes that begin here, not even before they can say so. And where this
+    one has to leave them as they are, Python's resource tracker removes what they shared, and need
+    not tell so.
+    """
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # nobody else may
+        for number in _ENDING:
+            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
+                handlers[number] = signal.signal(number, lambda one, _frame: came.append(one))
+    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    warnings = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (warnings, "ignore:resource_tracker")))
+    try:
+        yield
+    finally:
+        if warnings is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = warnings
+        signal.pthread_sigmask(signal.SIG_SETMASK, known)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for one in came[:1]:
+        signal.raise_signal(one)
+
+
 def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
     """End a process whose main thread does not get to its handler of a signal, or not to its end.
 
@@ -92,7 +130,7 @@ def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
     while number not in numbers:
         (number,) = woken.recv(1)
     time.sleep(STOP)
-    if _ends == math.inf:  # nobody has said it, nor will
+    if is_first_to_tell():
         with suppress(OSError):
             told = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
             os.write(2, f"queueproof: {told}\n".encode())

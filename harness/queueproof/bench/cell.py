@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -12,15 +13,18 @@ from typing import NamedTuple, Self
 
 import psycopg
 from psycopg import pq, sql
+from psycopg.pq.abc import PGconn, PGresult
 
+from queueproof import waits
 from queueproof.bench.load import SCHEMA, Compiled, compile_queue
 from queueproof.bench.pool import TICK, Pool
-from queueproof.bench.worker import RejectedError, Session, Tally, values
+from queueproof.bench.worker import Command, RejectedError, Session, Tally, values
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
 
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
+SHOWN = 60  # characters of a statement in a message
 
 _SCHEMAS = """
 SELECT nspname FROM pg_catalog.pg_namespace
@@ -105,6 +109,32 @@ class Measured:
         return not (self.double_claims or self.unfinished or self.lost)
 
 
+class _Session(Session):
+    """One of this process, which has signals to hear: no answer is waited for without an end."""
+
+    def _connect(self, conninfo: str) -> PGconn:
+        return waits.connect(conninfo)
+
+    def _execute(self, sql: bytes) -> PGresult:
+        self.pgconn.send_query(sql)
+        return self._answer(sql)
+
+    def _prepare(self, command: Command) -> PGresult:
+        self.pgconn.send_prepare(command.name, command.sql, command.types)
+        return self._answer(command.sql)
+
+    def _execute_prepared(self, name: bytes, sent: list[bytes]) -> PGresult:
+        self.pgconn.send_query_prepared(name, sent)
+        return self._answer(name)
+
+    def _answer(self, sql: bytes) -> PGresult:
+        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
+        answer = waits.answer(self.pgconn, waits.BULK, what)
+        if answer is None:
+            raise RejectedError("the server closed the connection")
+        return answer
+
+
 class Ground:
     """A database and worker processes, for one measurement after another.
 
@@ -122,7 +152,8 @@ class Ground:
         with self._stack:  # so that what is there is undone if the rest fails
             self._pool = self._stack.enter_context(Pool(workers))
             self._conninfo = self._stack.enter_context(server.database("queueproof_bench"))
-            connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+            connection = waits.Connection.open(self._conninfo)
+            connection.seconds = waits.BULK
             self._conninfo = server.for_queue(self._conninfo)
             self._hand_over = f"ALTER SCHEMA {SCHEMA} OWNER TO {server.owner}"
             self._admin = self._stack.enter_context(connection)
@@ -171,7 +202,7 @@ class Ground:
         self._admin.execute(self._hand_over)
         try:
             setup = f"SET search_path = {SCHEMA}; SET client_min_messages = error".encode()
-            session = Session(self._conninfo, setup)
+            session = _Session(self._conninfo, setup)
             try:
                 compiled, ids = _fill(queue, session, shape, jobs)
             finally:
@@ -218,8 +249,13 @@ def _pipelined(compiled: Compiled, session: Session, jobs: int) -> list[bytes]:
         for _ in range(count):
             pgconn.send_query_prepared(command.name, known)
         pgconn.pipeline_sync()
+        limit = waits.Limit(waits.BULK, f"PostgreSQL to enqueue {count} jobs")
+        waits.flush(pgconn, limit)
         synchronised = False
         while not synchronised:
+            while pgconn.is_busy():
+                if waits.readable(pgconn.socket, limit.left()):
+                    pgconn.consume_input()
             result = pgconn.get_result()  # None stands between the answers
             if result is None:
                 continue
@@ -313,7 +349,7 @@ class Prepared:
         if script is None:
             claimed = {job for tally in self._tallies for job in tally.ids.split(b"\n")}
             return {job: b"queued" for job in self._ids if job not in claimed}
-        session = Session(self._conninfo, self._compiled.load.setup)
+        session = _Session(self._conninfo, self._compiled.load.setup)
         try:
             session.prepare(script)
             answer, _ = session.run(script, {})

@@ -11,8 +11,10 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Self, TypeAlias
 
+from queueproof import waits
 from queueproof.bench import worker
 from queueproof.bench.worker import PATIENCE, Load, Order, Tally
+from queueproof.ending import in_one_piece
 from queueproof.errors import QueueError, QueueproofError
 
 START_SECONDS = 60.0  # for a process to start and prepare; far more than a loaded machine needs
@@ -51,7 +53,8 @@ class Pool:
                 process = context.Process(
                     target=worker.main, args=(theirs, number, self._accepted), daemon=True
                 )
-                process.start()
+                with in_one_piece():
+                    process.start()
                 self._processes.append(process)
                 theirs.close()  # so that its death is the end of the pipe
         except BaseException:
@@ -148,7 +151,7 @@ class Pool:
             process.join(timeout=max(0.0, give_up - time.monotonic()))
             if process.is_alive():
                 process.kill()
-                process.join()
+                process.join(waits.GONE)
             process.close()
         self._pipes.clear()
         self._processes.clear()

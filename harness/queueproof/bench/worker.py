@@ -145,7 +145,11 @@ class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a fail
 
 
 class Session:
-    """A connection that runs scripts."""
+    """A connection that runs scripts; it waits for the server, however long.
+
+    Attributes:
+        pgconn: The connection.
+    """
 
     def __init__(self, conninfo: str, setup: bytes, retry_on: frozenset[str] = frozenset()) -> None:
         """Connect.
@@ -158,15 +162,27 @@ class Session:
         Raises:
             RejectedError: The server does not let us in, or rejects the setup.
         """
-        self.pgconn: PGconn = pq.PGconn.connect(conninfo.encode())
+        self.pgconn: PGconn = self._connect(conninfo)
         if self.pgconn.status != pq.ConnStatus.OK:
             raise RejectedError(self.pgconn.get_error_message())
         self._retry_on = retry_on
         self.command(setup)
 
+    def _connect(self, conninfo: str) -> PGconn:
+        return pq.PGconn.connect(conninfo.encode())
+
+    def _execute(self, sql: bytes) -> PGresult:
+        return self.pgconn.exec_(sql)
+
+    def _prepare(self, command: Command) -> PGresult:
+        return self.pgconn.prepare(command.name, command.sql, command.types)
+
+    def _execute_prepared(self, name: bytes, sent: list[bytes]) -> PGresult:
+        return self.pgconn.exec_prepared(name, sent)
+
     def command(self, sql: bytes) -> None:
         """Execute statements that have no parameters."""
-        self.check(self.pgconn.exec_(sql), "")
+        self.check(self._execute(sql), "")
 
     def prepare(self, script: Script) -> None:
         """Prepare every command of a script.
@@ -175,7 +191,7 @@ class Session:
             RejectedError: The server rejected one.
         """
         for command in script.commands:
-            prepared = self.pgconn.prepare(command.name, command.sql, command.types)
+            prepared = self._prepare(command)
             self.check(prepared, command.where)
 
     def run(self, script: Script, known: Known) -> tuple[PGresult | None, int]:
@@ -201,7 +217,7 @@ class Session:
                 time.sleep(command.wait)
             # None is NULL, which psycopg's annotation of this one method leaves out.
             sent = cast("list[bytes]", [known[name] for name in command.parameters])
-            result = pgconn.exec_prepared(command.name, sent)
+            result = self._execute_prepared(command.name, sent)
             if result.status == pq.ExecStatus.COMMAND_OK:
                 changed = _changed(result, changed)
                 continue
@@ -234,7 +250,7 @@ class Session:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
         if state in self._retry_on and self.pgconn.status == pq.ConnStatus.OK:
             if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-                self.pgconn.exec_(b"ROLLBACK")
+                self._execute(b"ROLLBACK")
             raise Retryable(state)
         message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"the connection broke"
         raise RejectedError(f"{where}: {message.decode()} ({state})".removeprefix(": "))

@@ -10,10 +10,11 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.util import Finalize
-from threading import Thread, current_thread, main_thread
+from threading import Thread
 from typing import Any
 
 from queueproof import waits
+from queueproof.ending import in_one_piece
 from queueproof.errors import QueueproofError
 from queueproof.machine import processors
 from queueproof.postgres import Server
@@ -25,7 +26,6 @@ from queueproof.run.open import open_lab
 
 _LOOK = 0.2  # seconds
 MOST = 8  # each with some connections, and somebody's server may allow few
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _server: list[Server] = []  # which this process was lent
 _lab: list[Lab] = []  # which it has made there
 
@@ -61,7 +61,7 @@ class _Processes(ProcessPoolExecutor):
     """Processes that begin in order whenever a signal comes."""
 
     def __init__(self, count: int, lent: Lent | None, queue: Queue | None) -> None:
-        with _in_one_piece():
+        with in_one_piece():
             super().__init__(
                 count,
                 mp_context=get_context("spawn"),
@@ -71,39 +71,8 @@ class _Processes(ProcessPoolExecutor):
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its parent's
         """See `ProcessPoolExecutor.submit`: it may begin a process."""
-        with _in_one_piece():
+        with in_one_piece():
             return super().submit(*args, **kwargs)
-
-
-@contextmanager
-def _in_one_piece() -> Iterator[None]:
-    """Let a signal that comes meanwhile wait: what is left half begun complains on stderr.
-
-    Ctrl-C is not for the processes that begin here, not even before they can say so. And where this
-    one has to leave them as they are, Python's resource tracker removes what they shared, and need
-    not tell so.
-    """
-    came: list[int] = []
-    handlers = {}
-    if current_thread() is main_thread():  # nobody else may
-        for number in _ENDING:
-            if signal.getsignal(number) not in {None, signal.SIG_IGN}:
-                handlers[number] = signal.signal(number, lambda one, _frame: came.append(one))
-    known = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    warnings = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (warnings, "ignore:resource_tracker")))
-    try:
-        yield
-    finally:
-        if warnings is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = warnings
-        signal.pthread_sigmask(signal.SIG_SETMASK, known)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    for one in came[:1]:
-        signal.raise_signal(one)
 
 
 def _see_them_end() -> None:
