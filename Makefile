@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: scenarios test bench results figures lint types venv node clean
+.PHONY: scenarios test test-fast bench results figures lint types venv node clean
 
 scenarios: venv        ## prove the reference queue and break the naive ones
 	$(BIN)/pytest scenarios
 
 test: venv             ## test the harness itself
 	$(BIN)/pytest tests -n auto --dist worksteal
+
+test-fast: venv        ## the part of it that needs no server: seconds
+	$(BIN)/pytest tests/pure -n auto --dist worksteal
 
 bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
 	PYTHONPATH=harness $(BIN)/python -m workshop

@@ -24,7 +24,7 @@ from queueproof.postgres import open_server
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.session import ConnectionLostError
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
 SOUND = str(STRATEGIES / "skip_locked.sql")
 

@@ -33,7 +33,7 @@ from queueproof.schedule.programs import (
 from queueproof.search.explore import explore
 
 LabOf = Callable[[str], Lab]
-REFERENCE = Path(__file__).parent.parent / "strategies" / "skip_locked.sql"
+REFERENCE = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"
 BROKEN = REFERENCE.parent / "broken"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())

@@ -20,7 +20,7 @@ from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_t
 from queueproof.search.explore import explore
 
 LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 BUDGET = 50  # schedules of a program, as in the default profile
 ONE = (JobSpec(),)

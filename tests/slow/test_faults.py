@@ -43,7 +43,7 @@ from queueproof.search.explore import explore
 LabOf = Callable[[str], Lab]
 Eventually = Callable[[Callable[[], bool]], None]
 ONE = (JobSpec(),)
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
 HELD = (STRATEGIES / "hold_open.sql").read_text(encoding="utf-8")
 ASYNC = (STRATEGIES / "broken" / "crash_safe_async_enqueue.sql").read_text(encoding="utf-8")

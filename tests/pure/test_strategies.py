@@ -12,7 +12,7 @@ import pytest
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])
 BROKEN = sorted(STRATEGIES.glob("broken/*.sql"))
 MOST = 20  # lines that differ, of more than a hundred: a rewritten statement or two

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.ids import IDS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 

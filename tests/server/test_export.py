@@ -59,7 +59,7 @@ from queueproof.search.shrink import Failure, find
 from queueproof.testing import must_hold
 from workshop.permutations import find_isolationtester
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))

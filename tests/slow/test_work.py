@@ -26,7 +26,7 @@ from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 
-STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
 UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
 ASKED = ("single-claim", "claim-limit", "fencing", "non-blocking", "isolation")

@@ -9,7 +9,7 @@ import pytest
 from queueproof import Card, QueueproofError, check, load, replay
 from queueproof.postgres import Server
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = STRATEGIES / "skip_locked.sql"
 BROKEN = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
 

@@ -30,7 +30,7 @@ from queueproof.run.session import LibpqSession, drive, execute
 from queueproof.run.workers import ClientLab
 
 PATIENCE = 30.0  # seconds
-REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
+REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 

@@ -17,7 +17,7 @@ from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import Program, ProgramQueue
 from queueproof.run.lab import Lab
 
-FOLDER = Path(__file__).parents[1] / "strategies" / "peers"
+FOLDER = Path(__file__).parents[2] / "strategies" / "peers"
 W1 = "00000000-0000-0000-0000-000000000001"
 W2 = "00000000-0000-0000-0000-000000000002"
 OVER = 1.07  # leases

@@ -41,7 +41,7 @@ from queueproof.wire.gate import COMMIT, Connection, Held, Wire
 from workshop import wire as cost
 
 PATIENCE = 20.0  # seconds
-NODE = Path(__file__).parent / "node"
+NODE = Path(__file__).parents[1] / "node"
 OWNER = "w1"
 
 BLOCKED = "SELECT pg_blocking_pids(%s) <> '{}'"

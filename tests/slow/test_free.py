@@ -30,7 +30,7 @@ from queueproof.run.host import Host, describe, load
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 TEMPLATES = Path(free.__file__).parents[1] / "queues" / "templates"
 REFERENCE = STRATEGIES / "skip_locked.sql"
 HELD = STRATEGIES / "hold_open.sql"

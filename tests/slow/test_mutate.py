@@ -18,7 +18,7 @@ from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
 
 QUEUE = """

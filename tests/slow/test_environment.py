@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from queueproof.postgres import open_server
 from queueproof.postgres.environment import without_libpq
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 SOUND = str(STRATEGIES / "skip_locked.sql")
 WORKER = f"exec: {sys.executable} {STRATEGIES.parent}/harness/queueproof/queues/templates/worker.py"
 

@@ -17,7 +17,7 @@ from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",

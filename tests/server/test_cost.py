@@ -33,7 +33,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from workshop.__main__ import HOLD, main, plan, strategies
 
-STRATEGIES = Path(__file__).parents[1] / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
 BRIEF = 0.1  # seconds, for a load that never ends by itself
 

@@ -45,7 +45,7 @@ ONE = (JobSpec(),)
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
 LAPSE = past(30.0)
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 
 QUEUE = """
 -- /// queue

@@ -27,7 +27,7 @@ from workshop.conformance import (
     write,
 )
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 GOOD = """
 [other]
 version = "2.0"

@@ -303,7 +303,7 @@ def test_an_exception_becomes_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The server's SQLSTATE, however wrapped; otherwise XX000 with the line, and no traceback."""
-    monkeypatch.chdir(Path(__file__).parent.parent)
+    monkeypatch.chdir(Path(__file__).parents[2])
     told = answer_of(raising(error), {"op": "claim"})["error"]
     assert sqlstate == told["sqlstate"]
     assert told["message"].startswith(message)

@@ -11,7 +11,7 @@ from queueproof.cli import run
 from queueproof.errors import Exit
 from queueproof.guarantees.catalogue import CATALOGUE
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_guarantees_are_counted() -> None:

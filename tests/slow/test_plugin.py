@@ -15,7 +15,7 @@ from queueproof.postgres import open_server
 
 pytest_plugins = ["pytester"]
 
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
 HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
 

@@ -29,7 +29,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
 LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 
 QUEUE = """
 -- /// queue

@@ -19,7 +19,7 @@ from queueproof.run.open import open_lab
 from queueproof.run.session import drive
 
 LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parent.parent / "strategies"
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 MANY = 6_400  # jobs: a hundred times what the operations make
 
 QUEUE = """

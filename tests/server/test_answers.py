@@ -17,7 +17,7 @@ from queueproof.queues.model import Claim, JobRow, Operation, Queue, Result, Sta
 from queueproof.run.lab import Lab
 
 LabOf = Callable[[str], Lab]
-REFERENCE = (Path(__file__).parent.parent / "strategies" / "skip_locked.sql").read_text()
+REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
 
