@@ -289,6 +289,7 @@ def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: 
 
 def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> int:
     from queueproof.examine.check import decode_token, replay
+    from queueproof.report.mermaid import to_markdown
     from queueproof.report.terminal import Output, print_story
 
     digest, guarantee, _, _ = decode_token(token)
@@ -309,7 +310,7 @@ def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> in
     if replayed is None:
         out.say("It does not happen any more.")
         return Exit.HOLDS
-    print_story(out, replayed.story)
+    print_story(out, to_markdown(replayed.told))
     out.say()
     if export is not None:
         _write(export, text)

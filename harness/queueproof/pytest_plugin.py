@@ -150,11 +150,9 @@ class Verdict:
             case "inconclusive":
                 self._fail(f"inconclusive: {judgement.reason}")
             case "broken":
-                from queueproof.report.terminal import without_diagram
-
                 again = f"queueproof check {shlex.quote(self.queue.name)} --replay"
                 told = [
-                    f"{without_diagram(one.story)}\n\nOnce more:\n  {again} {one.replay}"
+                    f"{one.story}\n\nOnce more:\n  {again} {one.replay}"
                     for one in judgement.stories
                 ]
                 self._fail("\n\n".join(told or [judgement.reason]))
@@ -374,7 +372,7 @@ class Examiner:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what holds of which queue, and one story of what the naive queue does."""
-        from queueproof.report.terminal import summary, without_diagram
+        from queueproof.report.terminal import summary
 
         if not self._cards:
             return
@@ -392,7 +390,7 @@ class Examiner:
         ]
         for queue, story in stories[:1]:
             terminalreporter.section(f"why a claim must lock: {Path(queue).name}")
-            terminalreporter.write_line(without_diagram(story or ""))
+            terminalreporter.write_line(story or "")
 
     def pytest_unconfigure(self) -> None:
         """Stop what is still being judged, and the server."""

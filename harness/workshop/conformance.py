@@ -33,7 +33,7 @@ from queueproof.examine.processes import MOST, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.report.card import Card, Story, Verdict
+from queueproof.report.card import Break, Card, Verdict
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
 from scenarios import matrix
@@ -148,17 +148,16 @@ class Row:
         return any(j.id == guarantee and j.story for j in self.card.guarantees)
 
 
-def _page(row: Row, stories: Sequence[Story]) -> str:
+def _page(row: Row, stories: Sequence[Break]) -> str:
     """Stories as Markdown: their text as it is, their diagrams drawn."""
     return f"# {row.stem}\n\n" + "\n".join(_told(row, story) for story in stories)
 
 
-def _told(row: Row, story: Story) -> str:
-    told, _, diagram = story.story.partition("```mermaid")
-    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {story.replay}"
+def _told(row: Row, found: Break) -> str:
+    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {found.replay}"
     return (
-        f"```text\n{told.rstrip()}\n```\n\n"
-        + (f"```mermaid{diagram.rstrip()}\n\n" if diagram else "")
+        f"```text\n{found.story}\n```\n\n"
+        + (f"```mermaid\n{found.diagram}\n```\n\n" if found.diagram else "")
         + f"Once more:\n\n```sh\n{again}\n```\n"
     )
 

@@ -23,6 +23,7 @@ from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import pooling
 from queueproof.probes.probes import PROBES
 from queueproof.report.story import tell_found
+from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import POOL, Run, Runner
 from queueproof.schedule.conditions import Conditions, Pooled
@@ -263,7 +264,7 @@ def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     assert seen.found is not None
     assert again is not None
     story = tell_found(seen.found, "pooler-safe")
-    assert "All sessions go through pgbouncer 1." in story
+    assert "All sessions go through pgbouncer 1." in to_text(story)
     assert tell_found(again, "pooler-safe") == story
 
 

@@ -13,7 +13,8 @@ from queueproof.probes.buffers import ONE_BY_ONE, Content, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probes import PROBES
 from queueproof.queues.sqlfile import load
-from queueproof.report.story import tell_found, tell_growth
+from queueproof.report.story import tell_found
+from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import drive
@@ -426,7 +427,8 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     """A claim that got dear is told with its buffers, its statement, its plan and what to do."""
     text = queue() if kind == "snapshot" else queue().replace("CREATE INDEX", "-- CREATE INDEX")
     found = slope(lab_of(text), kind, 2_000 if kind == "snapshot" else MANY)
-    story = tell_growth(found, "old-snapshot" if kind == "snapshot" else "steady-cost")
+    guarantee = "old-snapshot" if kind == "snapshot" else "steady-cost"
+    story = to_text(tell_found(found, guarantee))
     assert found.broken in story
     assert "Update on jobs" in story
     assert (
@@ -444,6 +446,7 @@ def test_a_probe_tells_its_story_again(server: Server) -> None:
         again = probe.replay(lab, offer, seen.data)
         assert seen.found is not None
         assert again is not None
-        assert tell_found(again, "steady-cost") == tell_found(seen.found, "steady-cost")
+        story = to_text(tell_found(seen.found, "steady-cost"))
+        assert to_text(tell_found(again, "steady-cost")) == story
     with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
         assert probe.replay(lab, calibrate(lab), seen.data) is None

@@ -10,8 +10,9 @@ import pytest
 
 from queueproof.examine.check import calibrate
 from queueproof.judge.checker import declare
-from queueproof.report.card import Card, Judgement, Story
+from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
+from queueproof.report.mermaid import to_markdown
 from queueproof.report.page import read_card, to_page
 from queueproof.report.story import tell
 from queueproof.report.terminal import Output, print_card
@@ -33,7 +34,8 @@ FURTHER = Card(
             "fencing: ...\nBroken: w1 completed it.",
             "TOKEN1",
             {"schedules": 2},
-            (Story("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
+            (Break("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
+            "sequenceDiagram\n    participant w1",
         )
     ],
 )
@@ -120,7 +122,8 @@ def double_claim(lab: Lab) -> Failure:
 def test_a_story(lab_of: LabOf) -> None:
     """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user."""
     failure = double_claim(lab_of(QUEUE.format(id="bigserial")))
-    assert tell(failure.run, failure.violation) == textwrap.dedent(GOLDEN).strip()
+    story = tell(failure.run, failure.violation)
+    assert to_markdown(story) == textwrap.dedent(GOLDEN).strip()
 
 
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
@@ -130,7 +133,8 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     failure = double_claim(lab)
     runner = Runner(lab)
     stories = {
-        tell(runner.run(failure.program, failure.schedule), failure.violation) for _ in range(10)
+        to_markdown(tell(runner.run(failure.program, failure.schedule), failure.violation))
+        for _ in range(10)
     }
     assert len(stories) == 1
     assert "job 1" in stories.pop()

@@ -51,9 +51,11 @@ from queueproof.postgres import Server
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
-from queueproof.report.card import Card, Judgement, Story, Verdict
+from queueproof.report.card import Break, Card, Judgement, Verdict
 from queueproof.report.free import tell_free
-from queueproof.report.story import tell, tell_found
+from queueproof.report.mermaid import to_mermaid
+from queueproof.report.story import Probed, Story, tell, tell_found
+from queueproof.report.text import to_text
 from queueproof.run import wallclock
 from queueproof.run.free import Free, free_run
 from queueproof.run.lab import Lab
@@ -543,7 +545,16 @@ class Examination:
             if accepted is not None:
                 reason = f"{reason} (declared: {accepted})"
             found: Verdict = "broken" if accepted is None else "accepted"
-            return Judgement(name, found, reason, first.story, first.replay, evidence, (*more,))
+            return Judgement(
+                name,
+                found,
+                reason,
+                first.story,
+                first.replay,
+                evidence,
+                tuple(more),
+                first.diagram,
+            )
         if lacks := self._lacks(name, watched):
             return Judgement(name, "inconclusive" if named else "not-offered", lacks)
         unsure = self._unsure(name, watched, evidence)
@@ -618,22 +629,23 @@ class Examination:
         evidence |= watched.evidence
         return {what: n for what, n in evidence.items() if n or watched.lacks}
 
-    def _stories(self, name: str) -> list[Story]:
+    def _stories(self, name: str) -> list[Break]:
         """How a guarantee was seen to break, the story that says most first."""
         seen = self.probed.get(name)
         if seen is not None and seen.found is not None:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
-            return [Story(seen.broken, tell_found(seen.found, name), token)]
+            story = tell_found(seen.found, name)
+            return [Break(seen.broken, to_text(story), token, to_mermaid(story))]
         failure = self.failures.get(name)
         if failure is None and name in self.freed:
             free, violation = self.freed[name]
-            return [Story(f"{violation.because} (in a free run)", tell_free(free, violation), None)]
+            return [Break(f"{violation.because} (in a free run)", tell_free(free, violation), None)]
         if failure is None or self._explained(name):
             return []
         others = sorted(self.others.get(name, {}).values(), key=lambda one: one.violation.alone)
         return [self._told(name, one) for one in (failure, *others)]
 
-    def _told(self, name: str, failure: Failure) -> Story:
+    def _told(self, name: str, failure: Failure) -> Break:
         token = encode_token(
             self.lab.queue.digest,
             name,
@@ -644,7 +656,7 @@ class Examination:
             broken=failure.violation.guarantee,
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
-        return Story(failure.violation.because, story, token)
+        return Break(failure.violation.because, to_text(story), token, to_mermaid(story))
 
 
 def _clock_moved(failure: Failure) -> bool:
@@ -1044,15 +1056,20 @@ class Replayed:
 
     Attributes:
         guarantee: What it breaks.
-        story: The same as text.
+        told: The story.
         data: What its token holds: program with schedule, or what a probe needs.
         failure: What happened; None for a probe's story.
     """
 
     guarantee: str
-    story: str
+    told: Story | Probed
     data: Mapping[str, Any]
     failure: Failure | None = None
+
+    @property
+    def story(self) -> str:
+        """The story as text."""
+        return to_text(self.told)
 
 
 def replay(lab: Lab, token: str) -> Replayed | None:

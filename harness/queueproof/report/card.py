@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from queueproof.errors import Exit
 
@@ -13,18 +13,25 @@ Verdict: TypeAlias = Literal["holds", "broken", "inconclusive", "not-offered", "
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Break:
     """One way in which a guarantee breaks.
 
     Attributes:
         reason: One sentence.
-        story: How it broke.
+        story: How it broke, as text.
         replay: A token for `--replay`; None where it cannot be repeated at will.
+        diagram: The same as Mermaid source; nothing where there is none.
     """
 
     reason: str
     story: str
     replay: str | None
+    diagram: str = ""
+
+    @property
+    def whole(self) -> str:
+        """The story with its diagram."""
+        return joined(self.story, self.diagram)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +42,11 @@ class Judgement:
         id: The guarantee.
         verdict: What was found.
         reason: One sentence.
-        story: How it broke; None where it did not.
+        story: How it broke, as text; None where it did not.
         replay: A token for `--replay`; None where there is no story.
         evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
         more: Further stories, each of another operation that breaks the guarantee.
+        diagram: The story as Mermaid source; nothing where there is none.
     """
 
     id: str
@@ -47,13 +55,34 @@ class Judgement:
     story: str | None = None
     replay: str | None = None
     evidence: Mapping[str, int] = field(default_factory=dict)
-    more: Sequence[Story] = ()
+    more: Sequence[Break] = ()
+    diagram: str = ""
 
     @property
-    def stories(self) -> list[Story]:
+    def stories(self) -> list[Break]:
         """All of them, the one that says most first."""
-        first = [Story(self.reason, self.story, self.replay)] if self.story else []
-        return [*first, *self.more]
+        if not self.story:
+            return list(self.more)
+        return [Break(self.reason, self.story, self.replay, self.diagram), *self.more]
+
+
+def joined(story: str, diagram: str) -> str:
+    """A story with its diagram, as Markdown draws it and as a card.json holds it."""
+    return f"{story}\n\n```mermaid\n{diagram}\n```" if diagram else story
+
+
+def apart(whole: str) -> tuple[str, str]:
+    """A story and its diagram, from what `joined` made: a card.json holds no more than that."""
+    story, _, rest = whole.rpartition("\n\n```mermaid\n")
+    return (story, rest.removesuffix("\n```")) if story else (whole, "")
+
+
+def _written(judgement: Judgement) -> dict[str, Any]:
+    facts = asdict(judgement)
+    for told in (facts, *facts["more"]):
+        diagram = told.pop("diagram")
+        told["story"] = told["story"] and joined(told["story"], diagram)
+    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +154,7 @@ class Card:
             "verdict": self.verdict,
             "seed": self.seed,
             "seconds": round(self.seconds, 2),
-            "guarantees": [asdict(judgement) for judgement in self.guarantees],
+            "guarantees": [_written(judgement) for judgement in self.guarantees],
         }
         if self.mutants is not None:
             card["mutants"] = [asdict(mutant) for mutant in self.mutants]

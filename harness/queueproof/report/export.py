@@ -588,8 +588,7 @@ def to_test(
         queue: The queue as a Python expression, `Path(__file__)` at hand.
         command: What replays the story.
     """
-    told = re.sub(r"\n*```mermaid\n.*?```\n*", "", story, flags=re.DOTALL)
-    told = f"{told}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    told = f"{story}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
     imported = "from pathlib import Path\n\n" if "Path(" in queue else ""
     names = "must_hold"
     arguments = [_python(guarantee), "QUEUE"]

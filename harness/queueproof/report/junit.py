@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import Card, Judgement, Story
+from queueproof.report.card import Break, Card, Judgement
 
 _ILLEGAL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 _TAGS = {"broken": "failure", "inconclusive": "error", "not-offered": "skipped"}
@@ -48,9 +48,9 @@ def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
         ET.SubElement(case, "system-out").text = text
 
 
-def _told(story: Story) -> str:
-    token = f"\nReplay token: {story.replay}\n" if story.replay else ""
-    return f"{story.story}\n{token}"
+def _told(found: Break) -> str:
+    token = f"\nReplay token: {found.replay}\n" if found.replay else ""
+    return f"{found.whole}\n{token}"
 
 
 def _legal(text: str) -> str:

@@ -12,8 +12,8 @@ from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import Card, Judgement, MutantJudgement, Story
-from queueproof.report.terminal import mutants_summary, summary, without_diagram
+from queueproof.report.card import Break, Card, Judgement, MutantJudgement, apart
+from queueproof.report.terminal import mutants_summary, summary
 
 
 def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
@@ -29,7 +29,6 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
     )
     environment.filters |= {
         "pieces": _pieces,
-        "diagram": _diagram,
         "summary": summary,
         "mutants_summary": mutants_summary,
     }
@@ -61,21 +60,29 @@ def read_card(text: str) -> Card:
 
 
 def _judgement(facts: dict[str, Any]) -> Judgement:
-    more = tuple(Story(**story) for story in facts.pop("more", ()))
-    return Judgement(**facts, more=more)
+    more = tuple(Break(**_told(found)) for found in facts.pop("more", ()))
+    return Judgement(**_told(facts), more=more)
+
+
+def _told(facts: dict[str, Any]) -> dict[str, Any]:
+    """The same with the diagram beside its story: the file holds both as one text."""
+    match facts:
+        case {"story": str(whole)}:
+            story, diagram = apart(whole)
+            return {**facts, "story": story, "diagram": diagram}
+        case _:
+            return facts
 
 
 def _pieces(story: str) -> list[tuple[bool, str]]:
-    """A story in pieces: what is drawn with spaces, each line as it is, and prose between."""
-    paragraphs = without_diagram(story).split("\n\n")
+    """A story in pieces: what is drawn with spaces, each line as it is, and prose between.
+
+    Text is all that there is: pages are also made of the card.json of an earlier check.
+    """
+    paragraphs = story.split("\n\n")
     drawn = itertools.groupby(paragraphs, key=lambda text: "\n " in f"\n{text}")
     return [
         piece
         for spaced, texts in drawn
         for piece in ([(True, "\n\n".join(texts))] if spaced else [(False, t) for t in texts])
     ]
-
-
-def _diagram(story: str) -> str:
-    """The Mermaid source of a story."""
-    return story.partition("```mermaid\n")[2].partition("\n```")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ STYLES = {
     "not-offered": "dim",
 }
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
-_MERMAID = re.compile(r"\n*```mermaid\n.*?```\n*", re.DOTALL)
 
 
 class Output(Console):
@@ -71,7 +69,7 @@ def print_card(out: Output, card: Card, replay: str) -> None:
     for story in stories:
         out.say()
         out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-        print_story(out, story.story)
+        print_story(out, story.whole)
     tokens = [story.replay for story in stories if story.replay]
     if tokens:
         out.say()
@@ -86,11 +84,6 @@ def print_story(out: Output, story: str) -> None:
     head, _, rest = story.partition("\n")
     out.say(Text(head, style="bold"))
     out.say(rest)
-
-
-def without_diagram(story: str) -> str:
-    """A story without its Mermaid source."""
-    return _MERMAID.sub("\n", story).rstrip()
 
 
 def summary(judgements: Iterable[Judgement]) -> str:
