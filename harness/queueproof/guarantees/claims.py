@@ -128,7 +128,7 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
 
 
 def _routing(pieces: Pieces) -> Iterator[Program]:
-    from queueproof.queues.worker import ProgramQueue  # noqa: PLC0415 - the catalogue is light without
+    from queueproof.queues.worker import ProgramQueue  # noqa: PLC0415 - it is heavy
 
     both = (JobSpec(queue="other"), JobSpec())
     for jobs in (both, both[::-1], both * 2):
@@ -182,48 +182,93 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
 
 GUARANTEES = (
     Guarantee(
-        "single-claim",
-        "No job is held by two workers at once.",
-        "the job's effect happens twice: two mails, two payments",
-        "https://www.postgresql.org/docs/current/sql-select.html (The Locking Clause)",
+        id="single-claim",
+        sentence="No job is held by two workers at once.",
+        why="the job's effect happens twice: two mails, two payments",
+        source="https://www.postgresql.org/docs/current/sql-select.html (The Locking Clause)",
+        wild=(
+            "A SELECT finds a free job and an UPDATE by its id marks it: two workers read the same "
+            "row before either writes. A row lock without a transaction around it ends with its "
+            "own statement, and is no better."
+        ),
+        safe=(
+            "One statement locks and marks: UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "
+            "FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))."
+        ),
         programs=_single_claim,
         life=True,
         acknowledged=True,
         lacking="overlapping claims",
     ),
     Guarantee(
-        "claim-limit",
-        "A claim never takes more than its limit, whatever plan the server chooses.",
-        "one worker swallows the whole queue, and its leases run out while it works",
-        "https://github.com/oban-bg/oban/issues/4",
+        id="claim-limit",
+        sentence="A claim never takes more than its limit, whatever plan the server chooses.",
+        why="one worker swallows the whole queue, and its leases run out while it works",
+        source="https://github.com/oban-bg/oban/issues/4",
+        wild=(
+            "UPDATE ... WHERE id IN (SELECT ... LIMIT n FOR UPDATE SKIP LOCKED): under a nested "
+            "loop the sub-select runs once per outer row, and each run passes over the rows just "
+            "taken. It looks right until the planner's statistics change."
+        ),
+        safe=(
+            "Have the sub-select run once: WHERE id = ANY (ARRAY(SELECT ...)), or WITH next AS "
+            "MATERIALIZED (SELECT ...) and a join with it."
+        ),
         programs=_claim_limit,
         lacking="claims with more jobs free than allowed",
     ),
     Guarantee(
-        "order",
-        "Jobs that are free are claimed in the declared order.",
-        "urgent work waits behind bulk work",
-        "https://github.com/procrastinate-org/procrastinate/issues/212",
+        id="order",
+        sentence="Jobs that are free are claimed in the declared order.",
+        why="urgent work waits behind bulk work",
+        source="https://github.com/procrastinate-org/procrastinate/issues/212",
+        wild=(
+            "The claim has no ORDER BY, or sorts one page of the oldest rows: jobs come as the "
+            "plan and the table happen to hold them. Or priorities are text, or run lowest first "
+            "where highest first was meant."
+        ),
+        safe=(
+            "ORDER BY priority DESC, id (with priority a number) in the very query that has the "
+            "LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids."
+        ),
         needs=_ordered,
         programs=_order,
         extra=(Conditions(planner="no index"),),
         lacking="pairs of jobs compared",
     ),
     Guarantee(
-        "not-early",
-        "A job is not claimed before its time, nor before its enqueue commits.",
-        "a reminder is sent before it is due, or for an order that was rolled back",
-        "https://github.com/pgmq/pgmq/issues/367",
+        id="not-early",
+        sentence="A job is not claimed before its time, nor before its enqueue commits.",
+        why="a reminder is sent before it is due, or for an order that was rolled back",
+        source="https://github.com/pgmq/pgmq/issues/367",
+        wild=(
+            "The delay is asked of retries only, is rounded to whole seconds, or is written by a "
+            "second statement after the INSERT has committed."
+        ),
+        safe=(
+            "INSERT the job with its run_at, in full precision, in one statement: "
+            "clock_timestamp() + delay. Every claim, the first attempt's too, asks for run_at <= "
+            "now()."
+        ),
         programs=_not_early,
         life=True,
         acknowledged=True,
         timed=True,
     ),
     Guarantee(
-        "routing",
-        "A worker of one queue never gets another queue's job.",
-        "jobs run where their code is not deployed",
-        "https://www.inferable.ai/blog/posts/postgres-skip-locked",
+        id="routing",
+        sentence="A worker of one queue never gets another queue's job.",
+        why="jobs run where their code is not deployed",
+        source="https://www.inferable.ai/blog/posts/postgres-skip-locked",
+        wild=(
+            "The queue's name is compared by LIKE or as a prefix: to LIKE, mail_in is mail-in as "
+            "well. Or the optional filter (queue = $1 OR $1 IS NULL) is inverted, and every job "
+            "passes."
+        ),
+        safe=(
+            "WHERE queue = $1 in the query that chooses the rows, and first in its index; claims, "
+            "takeovers and recoveries leave the job's queue as it is."
+        ),
         needs=_routed,
         programs=_routing,
         life=True,
@@ -231,10 +276,20 @@ GUARANTEES = (
         lacking="claims beside another queue's jobs",
     ),
     Guarantee(
-        "concurrency-limit",
-        "Never more running jobs than the declared cap.",
-        "the dependency that the cap protects is overrun",
-        "https://github.com/janbjorge/pgqueuer/issues/761",
+        id="concurrency-limit",
+        sentence="Never more running jobs than the declared cap.",
+        why="the dependency that the cap protects is overrun",
+        source="https://github.com/janbjorge/pgqueuer/issues/761",
+        wild=(
+            "The claim counts the running jobs: two claims count the same number in their "
+            "snapshots, and both fill the gap. Or a worker that has lost its job frees the slot of "
+            "the next one."
+        ),
+        safe=(
+            "A slot is a row: claim free slots as free jobs are claimed, with FOR UPDATE SKIP "
+            "LOCKED, or have a unique index refuse the second holder. Free it only in the fenced "
+            "statement that ends the attempt."
+        ),
         needs=_capped,
         programs=_concurrency_limit,
         life=True,

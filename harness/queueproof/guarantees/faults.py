@@ -109,11 +109,23 @@ def _hits(run: Run) -> dict[str, int]:
 
 GUARANTEES = (
     Guarantee(
-        "crash-safe",
-        "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
-        "step, the acknowledgement of COMMIT included.",
-        "an outage of a second costs jobs",
-        "https://github.com/rails/solid_queue/issues/748",
+        id="crash-safe",
+        sentence=(
+            "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
+            "step, the acknowledgement of COMMIT included."
+        ),
+        why="an outage of a second costs jobs",
+        source="https://github.com/rails/solid_queue/issues/748",
+        wild=(
+            "synchronous_commit = off answers before the commit is on disk, and a crash of the "
+            "server empties an UNLOGGED table. A recovery in two transactions dies between them, "
+            "and nothing looks at the job again."
+        ),
+        safe=(
+            "A logged table, synchronous_commit left on, one transaction for each change of state. "
+            "Where the answer to a COMMIT is lost, lease and token decide: asking again is refused "
+            "or changes nothing."
+        ),
         evidence=_hits,
         variations=(Variation(PLAIN, _broken_off), Variation(Conditions(killed=True), _killed)),
         faults=True,

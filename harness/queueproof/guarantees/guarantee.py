@@ -38,6 +38,8 @@ class Guarantee:
         sentence: The guarantee.
         why: What its breach does to a user.
         source: Where the idea or a known case is written down.
+        wild: How it breaks in real queues.
+        safe: How it is kept in PostgreSQL.
         needs: What is missing where the guarantee cannot be asked, None where it can.
         programs: Its own, that show it broken; None where others' programs or a probe do.
         extra: Conditions under which these are run as well.
@@ -59,6 +61,8 @@ class Guarantee:
     sentence: str
     why: str
     source: str
+    wild: str
+    safe: str
     needs: Callable[[Offer], str | None] = lambda _: None
     programs: Callable[[Pieces], Iterable[Program]] | None = None
     extra: tuple[Conditions, ...] = ()

@@ -227,10 +227,20 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
 
 GUARANTEES = (
     Guarantee(
-        "stale-recovery",
-        "A crashed worker's job becomes claimable once its lease has run out.",
-        "a deployment or a crash strands the jobs that were running",
-        "https://github.com/RealOrangeOne/django-tasks/issues/46",
+        id="stale-recovery",
+        sentence="A crashed worker's job becomes claimable once its lease has run out.",
+        why="a deployment or a crash strands the jobs that were running",
+        source="https://github.com/RealOrangeOne/django-tasks/issues/46",
+        wild=(
+            "The claim leaves the lease NULL until the first heartbeat: a worker that dies before "
+            "it is never noticed. Or the reaper looks at a page or at the last hours only, or "
+            "passes over jobs without an attempt left, which stay running for ever."
+        ),
+        safe=(
+            "Begin the lease in the claim itself. Recover every row WHERE status = 'running' AND "
+            "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
+            "left."
+        ),
         needs=_expiry,
         programs=_stale_recovery,
         life=True,
@@ -239,10 +249,20 @@ GUARANTEES = (
         timed=True,
     ),
     Guarantee(
-        "live-lease",
-        "A worker whose lease or heartbeat is fresh keeps its job.",
-        "a long job is started again while it still runs",
-        "https://github.com/janbjorge/pgqueuer/issues/430",
+        id="live-lease",
+        sentence="A worker whose lease or heartbeat is fresh keeps its job.",
+        why="a long job is started again while it still runs",
+        source="https://github.com/janbjorge/pgqueuer/issues/430",
+        wild=(
+            "The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id IN "
+            "(SELECT ...) without a lock: a heartbeat or a new claim that came in between is "
+            "undone. Or the heartbeat moves a column that the reaper does not read."
+        ),
+        safe=(
+            "The statement that frees a job asks of the row that it locks whether the lease has "
+            "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
+            "UPDATE's own WHERE."
+        ),
         needs=_expiry,
         programs=_live_lease,
         life=True,
@@ -251,11 +271,23 @@ GUARANTEES = (
         timed=True,
     ),
     Guarantee(
-        "fencing",
-        "A worker that lost its job cannot complete, fail or extend it, "
-        "not even when the same worker has claimed it again.",
-        "a paused worker wakes up and marks somebody else's attempt as done",
-        "https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
+        id="fencing",
+        sentence=(
+            "A worker that lost its job cannot complete, fail or extend it, not even when the same "
+            "worker has claimed it again."
+        ),
+        why="a paused worker wakes up and marks somebody else's attempt as done",
+        source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
+        wild=(
+            "complete, fail or the heartbeat ask for the id alone, or for the worker's name: a "
+            "worker that paused past its lease ends the next worker's attempt, or its own second "
+            "one with the answer of its first."
+        ),
+        safe=(
+            "A token for each attempt, such as the count that the claim raises: UPDATE jobs SET "
+            "... WHERE id = $1 AND status = 'running' AND attempts = $2. No row changed means that "
+            "the job is lost, and the worker is told so."
+        ),
         needs=_losing,
         programs=_fencing,
         life=True,

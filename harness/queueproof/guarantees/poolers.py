@@ -29,10 +29,20 @@ def _swaps(run: Run) -> dict[str, int]:
 
 GUARANTEES = (
     Guarantee(
-        "pooler-safe",
-        "It works through a transaction-pooling proxy.",
-        "session locks and settings leak between workers",
-        "https://www.pgbouncer.org/features.html",
+        id="pooler-safe",
+        sentence="It works through a transaction-pooling proxy.",
+        why="session locks and settings leak between workers",
+        source="https://www.pgbouncer.org/features.html",
+        wild=(
+            "An advisory lock, a SET or currval() belongs to a session, and the next transaction "
+            "runs in another one: the lock stays with whoever gets the first, and the setting is "
+            "somebody else's."
+        ),
+        safe=(
+            "State that ends with its transaction: pg_try_advisory_xact_lock, SET LOCAL, "
+            "set_config(..., true), INSERT ... RETURNING id. A claim is a lease in the row, not a "
+            "lock of the session."
+        ),
         evidence=_swaps,
         variations=(
             Variation(Conditions(pooled="first idle"), settled),

@@ -173,10 +173,19 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
 
 GUARANTEES = (
     Guarantee(
-        "retry-bound",
-        "A job is attempted at most max_attempts times, crashes included.",
-        "a poisoned job takes down one worker after another, for ever",
-        "https://github.com/elizaOS/eliza/issues/10854",
+        id="retry-bound",
+        sentence="A job is attempted at most max_attempts times, crashes included.",
+        why="a poisoned job takes down one worker after another, for ever",
+        source="https://github.com/elizaOS/eliza/issues/10854",
+        wild=(
+            "Only failures are counted: a job that kills its worker is handed out for ever. Or one "
+            "path does not ask: the recovery knows a default and not the job's own max_attempts, "
+            "or <= grants one attempt more."
+        ),
+        safe=(
+            "The claim counts (attempts = attempts + 1), so that crashes count. fail and the "
+            "recovery both end the job where attempts >= max_attempts, the row's own."
+        ),
         needs=_bound,
         programs=_retry_bound,
         life=True,
@@ -184,10 +193,24 @@ GUARANTEES = (
         lacking="jobs attempted as often as allowed",
     ),
     Guarantee(
-        "retry-given",
-        "A failed job that has attempts left is tried again, and so is a crashed worker's.",
-        "a passing fault, or a worker that dies, ends a job for good",
-        "https://github.com/inferablehq/inferable/blob/c67acb8/control-plane/src/modules/jobs/self-heal-jobs.ts",
+        id="retry-given",
+        sentence=(
+            "A failed job that has attempts left is tried again, and so is a crashed worker's."
+        ),
+        why="a passing fault, or a worker that dies, ends a job for good",
+        source=(
+            "https://github.com/inferablehq/inferable/blob/c67acb8/"
+            "control-plane/src/modules/jobs/self-heal-jobs.ts"
+        ),
+        wild=(
+            "One attempt is counted twice, by the claim and by the recovery, or by a fail that was "
+            "sent again because its answer was lost: the job is given up with attempts left."
+        ),
+        safe=(
+            "Count in the claim only; fail and the recovery compare: CASE WHEN attempts < "
+            "max_attempts THEN 'queued' ELSE 'failed' END. Fence fail, so that the second of two "
+            "changes nothing."
+        ),
         needs=_bound,
         programs=_retry_given,
         life=True,
@@ -195,19 +218,40 @@ GUARANTEES = (
         lacking="jobs tried as often as allowed",
     ),
     Guarantee(
-        "backoff",
-        "A failed job waits before its next attempt; the wait grows, is capped, "
-        "and never overflows.",
-        "a failing dependency is hammered, or a job is retried in the year 9999",
-        "https://github.com/riverqueue/river/pull/698",
+        id="backoff",
+        sentence=(
+            "A failed job waits before its next attempt; the wait grows, is capped, and never "
+            "overflows."
+        ),
+        why="a failing dependency is hammered, or a job is retried in the year 9999",
+        source="https://github.com/riverqueue/river/pull/698",
+        wild=(
+            "The cap is applied after the power: from some attempt on the product is no interval "
+            "any more, and fail itself fails. Or the wait counts from now(), which stands still in "
+            "a long transaction, and is over before it begins."
+        ),
+        safe=(
+            "Cap the exponent, then the wait, and count from the real time: run_at = "
+            "clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^ "
+            "least(attempts - 1, 16))."
+        ),
         needs=_waiting,
         timed=True,
     ),
     Guarantee(
-        "final-state",
-        "A completed or failed job never runs again.",
-        "finished work is done a second time, hours later",
-        "https://github.com/riverqueue/river/issues/1302",
+        id="final-state",
+        sentence="A completed or failed job never runs again.",
+        why="finished work is done a second time, hours later",
+        source="https://github.com/riverqueue/river/issues/1302",
+        wild=(
+            "complete leaves the lease in place, and the recovery asks for old leases without "
+            "asking for the status. Or the recovery reads the stale jobs and requeues by id one "
+            "that its late worker completes in between."
+        ),
+        safe=(
+            "Whatever puts a job back asks for status = 'running' of the row that it locks. "
+            "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
+        ),
         needs=finishing,
         programs=_final_state,
         life=True,
@@ -215,10 +259,20 @@ GUARANTEES = (
         lacking="sweeps over a finished job",
     ),
     Guarantee(
-        "no-lost-job",
-        "Every enqueued job ends completed or failed, or can still be claimed.",
-        "work that was accepted is never done, and nobody is told",
-        "https://github.com/riverqueue/river/pull/619",
+        id="no-lost-job",
+        sentence="Every enqueued job ends completed or failed, or can still be claimed.",
+        why="work that was accepted is never done, and nobody is told",
+        source="https://github.com/riverqueue/river/pull/619",
+        wild=(
+            "Cleanup goes by age and deletes jobs that still wait, or fail takes the row out and "
+            "puts it back in two transactions. Or claims begin above a mark: ids are given out "
+            "before the commit, and an enqueue that commits late is below it."
+        ),
+        safe=(
+            "One transaction for each change of state. Cleanup deletes only WHERE status IN "
+            "('completed', 'failed') AND the end is old, and no claim passes over jobs by age, id "
+            "or a flag kept elsewhere."
+        ),
         programs=_no_lost_job,
         life=True,
         acknowledged=True,

@@ -60,19 +60,38 @@ def _meetings(run: Run) -> Counter[str]:
 
 GUARANTEES = (
     Guarantee(
-        "server-clock",
-        "Time is the database's; a worker's wrong clock changes nothing.",
-        "a worker whose clock is wrong steals running jobs, or runs jobs before their time",
-        "https://github.com/earendil-works/absurd",
+        id="server-clock",
+        sentence="Time is the database's; a worker's wrong clock changes nothing.",
+        why="a worker whose clock is wrong steals running jobs, or runs jobs before their time",
+        source="https://github.com/earendil-works/absurd",
+        wild=(
+            "A worker sends its own time as the start of a lease or as a due time. Or the column "
+            "is a timestamp without time zone, and now() means something else in a session with "
+            "another TimeZone."
+        ),
+        safe=(
+            "timestamptz columns, and now() or clock_timestamp() in every statement; workers send "
+            "durations, never points in time."
+        ),
         evidence=_claims,
         variations=(Variation(Conditions(clocks=True), _delayed),),
         timed=True,
     ),
     Guarantee(
-        "isolation",
-        "Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
-        "a changed default of the database turns into lost or doubled work",
-        "https://www.postgresql.org/docs/current/transaction-iso.html",
+        id="isolation",
+        sentence="Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
+        why="a changed default of the database turns into lost or doubled work",
+        source="https://www.postgresql.org/docs/current/transaction-iso.html",
+        wild=(
+            "A lock is taken first and what it guards is read after: under REPEATABLE READ the "
+            "snapshot is from before the lock, and where no row conflicts nothing is refused. Or "
+            "error 40001 stops a worker that does not retry."
+        ),
+        safe=(
+            "Decide by the row itself, in the statement that changes it, so that a conflict is "
+            "error 40001, and retry 40001 and 40P01. Where a lock must guard a read: BEGIN "
+            "ISOLATION LEVEL READ COMMITTED."
+        ),
         evidence=_meetings,
         variations=(
             Variation(Conditions(isolation="repeatable read"), _racing),

@@ -192,28 +192,54 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
 
 GUARANTEES = (
     Guarantee(
-        "non-blocking",
-        "A claim, a heartbeat or a recovery never waits for another worker's job.",
-        "workers form a convoy: adding some makes nothing faster",
-        "https://www.postgresql.org/docs/current/explicit-locking.html",
+        id="non-blocking",
+        sentence="A claim, a heartbeat or a recovery never waits for another worker's job.",
+        why="workers form a convoy: adding some makes nothing faster",
+        source="https://www.postgresql.org/docs/current/explicit-locking.html",
+        wild=(
+            "FOR UPDATE without SKIP LOCKED, a recovery that is a plain UPDATE, or a counter that "
+            "every claim writes: each worker waits for the one before it, however many there are."
+        ),
+        safe=(
+            "FOR UPDATE SKIP LOCKED in the claim and in the recovery, and no row that all of them "
+            "write. Where one at a time is enough, pg_try_advisory_xact_lock lets the others pass."
+        ),
         programs=_non_blocking,
         lacking="operations in the midst of another's",
     ),
     Guarantee(
-        "no-deadlock",
-        "No interleaving of operations deadlocks.",
-        "operations are aborted at random under load",
-        "https://github.com/timgit/pg-boss/issues/282",
+        id="no-deadlock",
+        sentence="No interleaving of operations deadlocks.",
+        why="operations are aborted at random under load",
+        source="https://github.com/timgit/pg-boss/issues/282",
+        wild=(
+            "A batch is locked in the order in which its worker names it, or two operations lock "
+            "two shared rows in opposite orders: PostgreSQL aborts one of them with 40P01."
+        ),
+        safe=(
+            "One order for all: SELECT ... WHERE id = ANY ($1) ORDER BY id FOR UPDATE before a "
+            "batch is changed, and shared rows in the same order in every operation. SKIP LOCKED "
+            "wherever a job may be passed over: who does not wait cannot deadlock."
+        ),
         programs=_no_deadlock,
         late=_overtaken,
         extra=(Conditions(gate="row"),),
         lacking="operations in the midst of another's",
     ),
     Guarantee(
-        "no-starvation",
-        "A job that cannot run now does not keep ready jobs from being claimed.",
-        "the queue stands still although there is work",
-        "https://github.com/oban-bg/oban/issues/1498",
+        id="no-starvation",
+        sentence="A job that cannot run now does not keep ready jobs from being claimed.",
+        why="the queue stands still although there is work",
+        source="https://github.com/oban-bg/oban/issues/1498",
+        wild=(
+            "The LIMIT is used up before it is asked what may run: jobs that are delayed, running "
+            "or out of attempts fill the page at the head of the queue, and hide all ready ones "
+            "behind them."
+        ),
+        safe=(
+            "Every condition for a job to run stands in the query that has the LIMIT and FOR "
+            "UPDATE SKIP LOCKED; nothing is filtered out of its result."
+        ),
         programs=_no_starvation,
         acknowledged=True,
         lacking="jobs claimed beside others that could not run",
