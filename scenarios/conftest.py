@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.guarantees.catalogue import CATALOGUE, Guarantee
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of

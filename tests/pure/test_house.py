@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.catalogue import CATALOGUE, FAMILIES
 from queueproof.queues.ids import IDS
 
 ROOT = Path(__file__).parents[2]
@@ -154,3 +154,12 @@ def test_every_folder_is_installed_and_says_what_is_in_it() -> None:
 def test_the_catalogue_has_a_guarantee_for_each_id() -> None:
     """Queue files name guarantees by a list that stands below the catalogue."""
     assert tuple(CATALOGUE) == IDS
+    assert sorted(one.id for family in FAMILIES for one in family.GUARANTEES) == sorted(IDS)
+
+
+def test_every_guarantee_says_how_it_breaks_and_how_it_is_kept() -> None:
+    """A reader of a story finds both in whole sentences; what a job lives is acknowledged."""
+    for one in CATALOGUE.values():
+        assert one.wild.endswith("."), one.id
+        assert one.safe.endswith("."), one.id
+        assert one.acknowledged or not one.life, one.id

@@ -17,6 +17,7 @@ from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.check import calibrate, encode_token
 from queueproof.examine.work import runner_under
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.suites import Suite
 from queueproof.judge.checker import Violation, declare
 from queueproof.postgres import Server
@@ -313,7 +314,7 @@ def test_a_deadlock(told: Told) -> None:
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
     queue = load(STRATEGIES / "broken" / "no_deadlock_one_statement.sql")
-    (program,) = Suite(Offer(queue, held=False)).overtaken()
+    (program,) = Suite(Offer(queue, held=False)).late(CATALOGUE["no-deadlock"])
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
     )

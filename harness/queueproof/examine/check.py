@@ -35,16 +35,10 @@ from queueproof.examine.work import (
     beside,
     runner_under,
 )
-from queueproof.guarantees.catalogue import CATALOGUE, Guarantee, select
-from queueproof.guarantees.suites import (
-    ACKNOWLEDGED,
-    DELAY,
-    ONE,
-    SETTLE,
-    TWO,
-    Suite,
-    drawn_programs,
-)
+from queueproof.guarantees.catalogue import CATALOGUE, select
+from queueproof.guarantees.guarantee import Guarantee, Variation
+from queueproof.guarantees.programs import DELAY, ONE, SETTLE, TWO
+from queueproof.guarantees.suites import Suite, drawn_programs
 from queueproof.history.calls import Call
 from queueproof.judge.checker import Declared, Violation, declare
 from queueproof.postgres import Server
@@ -135,14 +129,6 @@ _INNER: Mapping[str, Profile] = {
 }
 _PROFILES = {**PROFILES, **_INNER}
 
-VARIATIONS: Mapping[str, Sequence[Conditions]] = {
-    "server-clock": (Conditions(clocks=True),),
-    "isolation": (Conditions(isolation="repeatable read"), Conditions(isolation="serializable")),
-    "pooler-safe": (Conditions(pooled="first idle"), Conditions(pooled="round robin")),
-    "crash-safe": (PLAIN, Conditions(killed=True)),
-}
-"""Conditions that a guarantee says change nothing; for crash-safe it is faults in the programs."""
-
 Progress = Callable[[str, float], None]
 """Called with what is being done and which fraction of it is."""
 
@@ -191,39 +177,44 @@ class Examination:
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
         """Run everything that the guarantees need, or as much as is enough."""
-        asked = [g.id for g in wanted if g.needs(self.offer) is None]
+        asked = [g for g in wanted if g.needs(self.offer) is None]
+        ids = [g.id for g in asked]
         suite = Suite(self.offer, self.through)
         # The gates' triggers are made and dropped once, not for each guarantee.
         parts = [
-            self._exploring(suite, name, Conditions(gate=gate))
+            self._exploring(suite, guarantee, Conditions(gate=gate))
             for gate in _GATES
             if gate != "query" or not self.lab.by_clients  # whose queries are their own
-            for name in asked
-            if suite.has_programs(name)
+            for guarantee in asked
+            if guarantee.programs is not None
         ]
-        if "order" in asked:
-            parts.append(self._exploring(suite, "order", Conditions(planner="no index")))
-        if "no-deadlock" in asked:
-            parts.append(self._exploring(suite, "no-deadlock", Conditions(gate="row")))
-            late = list(self._overtaking(suite))
-            parts.append(_Part("no-deadlock", partial(self._overtake, late), late))
-        for name in asked:
-            for conditions in VARIATIONS.get(name, ()):
-                units = list(self._variations(suite, name, conditions))
-                vary = partial(self._vary, suite, name, conditions, units)
-                parts.append(_Part(name, vary, units))
-        told = {*asked, *(_TOLD_ANYWAY if self.profile.level else ())}
-        for name in (g.id for g in wanted if g.id in PROBES and g.id in told):
-            unit = Probing(name, self.profile.level)
-            parts.append(_Part(name, partial(self._probe, unit), [unit]))
+        parts += [
+            self._exploring(suite, guarantee, conditions)
+            for guarantee in asked
+            for conditions in guarantee.extra
+        ]
+        for guarantee in asked:
+            if guarantee.late is not None:
+                late = list(self._overtaking(suite, guarantee))
+                parts.append(_Part(guarantee.id, partial(self._overtake, late), late))
+        for guarantee in asked:
+            for variation in guarantee.variations:
+                units = list(self._variations(suite, guarantee, variation))
+                vary = partial(self._vary, suite, guarantee, variation.conditions, units)
+                parts.append(_Part(guarantee.id, vary, units))
+        level = self.profile.level
+        for guarantee in wanted:
+            if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
+                unit = Probing(guarantee.id, level)
+                parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
         drawn = cache(partial(self._drawn, suite))
         if not self.crew.is_alone:
             ahead: list[Unit] = [unit for part in parts for unit in part.units]
             ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
             self.crew.go_ahead([*ahead, *drawn()])
-        parts.append(_Part("random programs", partial(self._draw, drawn, asked)))
+        parts.append(_Part("random programs", partial(self._draw, drawn, ids)))
         parts += [
-            _Part("free runs", partial(self._run_free, asked, number))
+            _Part("free runs", partial(self._run_free, ids, number))
             for number in range(self.profile.free)
         ]
         for n, part in enumerate(parts):
@@ -238,38 +229,39 @@ class Examination:
 
     def _probe(self, unit: Probing) -> None:
         name = unit.guarantee
-        if name in VARIATIONS and name in self.failures:
+        if CATALOGUE[name].variations and name in self.failures:
             return  # a story of controlled runs says more
         self.probed[name] = self.crew.probe(unit)
 
-    def _exploring(self, suite: Suite, guarantee: str, conditions: Conditions) -> _Part:
+    def _exploring(self, suite: Suite, guarantee: Guarantee, conditions: Conditions) -> _Part:
         units = list(self._explorations(suite, guarantee, conditions))
-        return _Part(guarantee, partial(self._explore_all, units, guarantee, conditions), units)
+        return _Part(guarantee.id, partial(self._explore_all, units, guarantee, conditions), units)
 
     def _explorations(
-        self, suite: Suite, guarantee: str, conditions: Conditions = PLAIN
+        self, suite: Suite, guarantee: Guarantee, conditions: Conditions = PLAIN
     ) -> Iterator[Exploration]:
         """The programs of a guarantee; those that stop inside a statement where they race."""
         inside = conditions.gate is not None
         budget = self.profile.inside if inside else self.profile.schedules
         for program in suite.programs(guarantee):
             if program.races or not inside:
-                yield Exploration(program, conditions, budget, until=guarantee)
+                yield Exploration(program, conditions, budget, until=guarantee.id)
 
     def _explore_all(
-        self, units: Iterable[Exploration], guarantee: str, conditions: Conditions = PLAIN
+        self, units: Iterable[Exploration], guarantee: Guarantee, conditions: Conditions = PLAIN
     ) -> None:
+        name = guarantee.id
         for unit in units:
-            if self.lab.unmoved and guarantee in TIMED:
+            if self.lab.unmoved and guarantee.timed:
                 return
-            if guarantee not in self.failures:
-                self._explore(unit, guarantee)
+            if name not in self.failures:
+                self._explore(unit, name)
             elif conditions != PLAIN or not self.causes:
                 return
             else:
-                self._look_further(unit.program, guarantee)
+                self._look_further(unit.program, name)
         if conditions == PLAIN:
-            self._plain.add(guarantee)
+            self._plain.add(name)
 
     def _explore(self, unit: Exploration, guarantee: str) -> None:
         what = unit._replace(until="")
@@ -294,19 +286,22 @@ class Examination:
             self.evidence[guarantee, "schedules"] += 1
             self._judge(tried)
 
-    def _overtaking(self, suite: Suite) -> Iterator[Exploration]:
-        """What a late batch does once another has gone past it."""
+    def _overtaking(self, suite: Suite, guarantee: Guarantee) -> Iterator[Exploration]:
+        """What somebody does late once another has gone past it."""
         conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
-        for program in suite.overtaken():
-            yield Exploration(program, conditions, budget, OVERTAKEN, "no-deadlock")
+        for program in suite.late(guarantee):
+            yield Exploration(program, conditions, budget, OVERTAKEN, guarantee.id)
 
     def _overtake(self, units: Iterable[Exploration]) -> None:
         for unit in units:
-            if "no-deadlock" not in self.failures and not self.lab.unmoved:
-                self._explore(unit, "no-deadlock")
+            if unit.until not in self.failures and not self.lab.unmoved:
+                self._explore(unit, unit.until)
 
-    def _variations(self, suite: Suite, name: str, conditions: Conditions) -> Iterator[Exploration]:
+    def _variations(
+        self, suite: Suite, guarantee: Guarantee, variation: Variation
+    ) -> Iterator[Exploration]:
         """Programs under conditions that should change nothing."""
+        conditions = variation.conditions
         if conditions.pooled and self.lab.by_clients:
             return  # a program chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
@@ -314,15 +309,20 @@ class Examination:
         if conditions.killed and not self.lab.server.ours:
             return
         profile = self.profile
-        for program in _varied_programs(suite, name, conditions):
+        for program in suite.varied(variation):
             budget = profile.schedules if program.size <= TINY else profile.varied
             budget = profile.kills if conditions.killed else budget
-            yield Exploration(program, conditions, budget, counting=name)
+            yield Exploration(program, conditions, budget, counting=guarantee.id)
 
     def _vary(
-        self, suite: Suite, name: str, conditions: Conditions, units: Iterable[Exploration]
+        self,
+        suite: Suite,
+        guarantee: Guarantee,
+        conditions: Conditions,
+        units: Iterable[Exploration],
     ) -> None:
         """Look for what breaks under some conditions and holds without them."""
+        name = guarantee.id
         if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
             self.probed[name] = Seen({}, lacks=wallclock.MISSING)
         if conditions.killed and not self.lab.server.ours:
@@ -335,9 +335,9 @@ class Examination:
                 self._hit.update(tried.faults)
                 for failure in tried.failures([*tried.violations, *tried.unexpected]):
                     broken = failure.violation.guarantee
-                    if broken in CATALOGUE and broken not in ACKNOWLEDGED:
+                    if broken in CATALOGUE and not CATALOGUE[broken].acknowledged:
                         continue  # who waits for whom, and in which order: another's business
-                    if name == "crash-safe" and (
+                    if guarantee.faults and (
                         broken not in CATALOGUE or self._loses_anyway(program.undisturbed)
                     ):
                         continue
@@ -405,9 +405,9 @@ class Examination:
 
     def _breaks_anyway(self, suite: Suite, program: Program, broken: str) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
-        known = broken in self._plain or not suite.has_programs(broken)
-        if not known and CATALOGUE[broken].needs(self.offer) is None:
-            self._explore_all(self._explorations(suite, broken), broken)
+        known = CATALOGUE.get(broken)
+        if known and known.programs and broken not in self._plain and not known.needs(self.offer):
+            self._explore_all(self._explorations(suite, known), known)
         if broken in self.failures or broken in self._errors:
             return True
         failure = find(self._runner(), self.declared, program, broken, budget=ENOUGH)
@@ -420,7 +420,10 @@ class Examination:
         if program not in self._losing:
             runs = explore(self._runner(), program, budget=ENOUGH)
             found = (violation for _, run in runs for violation in breaches(run, self.declared))
-            self._losing[program] = any(one.guarantee in ACKNOWLEDGED for one in found)
+            self._losing[program] = any(
+                one.guarantee in CATALOGUE and CATALOGUE[one.guarantee].acknowledged
+                for one in found
+            )
         return self._losing[program]
 
     def _judge(self, tried: Tried) -> None:
@@ -503,7 +506,7 @@ class Examination:
         """
         asked = [g.id for g in wanted if g.needs(self.offer) is None]
         # What turns out to be plainly broken has a story of its own, to be shortened after it.
-        for name in sorted(asked, key=lambda name: name not in VARIATIONS):
+        for name in sorted(asked, key=lambda name: not CATALOGUE[name].variations):
             if name not in self.failures or self._is_probed(name) or self._explained(name):
                 continue
             self.failures[name] = failure = self._shortened(self.failures[name])
@@ -537,7 +540,7 @@ class Examination:
             reason = f"{missing}: {watched.remark}" if watched.remark else missing
             verdict: Verdict = "inconclusive" if name in self.required else "not-offered"
             return Judgement(name, verdict, reason)
-        evidence = self._evidence(name)
+        evidence = self._evidence(guarantee)
         accepted = self.offer.queue.breaks.get(name)
         if stories := self._stories(name):
             first, *more = stories
@@ -555,9 +558,9 @@ class Examination:
                 tuple(more),
                 first.diagram,
             )
-        if lacks := self._lacks(name, watched):
+        if lacks := self._lacks(guarantee, watched):
             return Judgement(name, "inconclusive" if named else "not-offered", lacks)
-        unsure = self._unsure(name, watched, evidence)
+        unsure = self._unsure(guarantee, watched, evidence)
         if unsure:
             return Judgement(name, "inconclusive", unsure, evidence=evidence)
         reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
@@ -570,27 +573,28 @@ class Examination:
             reason = f"declared in [breaks] but not seen to break: {reason}"
         return Judgement(name, "holds", reason, evidence=evidence)
 
-    def _lacks(self, name: str, watched: Seen) -> str:
+    def _lacks(self, guarantee: Guarantee, watched: Seen) -> str:
         """The tool without which nothing can be said here; empty where there is none."""
         unmoved = self.lab.unmoved if self.lab.has_own_clock else ""
-        if unmoved and (name in TIMED or self.unsure.get(name) == unmoved):
+        if unmoved and (guarantee.timed or self.unsure.get(guarantee.id) == unmoved):
             return unmoved
         return "" if watched.partial else watched.lacks
 
-    def _unsure(self, name: str, watched: Seen, evidence: Mapping[str, int]) -> str:
+    def _unsure(self, guarantee: Guarantee, watched: Seen, evidence: Mapping[str, int]) -> str:
         """Why a guarantee that was not seen to break is no pass; empty where it is one."""
+        name = guarantee.id
         if name in self.failures:
             return self._explained(name)
         if watched.unable:
             return watched.unable
-        if name in TIMED and self.lab.unmoved:
+        if guarantee.timed and self.lab.unmoved:
             return self.lab.unmoved
         if name in self.unsure:
             return self.unsure[name]
         if not any(n for what, n in evidence.items() if what not in _EFFORT):
-            lacking = f": no {LACKING[name]}" if name in LACKING else ""
+            lacking = f": no {guarantee.lacking}" if guarantee.lacking else ""
             return f"no run put it to the test{lacking}"
-        if name == "crash-safe" and (lacking := self._without(evidence)):
+        if guarantee.faults and (lacking := self._without(evidence)):
             return f"no {lacking}"
         return ""
 
@@ -608,7 +612,7 @@ class Examination:
                 return seen.explains[name]
         failure = self.failures[name]
         broken = failure.violation.guarantee
-        if name in VARIATIONS and broken in self.failures:
+        if CATALOGUE[name].variations and broken in self.failures:
             found = "is broken" if broken in CATALOGUE else "occurs"
             return f"{broken} {found} without it too"
         if self.in_turn and failure.violation.doubtful:
@@ -617,13 +621,14 @@ class Examination:
             )
         return ""
 
-    def _evidence(self, name: str) -> dict[str, int]:
+    def _evidence(self, guarantee: Guarantee) -> dict[str, int]:
+        name = guarantee.id
         evidence = {what: n for (g, what), n in sorted(self.evidence.items()) if g == name}
         drawn = self.evidence["", "random programs"]
         if drawn and not _apart(name):
             evidence["random programs"] = drawn
             evidence["operations in free runs"] = self.evidence["", "operations in free runs"]
-        if name == "crash-safe":
+        if guarantee.faults:
             evidence["distinct steps hit"] = len(self._hit)
         watched = self.probed.get(name, Seen({}))
         evidence |= watched.evidence
@@ -667,18 +672,7 @@ def _clock_moved(failure: Failure) -> bool:
 
 def _apart(name: str) -> bool:
     """Whether a guarantee is asked in runs of its own, so that others say nothing about it."""
-    return name in VARIATIONS or (name in PROBES and name != "claim-limit")
-
-
-def _varied_programs(suite: Suite, name: str, conditions: Conditions) -> list[Program]:
-    if conditions.killed:
-        return suite.killed()
-    if name == "crash-safe":
-        return suite.broken_off()
-    if conditions.pooled:
-        return suite.settled()
-    varied = suite.varied(races=conditions.isolation is not None)
-    return [*suite.delayed(), *varied] if conditions.clocks else varied
+    return name in CATALOGUE and CATALOGUE[name].programs is None
 
 
 def _unkilled(lab: Lab) -> Seen:
@@ -711,17 +705,12 @@ class _Part(NamedTuple):
 
 
 AT_ONCE = 10  # random programs
-_TOLD_ANYWAY = {"old-snapshot"}  # measured where it is not promised too, but for a quick look
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
 _ONCE = (
     "not again with programs started anew: the program keeps something from one run to the next,"
     " or acts on its own account"
 )
-TIMED = frozenset(
-    {"not-early", "stale-recovery", "live-lease", "backoff", "server-clock", "no-lost-job"}
-)
-"""What cannot be told of a queue whose time stands still while the database's is moved."""
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 STORIES = 3  # of one guarantee, each of another operation that breaks it
@@ -733,24 +722,6 @@ REPLAYS = 10  # of a run in which the server chose who of several waiting sessio
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
 FREE_JOBS, FREE_WORKERS = 2_000, 4
 FREE_FAULTS: Mapping[str, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
-LACKING: Mapping[str, str] = {
-    "single-claim": "overlapping claims",
-    "claim-limit": "claims with more jobs free than allowed",
-    "no-lost-job": "jobs followed to their end",
-    "order": "pairs of jobs compared",
-    "stale-recovery": "jobs of crashed workers claimed again",
-    "live-lease": "claims and recoveries during a fresh lease",
-    "fencing": "operations with a lost claim refused",
-    "retry-bound": "jobs attempted as often as allowed",
-    "retry-given": "jobs tried as often as allowed",
-    "final-state": "sweeps over a finished job",
-    "no-deadlock": "operations in the midst of another's",
-    "non-blocking": "operations in the midst of another's",
-    "no-starvation": "jobs claimed beside others that could not run",
-    "routing": "claims beside another queue's jobs",
-    "concurrency-limit": "claims that reached the cap",
-}
-"""What makes a pass worth something, where it is one thing."""
 
 
 def check_queue(
@@ -870,7 +841,7 @@ def first_flaw(
     if found:
         return found[0]
     # Programs that were left out are no lack of evidence.
-    lacking = [g for g in wanted if through is None or g.id in PROBES.keys() - VARIATIONS.keys()]
+    lacking = [g for g in wanted if through is None or (g.id in PROBES and not g.variations)]
     judgements = map(examination.judgement, lacking)
     return next((one for one in judgements if one.verdict == "inconclusive"), None)
 

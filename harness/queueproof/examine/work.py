@@ -7,7 +7,6 @@ what it has found; a crew has done them by then, or they are done now.
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +21,14 @@ from typing import NamedTuple, TypeAlias
 from queueproof import waits
 from queueproof.errors import QueueproofError
 from queueproof.examine.processes import lab_here, processes
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import Violation, check, declare
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Run, Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import FAULTS, Program, Schedule
+from queueproof.schedule.programs import Program, Schedule
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, Like, find, unexpected
 
@@ -52,7 +52,7 @@ class Exploration(NamedTuple):
         budget: Most schedules.
         begin: The choices with which all of them begin.
         until: The guarantee whose certain breach is enough; nothing where all schedules are wanted.
-        counting: The guarantee for which `evidence_under` its conditions counts; or nothing.
+        counting: The guarantee that says what its conditions' evidence is; or nothing.
     """
 
     program: Program
@@ -166,35 +166,6 @@ def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool =
     return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)
 
 
-def evidence_under(name: str, run: Run) -> Counter[tuple[str, str]]:
-    """What makes a run under other conditions worth something."""
-    calls = run.history.calls
-    if name == "pooler-safe":
-        changed = [beat.actor for beat in run.trace if beat.event == "connection"]
-        swaps = len(changed) - len(set(changed))
-        return Counter({(name, "transactions on another connection than the one before"): swaps})
-    if name == "crash-safe":
-        hit = Counter(fault for fault, _, _ in run.faults)
-        hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
-        return Counter({(name, told): hit[fault] for fault, told in FAULTS.items()})
-    if name == "server-clock":
-        claims = sum(len(call.ids) for call in run.history.of_kind("claim"))
-        return Counter({(name, "claims by sessions in other time zones"): claims})
-    finished = [call for call in calls if call.returned is not None]
-    pairs = itertools.combinations(finished, 2)
-    return Counter(
-        {
-            (name, "operations in the midst of another's"): sum(
-                one.actor != other.actor and one.overlaps(other) for one, other in pairs
-            ),
-        }
-    ) + Counter(
-        (name, f"times ERROR {call.error[:5]}, to be retried")
-        for call in calls
-        if call.answer == "retry"
-    )
-
-
 class Work:
     """What comes of units on one installed queue.
 
@@ -240,7 +211,10 @@ class Work:
     ) -> Tried:
         findings = check(run.history, self._declared)
         others = unexpected(run)
-        evidence = evidence_under(counting, run) if counting else findings.evidence
+        evidence: Mapping[tuple[str, str], int] = findings.evidence
+        if counting:
+            counted = CATALOGUE[counting].evidence(run)
+            evidence = {(counting, what): n for what, n in counted.items()}
         broken = findings.violations or others
         return Tried(
             program,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.guarantees.suites import MOST_ATTEMPTS
+from queueproof.guarantees.programs import MOST_ATTEMPTS
 from queueproof.queues.model import Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
-from queueproof.guarantees.suites import MOMENT
+from queueproof.guarantees.programs import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
 from queueproof.queues.model import Claim, Operation, Result, Step

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.errors import ServerUnavailableError
+from queueproof.guarantees.poolers import settled
 from queueproof.guarantees.suites import Suite
 from queueproof.history.calls import Call
 from queueproof.judge.checker import declare
@@ -61,7 +62,8 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
     Raises:
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """
-    programs = Suite(offer).settled()
+    suite = Suite(offer)
+    programs = settled(suite, suite.life)
     if level == 0:
         programs = [program for program in programs if program.size <= SHORT]
     with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:

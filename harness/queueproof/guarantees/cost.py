@@ -1,0 +1,53 @@
+"""Guarantees on what a claim costs."""
+
+from __future__ import annotations
+
+from queueproof.guarantees.guarantee import Guarantee
+from queueproof.queues.offer import Offer
+
+
+def _promised_snapshot(offer: Offer) -> str | None:
+    promised = "old-snapshot" in offer.queue.promises
+    return None if promised else "not in promises; most queues lose here"
+
+
+GUARANTEES = (
+    Guarantee(
+        id="steady-cost",
+        sentence=(
+            "A claim on a vacuumed table touches no more buffers with a million finished jobs or a "
+            "deep backlog."
+        ),
+        why="the queue gets slower every week",
+        source="https://brandur.org/postgres-queues",
+        wild=(
+            "No index holds just the runnable jobs, or one holds finished jobs too: they are the "
+            "oldest, and each claim walks over all of them. One that is not in the claim's order "
+            "has the whole backlog sorted."
+        ),
+        safe=(
+            "CREATE INDEX ON jobs (queue, priority DESC, run_at, id) WHERE status = 'queued': what "
+            "may be claimed, in the order of the claim, and nothing that is over, failed jobs "
+            "included."
+        ),
+    ),
+    Guarantee(
+        id="old-snapshot",
+        sentence="Nor while an old snapshot is held open.",
+        why="one forgotten transaction slows every claim",
+        source="https://brandur.org/postgres-queues",
+        wild=(
+            "A forgotten transaction or a long report keeps vacuum from removing what is dead: "
+            "every job that was claimed leaves an entry in the index of runnable ones, and every "
+            "claim walks over them all."
+        ),
+        safe=(
+            "Claims that leave nothing dead in their own way: rows that are only ever inserted, "
+            "with a claim that begins behind the last one. Else end such sessions: "
+            "idle_in_transaction_session_timeout, and transaction_timeout from PostgreSQL 17."
+        ),
+        needs=_promised_snapshot,
+        told_anyway=True,
+    ),
+)
+"""In the order of the scenarios."""

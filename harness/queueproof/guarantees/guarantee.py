@@ -1,0 +1,83 @@
+"""A guarantee as one record: all that is particular to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from queueproof.guarantees.programs import Pieces
+from queueproof.queues.offer import Offer
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import Program
+
+if TYPE_CHECKING:  # the catalogue is light without
+    from queueproof.run.runner import Run
+
+
+class Life(Protocol):
+    """Finds the short programs of what a job lives, for conditions that should change nothing."""
+
+    def __call__(self, *, races: bool) -> list[Program]:
+        """Those in which somebody acts beside somebody else, or those in turn."""
+
+
+class Variation(NamedTuple):
+    """Conditions that should change nothing, and the programs that are run under them."""
+
+    conditions: Conditions
+    programs: Callable[[Pieces, Life], list[Program]]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """One sentence that a queue keeps or breaks.
+
+    Attributes:
+        id: Public and frozen: it stands in files, reports and exit messages.
+        sentence: The guarantee.
+        why: What its breach does to a user.
+        source: Where the idea or a known case is written down.
+        wild: How it breaks in real queues.
+        safe: How it is kept in PostgreSQL.
+        needs: What is missing where the guarantee cannot be asked, None where it can.
+        programs: Its own, that show it broken; None where others' programs or a probe do.
+        extra: Conditions under which these are run as well.
+        late: Programs in which somebody is overtaken in the midst of a statement.
+        variations: Conditions of which it says that they change nothing.
+        evidence: What a run under the conditions of a variation is worth, in words and counts.
+        faults: Whether these programs bring faults: a pass needs all kinds of them, and errors
+            that come of one are no breach.
+        lacking: The evidence without which a pass is none, where it is one thing.
+        timed: Whether nothing can be told of a queue whose time stands still while the database's
+            is moved.
+        told_anyway: Whether it is measured where it is not asked too, but for a quick look.
+        life: Whether it is of a job's life, so that its programs make every operation meet every
+            other: they are what is run under other guarantees' conditions.
+        acknowledged: Whether its breach means that something acknowledged was lost or doubled.
+    """
+
+    id: str
+    sentence: str
+    why: str
+    source: str
+    wild: str
+    safe: str
+    needs: Callable[[Offer], str | None] = lambda _: None
+    programs: Callable[[Pieces], Iterable[Program]] | None = None
+    extra: tuple[Conditions, ...] = ()
+    late: Callable[[Pieces], Iterable[Program]] | None = None
+    variations: tuple[Variation, ...] = ()
+    evidence: Callable[[Run], Mapping[str, int]] = lambda _: {}
+    faults: bool = False
+    lacking: str = ""
+    timed: bool = False
+    told_anyway: bool = False
+    life: bool = False
+    acknowledged: bool = False
+
+
+def finishing(offer: Offer) -> str | None:
+    """What is missing where no job can be ended."""
+    offered = offer.any_of("complete", "complete_many", "fail")
+    return None if offered else "neither complete nor fail is offered"

@@ -1,0 +1,298 @@
+"""Guarantees on what is claimed: it is kept while it is worked on, and comes back after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from queueproof.guarantees.guarantee import Guarantee, finishing
+from queueproof.guarantees.programs import ALIGNED, ONE, PAGE, SPENT, TWO, Pieces
+from queueproof.queues.offer import Offer
+from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.programs import (
+    COMPLETE_ALL,
+    OBSERVE,
+    RECOVER,
+    JobSpec,
+    Program,
+    Stage,
+    advance,
+    claim,
+    crash,
+    fail,
+    heartbeat,
+    in_turn,
+    script,
+    until,
+    whole,
+)
+
+BEATS = 25  # heartbeats, one after the other: a job that takes long
+
+
+def _expiry(offer: Offer) -> str | None:
+    return None if offer.expires else "no lease is declared and no claim is held in a transaction"
+
+
+def _losing(offer: Offer) -> str | None:
+    if (missing := finishing(offer)) is not None:
+        return missing
+    if offer.held:
+        return "a claim is its open transaction: nobody acts with one that has ended"
+    if offer.queue.lease is None and not offer.retries:
+        return "nobody loses a job: no lease is declared, and what failed is not tried again"
+    return None
+
+
+def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
+    gone = script("w1", claim(), crash())
+    yield Program(ONE, in_turn(gone))
+    yield Program(ONE, in_turn(gone, script("clock", advance(DAY))))
+    if 1 in pieces.bounds():
+        yield Program((JobSpec(bound=1),), in_turn(gone))
+    yield Program(TWO, in_turn(gone, script("w2", claim())))
+    yield Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+    if pieces.takes_limit:
+        yield Program(TWO, in_turn(script("w1", claim(2), crash())))
+    if "heartbeat" in pieces.offers:
+        yield Program(ONE, in_turn(script("w1", claim(), heartbeat(), crash())))
+        if pieces.lease is not None:
+            beat = script("w1", heartbeat(), crash())
+            yield Program(ONE, in_turn(script("w1", claim()), pieces.within(), beat))
+    known = pieces.by_worker or "start" in pieces.offers
+    if pieces.lease is not None and known and not pieces.one_each:
+        # A worker that was given up may claim on: what it has then is to come back as well.
+        paused = in_turn(script("w1", claim()))
+        yield Program(TWO, (*paused, *pieces.lapse(), *in_turn(*pieces.reaper(), gone)))
+    yield from _behind_live(pieces)
+    yield from _beside_beaten(pieces)
+    by_session = pieces.offer.queue.by_session
+    if (pieces.lease is not None or by_session) and (pieces.bound is None or pieces.bound > 1):
+        again = in_turn(script("w2", claim(), crash()))
+        yield Program(ONE, (*in_turn(gone), *pieces.lapse(), *again))
+        both = (script("w1", claim()), *pieces.reaper(), script("nemesis", crash(1)))
+        yield Program(ONE, (both,))
+    if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
+        retried = in_turn(script("w2", claim(), crash()))
+        yield Program(ONE, (*in_turn(script("w1", claim(), fail())), *pieces.wait_out(), *retried))
+    for ender in pieces.enders():
+        if ender.kind != "heartbeat":
+            yield Program(TWO, in_turn(script("w1", claim(), ender, claim(), crash())))
+
+
+def _behind_live(pieces: Pieces) -> Iterator[Program]:
+    """A stale job behind more jobs with fresh leases than a reaper may look at."""
+    priority = "priority" in pieces.offer.queue.takes("enqueue")
+    if pieces.lease is None or pieces.offer.queue.order != "priority, fifo" or not priority:
+        return
+    last = JobSpec(priority=5)
+    page = [claim(PAGE)] if pieces.takes_limit else [claim()] * PAGE
+    yield Program(
+        (*[JobSpec()] * PAGE, last),
+        in_turn(
+            script("w2", claim(), crash()),
+            pieces.within(),
+            script("w1", *page),
+            pieces.within(),
+            script("w1", crash()),
+        ),
+    )
+
+
+def _beside_beaten(pieces: Pieces) -> Iterator[Program]:
+    """A stale job behind others that are older and live by their heartbeats."""
+    if pieces.lease is None or pieces.one_each or "heartbeat" not in pieces.offers:
+        return
+    page = [claim(SPENT)] if pieces.takes_limit else [claim()] * SPENT
+    yield Program(
+        (JobSpec(),) * (SPENT + 1),
+        in_turn(
+            script("w1", *page),
+            script("w2", claim(), crash()),
+            pieces.within(),
+            script("w1", *(heartbeat(n) for n in range(SPENT))),
+            pieces.within(),
+            script("w1", crash()),
+        ),
+    )
+
+
+def _live_lease(pieces: Pieces) -> Iterator[Program]:
+    first = in_turn(script("w1", claim()))
+    steal = in_turn(*pieces.reaper(), script("w2", claim()))
+    yield Program(ONE, (*first, *steal))
+    if pieces.lease is None:
+        yield Program(ONE, (*first, *pieces.wait_out(), *steal))
+        return
+    almost = script("clock", until(pieces.lease))
+    aligned = (*in_turn(ALIGNED), *first)
+    # Where workers beat for themselves the lease may have begun a moment before the claim.
+    later = in_turn(pieces.within() if pieces.by_worker else almost)
+    yield Program(ONE, (*aligned, *later, *steal))
+    if pieces.takes_limit:  # what is claimed in a batch is held for as long
+        yield Program(TWO, (*in_turn(ALIGNED, script("w1", claim(2))), *later, *steal))
+    if "fail" in pieces.offers:  # what takes long ends as well as what does not
+        yield Program(ONE, (*first, *in_turn(pieces.within(), script("w1", fail()))))
+    if "heartbeat" in pieces.offers:
+        beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
+        yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
+        yield Program(ONE, (*first, *beat, *beat[1:], *steal))
+        yield Program(ONE, (*first, *beat, *beat[1:] * BEATS, *steal))
+        over = in_turn(script("clock", advance(past(pieces.lease))))
+        pair: Stage = (script("w1", heartbeat()), *pieces.reaper())
+        yield Program(ONE, (*first, *over, pair, *in_turn(script("w2", claim()))))
+        meanwhile = script("w1", whole(heartbeat()))
+        if pieces.reaper() and 1 in pieces.bounds():
+            yield Program((JobSpec(bound=1),), (*first, *over, (meanwhile, *pieces.reaper())))
+        # A claim may take over as well.
+        race: Stage = (meanwhile, script("w2", claim()))
+        yield Program(ONE, (*first, *over, race, *in_turn(script("w3", claim()))))
+        if pieces.takes_limit:
+            # The second one: a worker's heartbeat is for all that it holds.
+            two = in_turn(script("w1", claim(2)), pieces.within(), script("w1", heartbeat(1)))
+            yield Program(TWO, (*two, *in_turn(pieces.within()), *steal))
+    over = in_turn(script("clock", advance(past(pieces.lease))))
+    # What a reaper has read is old when it acts: another job was claimed, or this one freed by
+    # somebody else and claimed anew.
+    for reaper in pieces.reaper():
+        freed = () if pieces.offer.queue.leader else (whole(RECOVER), whole(claim()))
+        others = script("w2", whole(claim()), *freed)
+        later = in_turn(script("w3", claim()))
+        yield Program(TWO, (*first, *over, (reaper, others), *later))
+    if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
+        failed = in_turn(script("w1", claim(), fail()))
+        late = in_turn(script("w2", claim()), pieces.within(), *pieces.reaper())
+        yield Program(ONE, (*failed, *pieces.wait_out(), *late, *in_turn(script("w3", claim()))))
+    # A job that was taken over is as fresh as any other.
+    if pieces.bound is None or pieces.bound > 1:
+        taken = in_turn(script("w2", claim()), pieces.within())
+        yield Program(
+            ONE,
+            (*first, *pieces.lapse(), *taken, *in_turn(*pieces.reaper(), script("w3", claim()))),
+        )
+
+
+def _fencing(pieces: Pieces) -> Iterator[Program]:
+    first = in_turn(script("w1", claim()))
+    enders = pieces.enders()
+    for ended in (do for do in enders if do.kind != "heartbeat"):
+        for late in enders:
+            # It may not fall on the job that the same worker has claimed since.
+            yield Program(TWO, in_turn(script("w1", claim(), ended, claim(), late)))
+    if pieces.offer.queue.delivery is not None and pieces.lease is not None:
+        # It may be accepted: what comes of it shows in the attempt that has begun since.
+        taken = in_turn(script("w2", claim()), pieces.within())
+        for late in enders:
+            followed = in_turn(script("w1", late), script("w3", claim()))
+            gone = in_turn(script("w2", crash()), pieces.within(), *pieces.reaper())
+            yield Program(ONE, (*first, *pieces.lapse(), *taken, *followed))
+            # Who was late is gone as well, or it would complete the job after all.
+            lost = in_turn(script("w1", late, crash()))
+            yield Program(ONE, (*first, *pieces.lapse(), *taken, *lost, *gone))
+    for late in enders:
+        if pieces.lease is not None:
+            over = in_turn(script("clock", advance(past(pieces.lease))))
+            for owner in ("w2", "w1"):
+                again = in_turn(script(owner, claim()), script("w1", late))
+                yield Program(ONE, (*first, *pieces.lapse(), *again))
+            # Nor once the next lease has run out as well, nor once the next worker has ended.
+            ends = in_turn(*(script("w2", do) for do in pieces.ending()), script("w1", late))
+            again = (*in_turn(script("w2", claim())), *over, *in_turn(script("w1", late)))
+            yield Program(ONE, (*first, *pieces.lapse(), *again, *ends))
+            race: Stage = (script("w1", late), *pieces.reaper(), script("w2", claim()))
+            yield Program(ONE, (*first, *over, race))
+            if pieces.bound is not None and 1 in pieces.bounds():
+                last = in_turn(script("reaper", OBSERVE), script("w1", late))
+                yield Program((JobSpec(bound=1),), (*first, *pieces.lapse(), *last))
+        if "fail" in pieces.offers:
+            yield Program(ONE, in_turn(script("w1", claim(), fail(), claim(), late)))
+            failed = in_turn(script("w1", claim(), fail()))
+            for owner in ("w2", "w1"):
+                again = in_turn(script(owner, claim()), script("w1", late))
+                yield Program(ONE, (*failed, *pieces.wait_out(), *again))
+    if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
+        batch = in_turn(script("w1", claim(2)))
+        for owner in ("w2", "w1"):
+            again = in_turn(script(owner, claim()), script("w1", COMPLETE_ALL))
+            yield Program(TWO, (*batch, *pieces.lapse(), *again))
+        if pieces.bound is None or pieces.bound > 2:  # noqa: PLR2004 - as it is claimed
+            # The first job is an attempt ahead of the second: whose token is whose matters.
+            ahead = (*in_turn(script("w2", claim())), *pieces.lapse(), *batch, *pieces.lapse())
+            again = in_turn(script("w1", claim(2)), script("w1", COMPLETE_ALL))
+            yield Program(TWO, (*ahead, *again))
+        over = in_turn(script("clock", advance(past(pieces.lease))))
+        takes_over = [do for _, dos in pieces.reaper() for do in dos] + [claim()]
+        race = (script("w2", *takes_over), script("w1", COMPLETE_ALL))
+        yield Program(TWO, (*batch, *over, race))
+
+
+GUARANTEES = (
+    Guarantee(
+        id="stale-recovery",
+        sentence="A crashed worker's job becomes claimable once its lease has run out.",
+        why="a deployment or a crash strands the jobs that were running",
+        source="https://github.com/RealOrangeOne/django-tasks/issues/46",
+        wild=(
+            "The claim leaves the lease NULL until the first heartbeat: a worker that dies before "
+            "it is never noticed. Or the reaper looks at a page or at the last hours only, or "
+            "passes over jobs without an attempt left, which stay running for ever."
+        ),
+        safe=(
+            "Begin the lease in the claim itself. Recover every row WHERE status = 'running' AND "
+            "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
+            "left."
+        ),
+        needs=_expiry,
+        programs=_stale_recovery,
+        life=True,
+        acknowledged=True,
+        lacking="jobs of crashed workers claimed again",
+        timed=True,
+    ),
+    Guarantee(
+        id="live-lease",
+        sentence="A worker whose lease or heartbeat is fresh keeps its job.",
+        why="a long job is started again while it still runs",
+        source="https://github.com/janbjorge/pgqueuer/issues/430",
+        wild=(
+            "The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id IN "
+            "(SELECT ...) without a lock: a heartbeat or a new claim that came in between is "
+            "undone. Or the heartbeat moves a column that the reaper does not read."
+        ),
+        safe=(
+            "The statement that frees a job asks of the row that it locks whether the lease has "
+            "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
+            "UPDATE's own WHERE."
+        ),
+        needs=_expiry,
+        programs=_live_lease,
+        life=True,
+        acknowledged=True,
+        lacking="claims and recoveries during a fresh lease",
+        timed=True,
+    ),
+    Guarantee(
+        id="fencing",
+        sentence=(
+            "A worker that lost its job cannot complete, fail or extend it, not even when the same "
+            "worker has claimed it again."
+        ),
+        why="a paused worker wakes up and marks somebody else's attempt as done",
+        source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
+        wild=(
+            "complete, fail or the heartbeat ask for the id alone, or for the worker's name: a "
+            "worker that paused past its lease ends the next worker's attempt, or its own second "
+            "one with the answer of its first."
+        ),
+        safe=(
+            "A token for each attempt, such as the count that the claim raises: UPDATE jobs SET "
+            "... WHERE id = $1 AND status = 'running' AND attempts = $2. No row changed means that "
+            "the job is lost, and the worker is told so."
+        ),
+        needs=_losing,
+        programs=_fencing,
+        life=True,
+        acknowledged=True,
+        lacking="operations with a lost claim refused",
+    ),
+)
+"""In the order of the scenarios."""

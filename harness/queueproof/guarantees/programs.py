@@ -1,0 +1,123 @@
+"""What the programs of a guarantee are built of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from queueproof.queues.offer import Offer
+from queueproof.schedule.actors import PROMOTER
+from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.programs import (
+    ALIGN,
+    PROMOTE,
+    RECOVER,
+    Do,
+    JobSpec,
+    Program,
+    Script,
+    Stage,
+    advance,
+    claim,
+    complete,
+    fail,
+    heartbeat,
+    in_turn,
+    script,
+)
+
+ONE = (JobSpec(),)
+TWO = (JobSpec(), JobSpec())
+THREE = (JobSpec(), JobSpec(), JobSpec())
+DELAY = 61.3  # seconds
+MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
+SETTLE = script("clock", advance(MOMENT))
+ALIGNED = script("clock", ALIGN)
+PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
+SPENT = 12
+NEW = script("producer", Do("enqueue"))
+CLEAN = script("janitor", Do("cleanup", seconds=0.0))
+# Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
+MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
+
+
+class Pieces:
+    """What a queue offers, and the pieces of programs that follow from it.
+
+    Attributes:
+        offer: The queue, and whether its claims are held in their transaction.
+        through: Only programs that do this operation; None: all.
+    """
+
+    def __init__(self, offer: Offer, through: str | None = None) -> None:
+        self.offer = offer
+        self.through = through
+        queue = offer.queue
+        self.offers = queue.offers
+        self.one_each = queue.jobs_per_worker is not None
+        self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
+        self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
+        self.lease = queue.lease_time.total_seconds() if queue.lease_time else None
+        self.bound = queue.max_attempts
+
+    def lapse(self) -> tuple[Stage, ...]:
+        """The stages that make every lease run out and let a reaper see it."""
+        if self.lease is None:
+            return in_turn(*self.reaper()) if self.offer.queue.by_session else ()
+        over = in_turn(script("clock", advance(past(self.lease))), *self.reaper())
+        if self.offer.waits is None:
+            return over
+        # The claim that takes a job back answers nothing, and the job waits.
+        taker = script("w9", claim()._replace(whole=True))
+        return (*over, *in_turn(taker, script("clock", advance(self.offer.waits)), *self.reaper()))
+
+    def reaper(self) -> tuple[Script, ...]:
+        """The scripts of a reaper and a promoter, where there is something to reap with."""
+        reaper = (script("reaper", RECOVER),) if "recover" in self.offers else ()
+        return (*reaper, script(PROMOTER, PROMOTE)) if "promote" in self.offers else reaper
+
+    def within(self) -> Script:
+        """A move of the clock well inside a lease; two of them are past it."""
+        return script("clock", advance(0.6 * (self.lease or 0.0)))
+
+    def wait_out(self) -> tuple[Stage, ...]:
+        """A move of the clock past every backoff and delay; the runner promotes what is due."""
+        reaper = (script("reaper", RECOVER),) if self.offer.due_by_recover else ()
+        return in_turn(script("clock", advance(DAY)), *reaper)
+
+    def enders(self, nth: int = 0) -> list[Do]:
+        """The operations by which a worker acts on a job that it claimed."""
+        known = {"complete": complete(nth), "fail": fail(nth), "heartbeat": heartbeat(nth)}
+        return [do for kind, do in known.items() if kind in self.offers]
+
+    def acts(self) -> Iterator[tuple[tuple[Stage, ...], Script]]:
+        """Each operation on a first job, with the stages that go before it."""
+        taken = in_turn(script("w1", claim()))
+        yield (), script("w1", claim())
+        for ender in self.enders():
+            yield taken, script("w1", ender)
+        if self.lease is not None:
+            for reaper in self.reaper():
+                yield (*taken, *in_turn(script("clock", advance(past(self.lease))))), reaper
+        if "cleanup" in self.offers:
+            yield in_turn(script("w1", claim(), *self.ending())), CLEAN
+
+    def ending(self) -> list[Do]:
+        """By which a worker ends its first job; nothing where it cannot."""
+        return [do for do in self.enders() if do.kind != "heartbeat"][:1]
+
+    def bounds(self) -> list[int]:
+        """Values of max_attempts to enqueue with: 1, the header's and one between."""
+        if self.bound is None:
+            return []
+        if "max_attempts" not in self.offer.queue.takes("enqueue"):
+            return [self.bound] if self.bound <= FIXED_ATTEMPTS else []
+        return sorted({1, (1 + self.bound) // 2, self.bound} & set(range(1, MOST_ATTEMPTS + 1)))
+
+    def routes(self) -> bool:
+        """Whether jobs are put into a named queue and claimed from one."""
+        queue = self.offer.queue
+        return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
+
+    def through_only(self, programs: Iterable[Program]) -> list[Program]:
+        """Of some programs those that are asked for."""
+        return [one for one in programs if self.through is None or one.does(self.through)]
