@@ -58,7 +58,8 @@ from queueproof.run import wallclock
 from queueproof.run.free import Free, free_run
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.draws import BACKEND

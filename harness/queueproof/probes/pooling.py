@@ -17,7 +17,8 @@ from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
 from queueproof.queues.offer import Offer
 from queueproof.queues.worker import ProgramError
 from queueproof.run.lab import Lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, breaches, one_by_one, shrink

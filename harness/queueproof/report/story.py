@@ -17,7 +17,7 @@ from queueproof.probes.buffers import REMEDIES, Slope
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter, Step
-from queueproof.run.runner import Beat, Run
+from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
 from queueproof.search.shrink import Failure

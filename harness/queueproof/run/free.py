@@ -30,9 +30,9 @@ from queueproof.queues.model import OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.worker import Json, Program, ProgramError, ProgramQueue
+from queueproof.run.drain import DRAIN_BATCH, EMPTY, RETRIES
 from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
-from queueproof.run.runner import DRAIN_BATCH, EMPTY, RETRIES
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.moments import DAY, DECADE, HOUR, past
 
