@@ -15,31 +15,41 @@ IN_PART = frozenset({"40P01", "57P01", "08006"})
 """SQLSTATEs of faults: what they prevent may have happened in part, whatever the queue expects."""
 
 
-def ask_enqueue(queue: Queue, spec: JobSpec, call: Call, payload: int) -> dict[str, object]:
-    """The arguments of an enqueue; its call says what of them the queue takes.
+def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, object]:
+    """What an enqueue of a job is asked with.
 
     Args:
         queue: Which queue is asked.
         spec: The job.
-        call: What is recorded of the operation.
         payload: A number that no other job of the run has.
     """
     takes = queue.takes("enqueue")
-    header = queue.max_attempts
+    return {
+        "payload": f'{{"call": {payload}}}',
+        "priority": spec.priority if "priority" in takes else 0,
+        "delay": timedelta(seconds=spec.delay if "delay" in takes else 0.0),
+        "max_attempts": _bound(queue, spec) or DEFAULT_BOUND,
+        "queue": spec.queue,
+    }
+
+
+def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
+    """Record what of a job an enqueue takes."""
+    takes = queue.takes("enqueue")
     call.priority = spec.priority if "priority" in takes else 0
     call.delay = spec.delay if "delay" in takes else 0.0
-    bound = header
-    if "max_attempts" in takes:
-        bound = spec.bound or header or DEFAULT_BOUND
-    call.bound = bound if header is not None else None
+    call.bound = _bound(queue, spec) if queue.max_attempts is not None else None
     call.queue = spec.queue if "queue" in takes else "default"
-    return {
-        "queue": spec.queue,
-        "payload": f'{{"call": {payload}}}',
-        "priority": call.priority,
-        "delay": timedelta(seconds=call.delay),
-        "max_attempts": bound or DEFAULT_BOUND,
-    }
+
+
+def _bound(queue: Queue, spec: JobSpec) -> int | None:
+    """Most attempts of a job, as far as anybody says."""
+    header = queue.max_attempts
+    return (
+        spec.bound or header or DEFAULT_BOUND
+        if "max_attempts" in queue.takes("enqueue")
+        else header
+    )
 
 
 def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401

@@ -17,7 +17,7 @@ from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
 from queueproof.queues.worker import ProgramError
 from queueproof.run.actors import Actor, Flight, reachable
-from queueproof.run.answers import ask_enqueue, read_answer, told
+from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Choice, Run
 from queueproof.run.session import ConnectionLostError, Session, execute, unanswered
@@ -527,7 +527,9 @@ class Execution:
         named: list[Claim] = []
         match do.kind:
             case "enqueue":
-                arguments |= ask_enqueue(self.queue, self._reserve.popleft(), call, call.index)
+                spec = self._reserve.popleft()
+                record_enqueue(call, self.queue, spec)
+                arguments |= enqueue_arguments(self.queue, spec, call.index)
             case "claim":
                 takes = self.queue.takes("claim")
                 many = "limit" in takes and not self._terms.one_each
