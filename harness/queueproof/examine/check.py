@@ -196,7 +196,7 @@ class Examination:
         parts = [
             self._exploring(suite, name, Conditions(gate=gate))
             for gate in _GATES
-            if gate != "query" or not self.lab.by_clients  # whose queries are their own
+            if gate is None or gate in self.lab.gates
             for name in asked
             if suite.has_programs(name)
         ]
@@ -306,7 +306,7 @@ class Examination:
 
     def _variations(self, suite: Suite, name: str, conditions: Conditions) -> Iterator[Exploration]:
         """Programs under conditions that should change nothing."""
-        if conditions.pooled and self.lab.by_clients:
+        if conditions.pooled and not self.lab.chooses_connections:
             return  # a program chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
             conditions = replace(conditions, styles=False)
@@ -375,7 +375,7 @@ class Examination:
         """A breach that counts, as it is to be told; None where it does not."""
         if self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
-        elif not self.lab.by_clients:
+        elif not self.lab.remembers:
             return failure
         elif self._doubts[name] < DOUBTS:
             if (again := self._happens_again(failure)) is not None:
@@ -517,7 +517,7 @@ class Examination:
     def _shortened(self, failure: Failure) -> Failure:
         shorter = shrink(failure, partial(self._first, failure))
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
-        if weaker or not self.lab.by_clients:
+        if weaker or not self.lab.remembers:
             return failure if weaker else shorter
         return self._happens_again(shorter) or failure
 

@@ -132,14 +132,16 @@ def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> 
         if any(f" {state}: " in str(error) for state in _NAMES):
             raise ServerUnavailableError(_NAMELESS.format(pooler.name)) from error
         raise
-    if lab.by_clients and any(error.sqlstate in _NAMES for error, _ in run.errors.values()):
+    if not lab.chooses_connections and any(
+        error.sqlstate in _NAMES for error, _ in run.errors.values()
+    ):
         raise ServerUnavailableError(_NAMELESS.format(pooler.name))
     return run
 
 
 def _short(lab: Lab, runner: Runner, program: Program, run: Run) -> Call | None:
     """A claim that got less than without the pooler; of statements `Conditions.pooled` shows it."""
-    return runner.short(program, run) if lab.by_clients and not program.races else None
+    return None if lab.chooses_connections or program.races else runner.short(program, run)
 
 
 def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failure:

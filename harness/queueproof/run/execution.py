@@ -19,7 +19,7 @@ from queueproof.queues.worker import ProgramError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
 from queueproof.run.lab import Lab
-from queueproof.run.record import Beat, Choice, Run
+from queueproof.run.record import Beat, Choice, Event, Run
 from queueproof.run.session import ConnectionLostError, Session, execute, unanswered
 from queueproof.schedule.actors import DRAINER, PROMOTER, identity
 from queueproof.schedule.conditions import Conditions
@@ -111,6 +111,7 @@ class Execution:
         self._moment = 0
         self._turn = 0
         self._splitting = False
+        self._declaring = self._conditions.gate == "query" and "query" in lab.gates
 
     def go_through(self) -> None:
         """Enqueue the program's jobs, and have its stages follow one another."""
@@ -191,7 +192,7 @@ class Execution:
     def _possible(self, actor: Actor, do: Do) -> bool:
         """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
         match do.kind:
-            case "heartbeat" if actor.beside and self.lab.by_clients:
+            case "heartbeat" if actor.beside and not self.lab.beats_beside:
                 return False  # a program does one thing after another
             case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
                 return self._terms.beats_idle  # one without a job's columns
@@ -278,7 +279,7 @@ class Execution:
             keyword = first_keyword(step.sql)
             if flight.between and self._conditions.pooled:
                 self._change_connection(actor, flight)
-            inside = flight.session.in_transaction or self.lab.by_clients
+            inside = flight.session.in_transaction or not self.lab.ends_transactions
             flight.wrapped = flight.split and not inside and keyword in _HOLDABLE
             if step.commits:
                 self._note(actor, "commit")
@@ -291,8 +292,7 @@ class Execution:
 
     def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
-        own = not self.lab.by_clients
-        if own and flight.split and self._conditions.gate == "query" and only_selects(step.sql):
+        if self._declaring and flight.split and only_selects(step.sql):
             flight.cursor = "declared"
             step = step._replace(sql=_DECLARE + step.sql)
         try:
@@ -361,10 +361,7 @@ class Execution:
             look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
             limit = limit or waits.Limit(waits.STATEMENT, flight.call.kind)
             if limit.is_over():
-                step = flight.step
-                if self.lab.by_clients and step.sql:
-                    step = step._replace(sql=f"its last statement was {step.sql}")
-                raise unanswered(step, limit.seconds, flight.call.kind)
+                raise unanswered(self.lab.shown(flight.step), limit.seconds, flight.call.kind)
         return True
 
     def _owner(self, pid: int) -> Actor | None:
@@ -587,14 +584,14 @@ class Execution:
     def _stays_open(self, actor: Actor, flight: Flight) -> None:
         """An operation ended inside a transaction: only a claim that got a job may."""
         call = flight.call
-        if call.kind == "claim" and not call.ids and not self.lab.by_clients:
+        if call.kind == "claim" and not call.ids and self.lab.ends_transactions:
             self._roll_back(actor, flight)
         elif call.kind == "claim" and call.ids:
             call.held = actor.holding = True
         else:
             raise QueueError(
                 f"{call.kind} leaves its transaction open: end it with COMMIT"
-                + (", and answer when the database has" if self.lab.by_clients else ""),
+                + ("" if self.lab.ends_transactions else ", and answer when the database has"),
                 flight.step.source,
             )
 
@@ -605,10 +602,10 @@ class Execution:
 
     def _fail(self, actor: Actor, flight: Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
-        told = self.lab.by_clients and self.disturbed  # the program repeats what the fault did
-        if error.sqlstate == _TERMINATED.sqlstate and not told:
+        repeated = self.lab.reconnects and self.disturbed  # what the fault did, by the program
+        if error.sqlstate == _TERMINATED.sqlstate and not repeated:
             raise ConnectionLostError(f"{error}, during {flight.call.kind}")
-        if error.sqlstate.startswith(_SERVER_TROUBLE) and not told:
+        if error.sqlstate.startswith(_SERVER_TROUBLE) and not repeated:
             raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
         if actor.cut_off:
             self._lose(actor, flight)
@@ -620,7 +617,7 @@ class Execution:
         actor.late = False
         lost = actor.holding and flight.call.kind != "heartbeat"
         if flight.session.in_transaction:
-            if self.lab.by_clients:
+            if not self.lab.ends_transactions:
                 raise QueueError(
                     f"{flight.call.kind} answered with an error ({error}) and left its transaction "
                     "open: a program ends what it began"
@@ -699,8 +696,8 @@ class Execution:
         flight = actor.flight
         unfinished = actor.unfinished()
         if flight is not None:
-            if (actor.blocked or flight.gated) and not self.lab.by_clients:
-                flight.session.cancel()
+            if actor.blocked or flight.gated:
+                self.lab.interrupt(flight.session)
             if flight.committed:
                 flight.call.answer = "unknown"
         actor.alive, actor.blocked, actor.holding, actor.flight = False, False, False, None
@@ -784,7 +781,7 @@ class Execution:
         flight = actor.flight
         if flight is not None:
             actor.blocked = flight.gated = False
-            if self.lab.by_clients:  # which see it themselves, and go on
+            if self.lab.reconnects:
                 self._await(actor, flight)
             else:
                 flight.session = self._connection(actor, flight.call)
@@ -850,7 +847,7 @@ class Execution:
 
     # --- the trace ------------------------------------------------------------------------------
 
-    def _note(self, actor: Actor, event: str, text: str = "", call: Call | None = None) -> None:
+    def _note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
         flight = actor.flight
         if call is None and flight is not None:
             call = flight.call

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from queueproof.errors import ServerError
 from queueproof.history.calls import Call, History
 from queueproof.queues.model import Step
+
+Event: TypeAlias = Literal[
+    "start",
+    "connection",  # of a pool
+    "sql",
+    "done",  # not committed yet
+    "stops",
+    "waits",
+    "goes on",
+    "commit",
+    "rewrite",
+    "answer",
+    "lost",  # the answer
+    "error",
+    "rollback",
+    "clock",
+    "crash",
+    "cut",  # the connection
+    "terminate",
+    "restart",
+]
+"""What happens in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +39,7 @@ class Beat:
     Attributes:
         actor: Who acted.
         call: Index of the call, -1 for none.
-        event: `start`, `connection` (of a pool), `sql`, `done` (not committed yet), `stops`,
-            `waits`, `goes on`, `commit`, `rewrite`, `answer`, `lost` (the answer), `error`,
-            `rollback`, `clock`, `crash`, `cut` (the connection), `terminate` or `restart`.
+        event: What happened.
         text: SQL, what was answered, or which gate it stops at.
         session: Whose connection it happened on; nothing where it was on none.
         step: What was sent, for `sql`.
@@ -26,7 +47,7 @@ class Beat:
 
     actor: str
     call: int
-    event: str
+    event: Event
     text: str = ""
     session: str = ""
     step: Step | None = field(default=None, compare=False)

@@ -45,7 +45,7 @@ class Runner:
         conditions: Conditions = PLAIN,
     ) -> None:
         self._lab = lab
-        self._anew = anew and lab.by_clients
+        self._anew = anew and lab.remembers
         self.conditions = conditions
         self._held = held
         queue = lab.queue
@@ -74,7 +74,7 @@ class Runner:
         """
         run = self._run_once(program, schedule)
         wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
-        if wrong is not None and self._lab.by_clients:
+        if wrong is not None and self._lab.remembers:
             # What a program keeps from one run to the next is judged with programs started anew.
             self._lab.forget_sessions()
             run = self._run_once(program, schedule)
