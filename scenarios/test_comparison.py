@@ -15,7 +15,8 @@ import pytest
 from queueproof import Queue
 from queueproof.history.calls import Call
 from queueproof.run.lab import Lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 from queueproof.search.explore import explore
 

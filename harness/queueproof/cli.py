@@ -334,7 +334,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
             queue=_from(export, name),
             command=command,
         )
-    if lab.by_clients:
+    if lab.remembers:
         raise QueueproofError(
             f"--export {export}: what a program prepares and keeps stands in no spec; export the"
             " story as a test, FILE.py"

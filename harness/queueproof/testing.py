@@ -18,7 +18,8 @@ from queueproof.report.mermaid import to_markdown
 from queueproof.report.story import tell, tell_found
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program
 from queueproof.search.explore import explore

@@ -25,8 +25,10 @@ from queueproof.judge.checker import Declared, check, declare
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load_text
+from queueproof.run.execution import Execution
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.programs import Do, JobSpec, Program, script
 from queueproof.search.explore import explore
 
@@ -95,7 +97,7 @@ class Speed(NamedTuple):
 class _StepsOnly(Runner):
     """A runner that leaves the queue as the permutation has left it."""
 
-    def _drain(self) -> None:
+    def _drain(self, execution: Execution) -> None:
         pass
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from queueproof.history.calls import Call, History
 from queueproof.judge.checker import Declared, Violation, check
-from queueproof.run.runner import Choice, Run, Runner
+from queueproof.run.record import Choice, Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import (
     JobSpec,

@@ -14,7 +14,8 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.queues.sqltext import only_selects
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions, Gate
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
 from queueproof.search.explore import explore

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from queueproof.history.calls import Call
+from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
-from queueproof.run.runner import RETRIES, Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.moments import MARGIN, past
 from queueproof.schedule.programs import (

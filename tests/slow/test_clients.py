@@ -22,7 +22,8 @@ from queueproof.queues.model import Step
 from queueproof.queues.worker import ProgramError, from_command
 from queueproof.report.card import Judgement
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.run.wallclock import carries_now
 from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import PLAIN, Conditions

@@ -22,7 +22,8 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Judgement
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import (
     RECOVER,

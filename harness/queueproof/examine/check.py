@@ -54,7 +54,8 @@ from queueproof.run import wallclock
 from queueproof.run.free import Free, free_run
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.draws import BACKEND
@@ -184,7 +185,7 @@ class Examination:
         parts = [
             self._exploring(suite, guarantee, Conditions(gate=gate))
             for gate in _GATES
-            if gate != "query" or not self.lab.by_clients  # whose queries are their own
+            if gate is None or gate in self.lab.gates
             for guarantee in asked
             if guarantee.programs is not None
         ]
@@ -302,7 +303,7 @@ class Examination:
     ) -> Iterator[Exploration]:
         """Programs under conditions that should change nothing."""
         conditions = variation.conditions
-        if conditions.pooled and self.lab.by_clients:
+        if conditions.pooled and not self.lab.chooses_connections:
             return  # a program chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
             conditions = replace(conditions, styles=False)
@@ -376,7 +377,7 @@ class Examination:
         """A breach that counts, as it is to be told; None where it does not."""
         if self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
-        elif not self.lab.by_clients:
+        elif not self.lab.remembers:
             return failure
         elif self._doubts[name] < DOUBTS:
             if (again := self._happens_again(failure)) is not None:
@@ -521,7 +522,7 @@ class Examination:
     def _shortened(self, failure: Failure) -> Failure:
         shorter = shrink(failure, partial(self._first, failure))
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
-        if weaker or not self.lab.by_clients:
+        if weaker or not self.lab.remembers:
             return failure if weaker else shorter
         return self._happens_again(shorter) or failure
 

@@ -26,7 +26,8 @@ from queueproof.judge.checker import Violation, check, declare
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program, Schedule
 from queueproof.search.explore import explore

@@ -30,7 +30,7 @@ from queueproof.schedule.programs import (
 )
 
 if TYPE_CHECKING:  # the catalogue is light without
-    from queueproof.run.runner import Run
+    from queueproof.run.record import Run
 
 
 def _broken_off(pieces: Pieces, _: Life) -> list[Program]:

@@ -12,7 +12,7 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 
 if TYPE_CHECKING:  # the catalogue is light without
-    from queueproof.run.runner import Run
+    from queueproof.run.record import Run
 
 
 class Life(Protocol):

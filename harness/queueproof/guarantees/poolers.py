@@ -10,7 +10,7 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program, in_turn
 
 if TYPE_CHECKING:  # the catalogue is light without
-    from queueproof.run.runner import Run
+    from queueproof.run.record import Run
 
 
 def settled(_: Pieces, life: Life) -> list[Program]:

@@ -12,7 +12,7 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
 
 if TYPE_CHECKING:  # the catalogue is light without
-    from queueproof.run.runner import Run
+    from queueproof.run.record import Run
 
 
 def _delayed(pieces: Pieces, life: Life) -> list[Program]:

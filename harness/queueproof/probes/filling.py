@@ -16,7 +16,7 @@ from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.queues.model import Step
 from queueproof.run.lab import Lab
-from queueproof.run.session import LibpqSession, Session, drive, execute
+from queueproof.run.session import Session, drive, execute
 
 SEEDS = 64  # jobs that are made with the operations
 TRIAL = 9  # copies of each after which the queue is asked; all jobs cross the wire then
@@ -121,8 +121,7 @@ class Filling:
     @property
     def _session(self) -> Session:
         """Where the copies are made, without the queue's triggers and foreign keys acting."""
-        session = self._lab.session("filler")
-        assert isinstance(session, LibpqSession)
+        session = self._lab.own_session("filler")
         session.patience = waits.BULK
         if self._lab.server.superuser:
             session.run("SET session_replication_role = replica")

@@ -18,7 +18,8 @@ from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
 from queueproof.queues.offer import Offer
 from queueproof.queues.worker import ProgramError
 from queueproof.run.lab import Lab
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, breaches, one_by_one, shrink
@@ -133,14 +134,16 @@ def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> 
         if any(f" {state}: " in str(error) for state in _NAMES):
             raise ServerUnavailableError(_NAMELESS.format(pooler.name)) from error
         raise
-    if lab.by_clients and any(error.sqlstate in _NAMES for error, _ in run.errors.values()):
+    if not lab.chooses_connections and any(
+        error.sqlstate in _NAMES for error, _ in run.errors.values()
+    ):
         raise ServerUnavailableError(_NAMELESS.format(pooler.name))
     return run
 
 
 def _short(lab: Lab, runner: Runner, program: Program, run: Run) -> Call | None:
     """A claim that got less than without the pooler; of statements `Conditions.pooled` shows it."""
-    return runner.short(program, run) if lab.by_clients and not program.races else None
+    return None if lab.chooses_connections or program.races else runner.short(program, run)
 
 
 def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failure:

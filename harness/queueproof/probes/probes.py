@@ -114,7 +114,7 @@ class ThroughPgbouncer:
         program = find_pgbouncer()
         if program is None:
             # Whose connections are a program's own can only be asked behind PgBouncer itself.
-            return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=not lab.by_clients)
+            return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=lab.chooses_connections)
         try:
             passage = pooling.watch(lab, offer, program, level)
         except ServerUnavailableError as error:

@@ -26,7 +26,7 @@ from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Parameter, Step, Value, Values
 from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
 from queueproof.run.lab import GATE_KEYS, Lab
-from queueproof.run.runner import Beat
+from queueproof.run.record import Beat
 from queueproof.schedule.programs import Do, JobSpec, Program
 from queueproof.search.shrink import Failure
 

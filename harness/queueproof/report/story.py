@@ -15,7 +15,7 @@ from queueproof.probes.buffers import Slope
 from queueproof.probes.plans import Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter
-from queueproof.run.runner import Beat, Run
+from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.search.shrink import Failure

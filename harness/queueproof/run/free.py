@@ -16,25 +16,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.history.calls import Answer, Call, History, Ref
+from queueproof.history.calls import Call, History, Ref
 from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.worker import Json, Program, ProgramError, ProgramQueue
+from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue
+from queueproof.run.drain import DRAIN_BATCH, EMPTY, RETRIES, moves
 from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
-from queueproof.run.runner import DRAIN_BATCH, EMPTY, RETRIES
 from queueproof.schedule.actors import DRAINER, identity
-from queueproof.schedule.moments import DAY, DECADE, HOUR, past
+from queueproof.schedule.moments import past
+from queueproof.schedule.programs import JobSpec
 
 FAULTS: Mapping[str, str] = {
     "kill": "workers killed",
@@ -644,26 +645,17 @@ class _Run:
 
     def _enqueue(self, life: _Life) -> Call:
         """Enqueue one more job."""
-        rng, takes = life.place.rng, self._queue.takes("enqueue")
+        rng = life.place.rng
         life.place.jobs -= 1
-        header = self._queue.max_attempts
-        priority, delay = rng.choice((0, 0, 1)), rng.choice((0.0, 0.0, 0.0, 0.0, 13.7))
-        bound, queue = rng.choice((1, 2, header or DEFAULT_BOUND)), rng.choice(self._queues)
-        if "max_attempts" not in takes:
-            bound = header or DEFAULT_BOUND
-        call = self._begin(
-            life,
-            "enqueue",
-            payload=f'{{"call": {len(self._calls)}}}',
-            priority=priority,
-            delay=timedelta(seconds=delay),
-            max_attempts=bound,
-            queue=queue,
+        spec = JobSpec(
+            priority=rng.choice((0, 0, 1)),
+            delay=rng.choice((0.0, 0.0, 0.0, 0.0, 13.7)),
+            bound=rng.choice((1, 2, self._queue.max_attempts or DEFAULT_BOUND)),
+            queue=rng.choice(self._queues),
         )
-        call.priority = priority if "priority" in takes else 0
-        call.delay = delay if "delay" in takes else 0.0
-        call.bound = bound if header is not None else None
-        call.queue = queue if "queue" in takes else "default"
+        arguments = enqueue_arguments(self._queue, spec, len(self._calls))
+        call = self._begin(life, "enqueue", (), **arguments)
+        record_enqueue(call, self._queue, spec)
         return call
 
     def _claim(self, life: _Life, limit: int, queue: str) -> Call:
@@ -777,9 +769,7 @@ class _Run:
             nothing = error.sqlstate in self._queue.retry_on - _NEVER_RETRIED and not flight.hit
             call.answer = "retry" if nothing else "unknown"
         else:
-            call.ids, call.repeated, call.states, call.answer = _read(call.kind, value)
-            if call.kind == "promote":
-                call.moved = value or 0
+            read_answer(call, value)
             if call.kind == "claim":
                 life.held += [Claimed(call, claim) for claim in value]
             if call.kind == "heartbeat" and isinstance(value, Claim):
@@ -986,8 +976,7 @@ class _Run:
         """Claim and complete until every job has come out; what is seen of them then."""
         drainer = _Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
         final: Mapping[str, State] | None = None
-        moves = [] if self._lease is None else [past(self._lease)]
-        for seconds in (0.0, *moves, HOUR, DAY, 40 * DAY, DECADE):
+        for seconds in moves(self._queue.lease_time):
             if seconds:
                 self._advance(seconds)
             self._sweep(drainer)
@@ -1050,29 +1039,6 @@ class _Run:
             for claimed in named
         }
         return bool(enqueued - done)
-
-
-_Read: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], Mapping[str, State] | None, Answer]
-
-
-def _read(kind: str, value: Any) -> _Read:  # noqa: ANN401
-    """What an operation answered: ids, repeated ids, states, and whether it was accepted."""
-    match kind:
-        case "enqueue" | "recover":
-            return tuple(value), (), None, "accepted"
-        case "claim":
-            ids = [claim.id for claim in value]
-            repeated = tuple(one for n, one in enumerate(ids) if one in ids[:n])
-            return tuple(dict.fromkeys(ids)), repeated, None, "accepted"
-        case "complete" | "fail" | "heartbeat":
-            return (), (), None, "accepted" if value else "rejected"
-        case "complete_many":
-            return tuple(value or ()), (), None, "unknown" if value is None else "accepted"
-        case "promote":
-            return (), (), None, "accepted"
-        case _:
-            states = {row.id: row.state for row in value}
-            return tuple(states), (), states, "accepted"
 
 
 def _known(name: str) -> bool:

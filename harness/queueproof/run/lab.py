@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import Any
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError
@@ -180,11 +180,23 @@ class Lab:
         tables: The queue's tables, as regclass text.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
         by_clients: Whether its workers are programs with connections of their own.
+        gates: Where inside a statement its sessions can stop.
+        ends_transactions: Whether transactions are begun and ended here, as statements are sent.
+        chooses_connections: Whether it is said here on which connection a transaction runs.
+        beats_beside: Whether a worker can send a heartbeat while it does something else.
+        remembers: Whether its workers may keep something from one run to the next.
+        reconnects: Whether its workers see for themselves that a connection is gone, and go on.
         unmoved: Why the queue's time could not be moved with the database's; or nothing.
         started: Workers, as the queue knows them, whose life has begun since the last reset.
     """
 
     by_clients = False
+    gates: frozenset[Gate] = frozenset({"statement", "row", "every", "query"})
+    ends_transactions = True
+    chooses_connections = True
+    beats_beside = True
+    remembers = False
+    reconnects = False
     unmoved = ""
 
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
@@ -357,9 +369,9 @@ class Lab:
         emptied = []
         for key in list(self._used):
             session = self._sessions.get(key)
-            if session is not None and (session.closed or not self._quiet(session)):
+            if session is not None and (session.closed or not session.quieten()):
                 self.discard(session)
-            elif isinstance(session, LibpqSession) and not self._pooler:
+            elif session is not None and session.emptied and not self._pooler:
                 session.send(_EMPTY)  # all at once, and the tables with them
                 emptied.append(session)
         self._used.clear()
@@ -450,18 +462,6 @@ class Lab:
             else f"backend {pid} has one on {table} ({state}, last statement: {query})"
             for table, pid, state, query in found
         ]
-
-    def _quiet(self, session: Session) -> bool:
-        """Cancel, drain and roll back a session; whether it may be used again, once emptied."""
-        assert isinstance(session, LibpqSession)
-        try:
-            if session.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                session.cancel()
-            if session.in_transaction:
-                session.run("ROLLBACK")
-        except (ConnectionLostError, ServerError):
-            return False
-        return not session.names_settings  # DISCARD ALL empties them, and they had not existed
 
     def session(self, key: str) -> Session:
         """The open session under a key; a new connection where there is none."""
@@ -628,6 +628,20 @@ class Lab:
         """What else to say of an error that a superuser would not have met."""
         return "" if self.server.trusted or error.sqlstate != _FORBIDDEN else _UNTRUSTED
 
+    def shown(self, step: Step) -> Step:
+        """A statement that has not answered, as it is shown to the user."""
+        return step
+
+    def interrupt(self, session: Session) -> None:
+        """End what a session waits for, as its worker is dead and cannot."""
+        session.cancel()
+
+    def own_session(self, key: str) -> LibpqSession:
+        """The session under one of the keys of `HARNESS`."""
+        session = self.session(key)
+        assert isinstance(session, LibpqSession), key
+        return session
+
     @property
     def queue_conninfo(self) -> str:
         """Of its database, for the queue's own SQL."""
@@ -656,9 +670,7 @@ class Lab:
                 self._used.discard(key)
         pids = session.pids
         session.close()
-        if self.by_clients:
-            self._end(pids)  # which may be at work, and would not notice
-        self._until_gone(pids)
+        self._until_rolled_back(pids)
         if self._pooler and unfinished:  # the process ids that it gives out are not the backends'
             still = sum(session.in_transaction for session in self._sessions.values())
             waits.until(
@@ -666,6 +678,10 @@ class Lab:
                 waits.GONE,
                 f"the connection of {session.name} to roll back behind the pooler",
             )
+
+    def _until_rolled_back(self, pids: Sequence[int]) -> None:
+        """Wait until the backends of a session that was closed have gone."""
+        self._until_gone(pids)
 
     def _until_gone(self, pids: Sequence[int]) -> None:
         """Wait until backends have rolled back and gone, and take their gates' keys back."""
@@ -757,7 +773,7 @@ class Lab:
 
     def blockers(self, session: Session) -> list[int]:
         """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
-        return self._blocking(session.pid)
+        return [found for pid in session.waiting for found in self._blocking(pid)]
 
     def _blocking(self, pid: int) -> list[int]:
         value = self._ask("blockers", pid)
@@ -788,14 +804,10 @@ class Lab:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
         moment = self._ask("moment").decode()
         self._shift += seconds
-        if not any(self._is_open(session) for session in self._sessions.values()):
+        if not any(session.busy for session in self._sessions.values()):
             self._moves.clear()  # nobody is left whose now() is that of an earlier moment
         self._moves.insert(0, (moment, self._shift))
         self._set_clock()
-
-    def _is_open(self, session: Session) -> bool:
-        """Whether a session has a transaction open, be it that of one statement."""
-        return session.in_transaction
 
     def _set_clock(self) -> None:
         self._control.run(self._clock_sql())

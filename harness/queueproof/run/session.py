@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -42,11 +42,13 @@ class Session(ABC):
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
+        emptied: Whether DISCARD ALL makes it as new.
     """
 
     name: str
     stepped: bool = True
     meanwhile: waits.Meanwhile | None = None
+    emptied: bool = False
 
     @property
     @abstractmethod
@@ -62,6 +64,20 @@ class Session(ABC):
     @abstractmethod
     def closed(self) -> bool:
         """Whether the connection is gone."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a transaction is open, be it that of one statement."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> Sequence[int]:
+        """The backends that may wait for others."""
+
+    @abstractmethod
+    def quieten(self) -> bool:
+        """End what is open; whether it may be used in another run, once emptied."""
 
     @abstractmethod
     def send(self, step: Step, *, begin: bool = False) -> None:
@@ -146,6 +162,8 @@ class LibpqSession(Session):
         ConnectionLostError: It refuses.
     """
 
+    emptied = True
+
     def __init__(
         self,
         conninfo: str,
@@ -176,6 +194,27 @@ class LibpqSession(Session):
     def in_transaction(self) -> bool:
         """Whether a transaction is open, failed ones included."""
         return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
+
+    @property
+    def busy(self) -> bool:
+        """Whether a transaction is open, be it that of one statement."""
+        return self.in_transaction
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """Its backend."""
+        return self._pids
+
+    def quieten(self) -> bool:
+        """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
+        try:
+            if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                self.cancel()
+            if self.in_transaction:
+                self.run("ROLLBACK")
+        except (ConnectionLostError, ServerError):
+            return False
+        return not self.names_settings  # DISCARD ALL empties them, and they had not existed
 
     @property
     def closed(self) -> bool:

@@ -27,8 +27,9 @@ from queueproof.queues.sqltext import move_times
 from queueproof.queues.worker import Program, ProgramError, ProgramQueue
 from queueproof.run import wallclock
 from queueproof.run.lab import GATE, HARNESS, Lab
-from queueproof.run.session import LibpqSession, Session
+from queueproof.run.session import Session
 from queueproof.schedule.actors import identity
+from queueproof.schedule.conditions import Gate
 from queueproof.wire.gate import Connection, Wire
 
 SPARES = 2  # programs that are started before they are needed
@@ -165,12 +166,16 @@ class ClientSession(Session):
         return not self._program.alive
 
     @property
-    def quiet(self) -> bool:
+    def busy(self) -> bool:
+        """Whether one of its connections is in the middle of anything."""
+        return not all(connection.idle for connection in self.connections)
+
+    def quieten(self) -> bool:
         """Whether it has answered everything, and waits with no transaction open."""
         self._wire.pump(0)
         if self.closed or self._asked or self.in_transaction or self.disturbed:
             return False
-        return all(connection.idle for connection in self.connections)
+        return not self.busy
 
     def start_work(self) -> None:
         """Have its worker do what it does before it can claim."""
@@ -359,6 +364,12 @@ class ClientLab(Lab):
     """
 
     by_clients = True
+    gates = frozenset[Gate]({"statement", "row", "every"})  # a program's queries are its own
+    ends_transactions = False
+    chooses_connections = False
+    beats_beside = False
+    remembers = True
+    reconnects = True
 
     def __init__(self, queue: ProgramQueue, server: Server, conninfo: str) -> None:
         self.programs = queue
@@ -521,20 +532,20 @@ class ClientLab(Lab):
     def _clients(self) -> list[ClientSession]:
         return [one for one in self._sessions.values() if isinstance(one, ClientSession)]
 
-    def _quiet(self, session: Session) -> bool:
-        if isinstance(session, ClientSession):
-            return session.quiet
-        return super()._quiet(session)
-
     def owner_of(self, pid: int) -> str | None:
         """The worker of a backend that its program has opened."""
         return next((session.name for session in self._clients if pid in session.pids), None)
 
-    def blockers(self, session: Session) -> list[int]:
-        """Backends that those of a session wait for."""
-        if isinstance(session, ClientSession):
-            return [found for pid in session.waiting for found in self._blocking(pid)]
-        return super().blockers(session)
+    def shown(self, step: Step) -> Step:
+        """A statement that has not answered, as it is shown to the user."""
+        return step._replace(sql=f"its last statement was {step.sql}") if step.sql else step
+
+    def interrupt(self, session: Session) -> None:
+        """End what a session waits for: it ends with its program."""
+
+    def _until_rolled_back(self, pids: Sequence[int]) -> None:
+        self._end(pids)  # which may be at work, and would not notice
+        self._until_gone(pids)
 
     def _until_gone(self, pids: Sequence[int]) -> None:
         if self._pooler is None:  # whose process ids are none
@@ -610,11 +621,6 @@ class ClientLab(Lab):
         """Whether the open transaction of a backend has changed or locked a row."""
         return self._admin.execute(_WROTE, [pid]).fetchone() == (True,)
 
-    def _is_open(self, session: Session) -> bool:
-        if isinstance(session, ClientSession):
-            return not all(connection.idle for connection in session.connections)
-        return super()._is_open(session)
-
     def cancel(self, pids: Sequence[int]) -> None:
         """Have the server cancel what backends do."""
         self._admin.execute(
@@ -654,8 +660,7 @@ class ClientLab(Lab):
 
     def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
         """The plan of a program's statement, made under the same settings."""
-        session = self.session("explainer")
-        assert isinstance(session, LibpqSession)
+        session = self.own_session("explainer")
         for name, value in settings.items():
             session.run(f"SET {name} = {value}")
         try:

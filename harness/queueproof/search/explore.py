@@ -8,7 +8,8 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.programs import Program, Schedule
 
 EXHAUSTIVE = 2000  # schedules; beyond, only those with few preemptions are tried

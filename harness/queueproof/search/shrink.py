@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from queueproof.judge.checker import Declared, Violation, check
-from queueproof.run.runner import Run, Runner
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import JobSpec, Program, Schedule, Stage
 from queueproof.search.explore import explore

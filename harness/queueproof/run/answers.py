@@ -1,0 +1,116 @@
+"""What operations are asked with, and what their answers say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from queueproof.history.calls import Call
+from queueproof.queues.model import Claim, JobRow, Queue
+from queueproof.run.lab import DEFAULT_BOUND
+from queueproof.schedule.programs import JobSpec
+
+IN_PART = frozenset({"40P01", "57P01", "08006"})
+"""SQLSTATEs of faults: what they prevent may have happened in part, whatever the queue expects."""
+
+
+def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, object]:
+    """What an enqueue of a job is asked with.
+
+    Args:
+        queue: Which queue is asked.
+        spec: The job.
+        payload: A number that no other job of the run has.
+    """
+    takes = queue.takes("enqueue")
+    return {
+        "payload": f'{{"call": {payload}}}',
+        "priority": spec.priority if "priority" in takes else 0,
+        "delay": timedelta(seconds=spec.delay if "delay" in takes else 0.0),
+        "max_attempts": _bound(queue, spec) or DEFAULT_BOUND,
+        "queue": spec.queue,
+    }
+
+
+def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
+    """Record what of a job an enqueue takes."""
+    takes = queue.takes("enqueue")
+    call.priority = spec.priority if "priority" in takes else 0
+    call.delay = spec.delay if "delay" in takes else 0.0
+    call.bound = _bound(queue, spec) if queue.max_attempts is not None else None
+    call.queue = spec.queue if "queue" in takes else "default"
+
+
+def _bound(queue: Queue, spec: JobSpec) -> int | None:
+    """Most attempts of a job, as far as anybody says."""
+    header = queue.max_attempts
+    return (
+        spec.bound or header or DEFAULT_BOUND
+        if "max_attempts" in queue.takes("enqueue")
+        else header
+    )
+
+
+def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401
+    """Record what an operation answered."""
+    call.answer = "accepted"
+    match call.kind:
+        case "enqueue" | "recover":
+            call.ids = tuple(value)
+        case "claim":
+            ids = [claim.id for claim in value]
+            call.ids = tuple(dict.fromkeys(ids))
+            call.repeated = tuple(i for n, i in enumerate(ids) if i in ids[:n])
+        case "complete" | "fail" | "heartbeat":
+            call.answer = "accepted" if value else "rejected"
+        case "promote":
+            call.moved = value or 0
+        case "complete_many":
+            call.answer = "unknown" if value is None else "accepted"
+            call.ids = tuple(value or ())
+        case "jobs":
+            rows: list[JobRow] = value
+            call.states = {row.id: row.state for row in rows}
+            call.ids = tuple(row.id for row in rows)
+
+
+def done(calls: Iterable[Call]) -> set[str]:
+    """The jobs whose completion was accepted."""
+    return {
+        ref.job
+        for call in calls
+        if call.kind in {"complete", "complete_many"} and call.answer == "accepted"
+        for ref in call.refs
+    }
+
+
+def told(call: Call, value: Any) -> str:  # noqa: ANN401
+    """What a trace says of an answer."""
+    match call.kind:
+        case "claim":
+            if not value:
+                return "nothing"
+            return ", ".join(_describe(claim) for claim in value)
+        case "enqueue":
+            return f"job {', '.join(call.ids)}"
+        case "recover":
+            return f"job {', '.join(call.ids)}" if call.ids else "nothing"
+        case "promote":
+            return f"{call.moved} jobs" if call.moved else "done"
+        case "complete_many" if call.answer == "accepted":
+            return f"job {', '.join(call.ids)} accepted" if call.ids else "rejected"
+        case "jobs":
+            states = call.states or {}
+            return ", ".join(f"job {job}: {state}" for job, state in states.items())
+        case _:
+            return call.answer
+
+
+def _describe(claim: Claim) -> str:
+    shown = [
+        f"{name} {value}"
+        for name, value in claim.token.items()
+        if name in {"attempt", "attempts", "try", "tries"}
+    ]
+    return f"job {claim.id}" + (f" ({', '.join(shown)})" if shown else "")

@@ -1,0 +1,183 @@
+"""The end of a run: what is open is ended, and every job that can comes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import timedelta
+
+from queueproof.history.calls import Call
+from queueproof.queues.model import State
+from queueproof.run.actors import Actor
+from queueproof.run.answers import done
+from queueproof.run.execution import Execution
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.moments import DAY, DECADE, HOUR, past
+from queueproof.schedule.programs import Do
+
+DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
+DRAIN_BATCH = 10
+EMPTY = 2  # claims in a row that come back empty, after which there is nothing to be had
+RETRIES = 10
+
+
+def moves(lease: timedelta | None) -> list[float]:
+    """Seconds by which the clock moves, one sweep after the other, before a job is given up."""
+    return [0.0, *([past(lease.total_seconds())] if lease else []), HOUR, DAY, 40 * DAY, DECADE]
+
+
+class Drain:
+    """Claims and completes until every job has come out, or none does any more.
+
+    Args:
+        execution: The run, its stages behind it.
+        batch_size: Most jobs of one claim.
+    """
+
+    def __init__(self, execution: Execution, batch_size: int) -> None:
+        self._execution = execution
+        self._queue = execution.queue
+        self._history = execution.record.history
+        self._batch_size = batch_size
+        self._recovered = Counter[str]()  # how often each job
+        self._states: Mapping[str, State] | None = None  # as last seen
+
+    def run(self) -> None:
+        """End what is open, then claim and complete until every job has come out."""
+        self._finish_open()
+        drainer = self._execution.actor(DRAINER)
+        for seconds in moves(self._queue.lease_time):
+            if seconds:
+                self._execution.advance(drainer, seconds)
+                self._execution.pass_time()
+            if not self._sweep(drainer):
+                break
+
+    def _finish_open(self) -> None:
+        """Live workers complete what they hold; those that cannot are gone."""
+        workers = [
+            actor for actor in self._execution.actors.values() if actor.claims or actor.flight
+        ]
+        for _ in workers:  # ending one may let another go on
+            for actor in workers:
+                self._execution.run_out(actor)
+                for nth in actor.open_claims() if not actor.beside else ():
+                    for _ in range(RETRIES):
+                        call = self._complete(actor, nth)
+                        if call is None or call.answer not in {"retry", "error"}:
+                            break
+        for actor in workers:
+            able = not self._queue.offers.isdisjoint({"complete", "complete_many"})
+            unfinished = actor.open_claims() and not able and not actor.beside
+            if actor.alive and (actor.blocked or actor.holding or unfinished):
+                self._execution.crash(actor)
+                self._execution.settle_blocked()
+
+    def _complete(self, actor: Actor, nth: int) -> Call | None:
+        """Complete a claimed job, in its batch where the queue completes in batches only."""
+        ref = actor.claims[nth][0]
+        if "complete" in self._queue.offers or "complete_many" not in self._queue.offers:
+            return self._execution.perform(actor, Do("complete", nth))
+        if ref in actor.ended:
+            return None  # the batch of another job
+        calls = list(dict.fromkeys(claimed.call for claimed, _ in actor.claims))
+        return self._execution.perform(actor, Do("complete_many", calls.index(ref.call)))
+
+    def _sweep(self, drainer: Actor) -> bool:
+        """Maintain and claim until nothing more comes; whether a job may still come out later.
+
+        A claim may do maintenance of its own, or end a spent job and answer nothing
+        (queue-file.md, 28): what comes back empty has not said that there is nothing.
+        """
+        began = self._execution.lab.now()
+        empty = 0
+        first = len(drainer.claims)
+        for _ in range(DRAIN_CLAIMS):
+            if len(drainer.claims) - first >= DRAIN_CLAIMS:
+                break  # it answers the same jobs for ever
+            moved = self._maintain(drainer)
+            got = [self._empty(drainer, queue) for queue in self._execution.queues]
+            before = self._states
+            outstanding = self._outstanding(drainer)
+            changed = before is not None and before != self._states
+            empty = 0 if changed else 1 if moved or any(got) else empty + 1
+            if not outstanding or empty >= self._enough():
+                break
+        sweep = self._execution.instant("sweep", drainer.name)
+        sweep.began = began
+        return outstanding
+
+    def _enough(self) -> int:
+        """After how many empty claims in a row there is nothing more to be had."""
+        if self._states is not None and "queued" not in self._states.values():
+            return 1  # what a claim does to a running job shows
+        claimed = {job for call in self._history.of_kind("claim") for job in call.ids}
+        if self._states is None:
+            return EMPTY + len(claimed - done(self._history.calls))
+        return EMPTY + sum(self._states.get(job) == "running" for job in claimed)
+
+    def _maintain(self, drainer: Actor) -> bool:
+        """Recover and promote until neither changes anything; whether a recovery did."""
+        found = False
+        refused = 0
+        for _ in range(DRAIN_CLAIMS if "recover" in self._queue.offers else 0):
+            recovered = self._execution.perform(drainer, Do("recover"))
+            if recovered is None:
+                break
+            if recovered.answer != "accepted" and refused < RETRIES:
+                refused += 1
+                continue
+            # One that answers the same job for ever changes nothing.
+            if all(self._recovered[job] >= RETRIES for job in recovered.ids):
+                break
+            self._recovered.update(recovered.ids)
+            found = True
+        self._execution.perform(drainer, Do("promote"))
+        return found
+
+    def _empty(self, drainer: Actor, queue: str) -> bool:
+        """Claim and complete until nothing more comes; whether anything did."""
+        refused = 0
+        first = len(drainer.claims)
+        for _ in range(DRAIN_CLAIMS):
+            before = len(drainer.claims)
+            call = self._execution.perform(drainer, Do("claim", self._batch_size, queue=queue))
+            if call is None:
+                break
+            if call.answer in {"retry", "error"} and refused < RETRIES:
+                refused += 1
+            elif not call.ids:
+                break
+            for nth in range(before, len(drainer.claims)):
+                self._complete(drainer, nth)
+            if drainer.holding:  # nothing here ends its transaction
+                break
+        return len(drainer.claims) > first
+
+    def _outstanding(self, drainer: Actor) -> bool:
+        """Whether a job may still come out."""
+        if "jobs" in self._queue.offers:
+            call = self._execution.perform(drainer, Do("jobs"))
+            if call is not None and call.states is not None:
+                self._history.final = self._states = call.states
+                listed = any(state in {"queued", "running"} for state in call.states.values())
+                return listed or self._leaves_out(call.states)
+        history = self._history
+        enqueued = {job for call in history.of_kind("enqueue") for job in call.ids}
+        return bool(enqueued - done(self._history.calls))
+
+    def _leaves_out(self, states: Mapping[str, State]) -> bool:
+        """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
+        if self._execution.disturbed:
+            return False
+        unseen = set[str]()
+        for call in self._history.calls:
+            if call.kind == "enqueue":
+                unseen.update(call.ids)
+            elif call.kind == "cleanup":
+                unseen.clear()
+            elif call.kind == "recover":
+                unseen.difference_update(call.ids)
+            elif call.kind in {"complete", "complete_many", "fail"} and call.answer == "accepted":
+                unseen.difference_update(ref.job for ref in call.refs)
+        return not unseen <= states.keys()

@@ -1,0 +1,876 @@
+"""The course of one run: its stages, who goes on, and each step from sending to answer."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from queueproof import waits
+from queueproof.errors import QueueError, ServerError, ServerUnavailableError
+from queueproof.history.calls import Answer, Call, Ref, Wait
+from queueproof.judge.answers import flood
+from queueproof.queues.model import Claim, Result, Step
+from queueproof.queues.sqltext import first_keyword, only_selects
+from queueproof.queues.worker import ProgramError
+from queueproof.run.actors import Actor, Flight, reachable
+from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
+from queueproof.run.lab import Lab
+from queueproof.run.record import Beat, Choice, Event, Run
+from queueproof.run.session import ConnectionLostError, Session, execute, unanswered
+from queueproof.schedule.actors import DRAINER, PROMOTER, identity
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.moments import MARGIN
+from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
+
+FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
+ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
+LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
+POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
+
+_DEADLOCK = "40P01"
+_TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
+_KILLED = ServerError("08006", "server closed the connection unexpectedly")
+# No disk, no memory, shutting down, I/O error: nothing that an operation of a queue has done.
+_SERVER_TROUBLE = ("53", "57P", "58")
+
+# Statements that take no lock and show nothing: no worker can act differently after them. What a
+# program is asked to do is no statement at all.
+_QUIET = frozenset({"", "BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
+# An autocommit statement is BEGIN, itself, COMMIT. The moment before that COMMIT, when its locks
+# are held and its effect is unseen, is a seam.
+_HOLDABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES"})
+_UNWRITTEN = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NULL"
+_NO_ADVISORY_LOCK = (
+    "NOT EXISTS (SELECT FROM pg_catalog.pg_locks"
+    " WHERE locktype = 'advisory' AND pid = pg_catalog.pg_backend_pid())"
+)
+
+# A cursor has its snapshot when it is declared, and reads and locks when rows are fetched: between
+# the two is what a client leaves between the protocol's Bind and Execute.
+_DECLARE = 'DECLARE "~queueproof" NO SCROLL CURSOR FOR '
+_FETCH = 'FETCH ALL FROM "~queueproof"'
+_CLOSE = 'CLOSE "~queueproof"'
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for every run of a runner.
+
+    Attributes:
+        split: Whether a statement outside a transaction is split from its commit.
+        tied: Whether claims end with their connection.
+        one_each: Whether a worker has one job at a time.
+        beats_idle: Whether workers send heartbeats that name no job.
+        retryable: SQLSTATEs after which nothing has happened.
+        conditions: What holds for every session.
+    """
+
+    split: bool
+    tied: bool
+    one_each: bool
+    beats_idle: bool
+    retryable: frozenset[str]
+    conditions: Conditions
+
+
+class Execution:
+    """One run, from the first enqueue to the end of its last stage.
+
+    Args:
+        lab: Where, brought back to the beginning.
+        terms: What holds for every run.
+        program: Who does what.
+        schedule: The option taken at each choice; 0, go on, where it has ended.
+
+    Attributes:
+        lab: Where.
+        queue: The queue under test.
+        record: What the run did.
+        actors: Everybody who has acted, or is about to.
+        queues: The queues that are claimed from.
+        disturbed: Whether a fault has happened, which programs may answer as they like.
+    """
+
+    def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
+        self.lab = lab
+        self.queue = lab.queue
+        self.record = Run()
+        self.actors: dict[str, Actor] = {}
+        self.queues = program.queues if "queue" in lab.queue.takes("claim") else ["default"]
+        self.disturbed = False
+        self._terms = terms
+        self._conditions = terms.conditions
+        self._program = program
+        self._schedule = deque(schedule)
+        self._reserve = deque(program.reserve)
+        self._owners: dict[int, Actor] = {}
+        self._moment = 0
+        self._turn = 0
+        self._splitting = False
+        self._declaring = self._conditions.gate == "query" and "query" in lab.gates
+
+    def go_through(self) -> None:
+        """Enqueue the program's jobs, and have its stages follow one another."""
+        program = self._program
+        names = dict.fromkeys([*(name for stage in program.stages for name, _ in stage), DRAINER])
+        self.lab.prepare(names)
+        for name in names:
+            if identity(name) in self.lab.started:
+                self.actor(name)  # which lives, and beats, before it does anything
+        for spec in program.jobs:
+            self._reserve.appendleft(spec)
+            self.perform(self.actor("producer"), Do("enqueue"))
+        if program.jobs and "promote" in self.queue.offers:
+            self.perform(self.actor(PROMOTER), Do("promote"))
+        self._splitting = self._terms.split
+        for stage in program.stages:
+            self._stage(stage)
+        self._splitting = False
+
+    # --- stages and choices ---------------------------------------------------------------------
+
+    def actor(self, name: str) -> Actor:
+        """Who acts under a name, from now on at the latest."""
+        if name not in self.actors:
+            worker = name.removesuffix(HEARTBEATS)
+            actor = Actor(name, identity(worker), beside=worker != name)
+            if actor.beside:
+                own = self.actor(worker)
+                actor.claims, actor.ended, actor.renewed = own.claims, own.ended, own.renewed
+            self.actors[name] = actor
+        return self.actors[name]
+
+    def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
+        acting = []
+        for name, dos in stage:
+            actor = self.actor(name)
+            actor.todo.extend(dos)
+            acting.append(actor)
+        last: Actor | None = None
+        while True:
+            able = [actor for actor in acting if self._able(actor)]
+            if not able:
+                if self._break_deadlock():
+                    continue
+                return
+            going_on = last in able
+            if last is not None and going_on:
+                able.remove(last)
+                able.insert(0, last)
+            taken = 0
+            if len(able) > 1:
+                if self._schedule:
+                    taken = self._schedule.popleft() % len(able)
+                self.record.choices.append(Choice(len(able), taken, preempts=going_on))
+            last = able[taken]
+            self._go_on(last)
+            self.settle_blocked()
+            while last.flight is not None and last.flight.whole and not last.blocked:
+                self._go_on(last)
+                self.settle_blocked()
+
+    def _able(self, actor: Actor) -> bool:
+        if not actor.alive or actor.blocked:
+            return False
+        if actor.flight is not None:
+            return True
+        while actor.todo and not self._possible(actor, actor.todo[0]):
+            actor.todo.popleft()
+        return bool(actor.todo) and not self._must_wait(actor.todo[0])
+
+    def _must_wait(self, do: Do) -> bool:
+        """Whether a leader is in the middle of what no other process may do beside it."""
+        if not self.queue.leader or do.kind not in MAINTENANCE:
+            return False
+        flights = (actor.flight for actor in self.actors.values())
+        return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
+
+    def _possible(self, actor: Actor, do: Do) -> bool:
+        """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
+        match do.kind:
+            case "heartbeat" if actor.beside and not self.lab.beats_beside:
+                return False  # a program does one thing after another
+            case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
+                return self._terms.beats_idle  # one without a job's columns
+            case "complete" | "fail" | "heartbeat":
+                known = do.n < len(actor.claims) and do.kind in self.queue.offers
+                return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
+            case "complete_many":
+                batch = actor.batch(do.n)
+                known = bool(batch) and "complete_many" in self.queue.offers
+                return known and self._may_name(actor, batch)
+            case "claim":
+                # Its worker claims nothing else until it ends.
+                return not actor.holding and not (self._terms.one_each and actor.holds)
+            case "crash" | "terminate":
+                return self._victim(actor, do).alive
+            case "lose":
+                victim = self._victim(actor, do)
+                return victim.alive and not victim.cut_off
+            case "enqueue":
+                return bool(self._reserve)
+            case "advance" | "align" | "until" | "rewrite" | "restart":
+                return True
+            case _:
+                return do.kind in self.queue.offers
+
+    def _may_name(self, actor: Actor, claims: list[tuple[Ref, Claim]]) -> bool:
+        """Whether a worker may act on some of its claims.
+
+        In the transaction of a claim it acts on that claim and no other. It knows when that
+        transaction has ended, and then sends nothing of it (queue-file.md, 19).
+        """
+        if actor.holding:
+            return claims == actor.claims[-1:]
+        return not any(self.record.history.calls[ref.call].held for ref, _ in claims)
+
+    def _victim(self, actor: Actor, do: Do) -> Actor:
+        return self.actor(f"w{do.n}") if do.n else actor
+
+    # --- one step of one actor ------------------------------------------------------------------
+
+    def _go_on(self, actor: Actor) -> None:
+        for other in self.actors.values():
+            if other is not actor and other.flight is not None:
+                other.flight.stale = True
+        flight = actor.flight
+        if flight is None:
+            do = actor.todo.popleft()
+            if do.kind == "crash":
+                self.crash(self._victim(actor, do))
+                return
+            if do.kind == "advance":
+                self.advance(actor, do.seconds)
+                self.pass_time()
+                return
+            if do.kind == "until":
+                self.advance(actor, self._until(do.seconds))
+                self.pass_time()
+                return
+            if do.kind == "align":
+                self.advance(actor, self.lab.until_aligned())
+                self.pass_time()
+                return
+            if do.kind == "rewrite":
+                self.lab.rewrite_tables()
+                self._note(actor, "rewrite", call=self.instant("rewrite", actor.name))
+                return
+            if do.kind in FAULTS:
+                self._inflict(actor, do)
+                return
+            flight = self._begin(actor, do)
+            if flight is None:
+                return
+        self.record.steps += 1
+        if flight.gated:
+            self._note(actor, "goes on")
+            self._pass_gate(actor, flight)
+            return
+        if flight.holding is not None:
+            self._note(actor, "commit")
+            self._launch(actor, flight, Step("COMMIT"))
+            return
+        while True:
+            step = flight.step
+            keyword = first_keyword(step.sql)
+            if flight.between and self._conditions.pooled:
+                self._change_connection(actor, flight)
+            inside = flight.session.in_transaction or not self.lab.ends_transactions
+            flight.wrapped = flight.split and not inside and keyword in _HOLDABLE
+            if step.commits:
+                self._note(actor, "commit")
+            elif step.request is None:
+                self._note(actor, "sql", step.sql)
+            self._launch(actor, flight, step)
+            stopped = actor.blocked or flight.gated
+            if actor.flight is not flight or stopped or keyword not in _QUIET:
+                return
+
+    def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
+        begin = flight.wrapped and not flight.session.in_transaction
+        if self._declaring and flight.split and only_selects(step.sql):
+            flight.cursor = "declared"
+            step = step._replace(sql=_DECLARE + step.sql)
+        try:
+            flight.session.send(step, begin=begin)
+        except ProgramError as error:
+            self._die(actor, flight, error)
+            return
+        flight.sent += 1
+        flight.stale = False
+        self._await(actor, flight)
+
+    def _pass_gate(self, actor: Actor, flight: Flight) -> None:
+        flight.gated = False
+        actor.late = actor.late or flight.stale
+        if flight.cursor == "declared":
+            flight.cursor = "fetched"
+            flight.session.send(Step(_FETCH))
+        else:
+            self.lab.open_gate(flight.session)
+        self._await(actor, flight)
+
+    def _await(self, actor: Actor, flight: Flight) -> None:
+        """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
+        if self._settle(flight, FIRST_LOOK if self._may_stop(actor) else ALONE_LOOK):
+            self._receive(actor, flight)
+            return
+        if flight.gated:
+            self._note_stop(actor, flight)
+            return
+        actor.blocked = True
+        blockers = self._known(flight.blockers)
+        for other in blockers:
+            call = other.flight.call.index if other.flight else None
+            flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
+        self._note(actor, "waits", " and ".join(other.name for other in blockers))
+
+    def _may_stop(self, actor: Actor) -> bool:
+        """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
+        if self._conditions.gate is not None and actor.name != DRAINER:
+            return True
+        return any(
+            other.flight is not None or other.holding
+            for other in self.actors.values()
+            if other is not actor
+        )
+
+    def _settle(self, flight: Flight, look: float = 0.0) -> bool:
+        """Wait until a session has answered (True), or has stopped or waits for another (False).
+
+        Args:
+            flight: Its operation.
+            look: Seconds until somebody asks whom it waits for; none for one that has waited.
+        """
+        session = flight.session
+        limit: waits.Limit | None = None
+        while not session.ready(look):
+            pids = self.lab.blockers(flight.session)
+            if self.lab.control_pid in pids:
+                if flight.split:
+                    flight.gated = True
+                    return False
+                self.lab.open_gate(flight.session)
+            if any(self._owner(pid) for pid in pids):
+                flight.blockers = pids
+                return False
+            look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
+            limit = limit or waits.Limit(waits.STATEMENT, flight.call.kind)
+            if limit.is_over():
+                raise unanswered(self.lab.shown(flight.step), limit.seconds, flight.call.kind)
+        return True
+
+    def _owner(self, pid: int) -> Actor | None:
+        """Whose backend it is; nobody's that the run knows of otherwise."""
+        return self._owners.get(pid) or self.actors.get(self.lab.owner_of(pid) or "")
+
+    def _known(self, pids: Sequence[int]) -> list[Actor]:
+        """Whose some backends are."""
+        found = [self._owner(pid) for pid in pids]
+        # A heartbeat on a second connection may wait for its own worker's open transaction.
+        return [other for other in self.actors.values() if other in found]
+
+    def settle_blocked(self) -> None:
+        """Let those go on whose locks were released, until nothing changes any more."""
+        waiting = sum(actor.blocked for actor in self.actors.values())
+        changed = True
+        while changed:
+            changed = False
+            for actor in self.actors.values():
+                flight = actor.flight
+                if not actor.blocked or flight is None:
+                    continue
+                answered = self._settle(flight)
+                if answered or flight.gated:
+                    actor.blocked = False
+                    changed = True
+                    if waiting > 1 and self.record.certain is None:
+                        self.record.certain = len(self.record.choices)
+                    if answered:
+                        self._note(actor, "goes on")
+                    else:
+                        self._note_stop(actor, flight)
+                if answered:
+                    self._receive(actor, flight)
+
+    def _receive(self, actor: Actor, flight: Flight) -> None:
+        """Take a statement's answer; bring the operation to its next statement or its end."""
+        try:
+            result = flight.session.result()
+        except ServerError as error:
+            self._fail(actor, flight, error)
+            return
+        except ProgramError as error:
+            self._die(actor, flight, error)
+            return
+        if flight.cursor == "declared":
+            if self.lab.reads_tables(flight.session):
+                flight.gated = True
+                self._note_stop(actor, flight)
+            else:  # at most a function, whose statements have snapshots of their own
+                self._pass_gate(actor, flight)
+            return
+        if flight.cursor == "fetched":
+            flight.session.run(_CLOSE)
+            flight.cursor = None
+            result = replace(result, command="SELECT")
+        if flight.holding is not None:
+            result, flight.holding, flight.wrapped = flight.holding, None, False
+            flight.committed += 1
+        elif flight.wrapped:
+            result = replace(result, in_transaction=False)
+            if not self._harmless(flight, result):
+                flight.holding = result
+                self._note(actor, "done")
+                return
+            flight.session.run("COMMIT")
+            flight.wrapped = False
+        elif not result.in_transaction and result.command not in {"ROLLBACK", ""}:
+            flight.committed += 1
+        flight.between = not flight.session.in_transaction
+        half = result.offered is not None and result.offered.commits
+        if actor.cut_off and first_keyword(flight.step.sql) not in _QUIET and not half:
+            self._lose(actor, flight)
+            return
+        if half:
+            self._note(actor, "done")
+        try:
+            flight.step = flight.generator.send(result)
+        except StopIteration as stop:
+            self._finish(actor, flight, stop.value)
+        except ServerError as error:
+            self._fail(actor, flight, error)
+
+    def _harmless(self, flight: Flight, result: Result) -> bool:
+        """Whether a statement neither wrote nor locked: then its commit shows nothing."""
+        if result.affected and result.command != "SELECT":
+            return False
+        # What answered nothing got no lock by trying; and pg_locks takes longer than the rest.
+        asked = _UNWRITTEN if not result.rows else f"{_UNWRITTEN} AND {_NO_ADVISORY_LOCK}"
+        row = execute(flight.session, Step(asked)).rows[0]
+        return next(iter(row.values())).text == b"t"
+
+    # --- operations -----------------------------------------------------------------------------
+
+    def _begin(self, actor: Actor, do: Do) -> Flight | None:
+        """Invoke an operation, up to its first statement."""
+        self._moment += 1
+        history = self.record.history
+        call = Call(len(history.calls), do.kind, actor.name, self._moment, self.lab.now())
+        history.calls.append(call)
+        arguments, named = self._arguments(actor, do, call)
+        generator = self.lab.start(do.kind, actor.name, **arguments)
+        self._note(actor, "start", call=call)
+        session = self._connection(actor, call)
+        try:
+            step = next(generator)
+        except StopIteration as stop:
+            flight = Flight(call, session, generator, Step(""), do, named)
+            actor.flight = flight
+            self._finish(actor, flight, stop.value)
+            return None
+        split = self._splitting and not do.whole
+        actor.flight = Flight(call, session, generator, step, do, named, split, do.whole)
+        return actor.flight
+
+    def _connection(self, actor: Actor, call: Call) -> Session:
+        """The connection that an operation begins on."""
+        second = call.kind == "heartbeat" and actor.holding
+        if self._conditions.pooled:
+            if actor.holding and not second and actor.pooled is not None:
+                return actor.pooled  # an open transaction keeps its connection
+            return self._next_of_pool(actor, call)
+        session = self.lab.session(f"{actor.name}, second connection" if second else actor.name)
+        session.stepped = self._splitting or actor.name != DRAINER  # a story shows what it sends
+        self._owners |= dict.fromkeys(session.pids, actor)
+        return session
+
+    def _change_connection(self, actor: Actor, flight: Flight) -> None:
+        flight.session = self._next_of_pool(actor, flight.call)
+        flight.between = False
+
+    def _next_of_pool(self, actor: Actor, call: Call) -> Session:
+        """The connection that a transaction pooler may give to an actor's next transaction.
+
+        It may be any that is idle. This is never the one that the actor had before. The first of
+        the others soon brings together what one actor left in a session and the next actor;
+        going round keeps them apart as long as possible.
+        """
+        numbers: Iterable[int] = itertools.count(1)
+        if self._conditions.pooled == "round robin":
+            turns = ((self._turn + n) % POOL + 1 for n in range(POOL))
+            numbers = itertools.chain(turns, itertools.count(POOL + 1))
+        for number in numbers:
+            session = self.lab.session(f"connection {number}")
+            if session is not actor.pooled and not session.in_transaction:
+                break
+        self._turn = number
+        if not actor.holding:
+            actor.pooled = session
+        self._owners[session.pid] = actor
+        self._note(actor, "connection", str(number), call=call)
+        return session
+
+    def _arguments(
+        self, actor: Actor, do: Do, call: Call
+    ) -> tuple[dict[str, object], Sequence[Claim]]:
+        arguments: dict[str, object] = {"queue": do.queue, "worker": actor.identity}
+        if self.queue.lease_time is not None:
+            arguments["lease"] = self.queue.lease_time
+        named: list[Claim] = []
+        match do.kind:
+            case "enqueue":
+                spec = self._reserve.popleft()
+                record_enqueue(call, self.queue, spec)
+                arguments |= enqueue_arguments(self.queue, spec, call.index)
+            case "claim":
+                takes = self.queue.takes("claim")
+                many = "limit" in takes and not self._terms.one_each
+                call.limit = arguments["limit"] = max(1, do.n) if many else 1
+                call.queue = do.queue
+            case "heartbeat" if do.n >= len(actor.claims):
+                pass
+            case "complete" | "fail" | "heartbeat":
+                ref, claim = actor.claims[do.n]
+                call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
+                arguments |= {"job": claim, "error": "it failed"}
+            case "complete_many":
+                batch = actor.batch(do.n)
+                call.refs = tuple(ref for ref, _ in batch)
+                call.token = min(actor.renewed[ref] for ref in call.refs)
+                named = [claim for _, claim in batch]
+                arguments["jobs"] = named
+            case "cleanup":
+                call.delay = do.seconds
+                arguments["age"] = timedelta(seconds=do.seconds)
+            case _:
+                pass
+        return arguments, named
+
+    def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401
+        """An operation has answered."""
+        call = flight.call
+        actor.flight = None
+        actor.late = actor.late and flight.session.in_transaction
+        if call.kind == "claim" and (
+            found := flood(self.record.history.calls, call.limit, [claim.id for claim in value])
+        ):
+            raise QueueError(found, self.queue.source_of("claim"))
+        read_answer(call, value)
+        if flight.session.in_transaction:
+            self._stays_open(actor, flight)
+        elif call.kind in {"complete", "complete_many", "fail"}:
+            actor.holding = False
+        if call.kind == "claim":
+            actor.claims += [(Ref(call.index, claim.id), claim) for claim in value]
+        elif call.kind in {"complete", "fail"}:
+            (actor.ended if call.answer == "accepted" else actor.lost).update(call.refs)
+        elif call.kind == "heartbeat" and isinstance(value, Claim):
+            actor.renewed.update(call.refs)
+            renewed = [(ref, value if ref in call.refs else one) for ref, one in actor.claims]
+            actor.claims[:] = renewed  # its second connection has them too
+        elif call.kind == "complete_many" and call.answer == "accepted":
+            actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
+        elif call.moved and flight.do.n < len(self.record.history.of_kind("enqueue")):
+            # Until nothing is due any more; it may count what it does each time.
+            actor.todo.appendleft(flight.do._replace(n=flight.do.n + 1))
+        self._return(call)
+        self._note(actor, "answer", told(call, value), call=call)
+
+    def _stays_open(self, actor: Actor, flight: Flight) -> None:
+        """An operation ended inside a transaction: only a claim that got a job may."""
+        call = flight.call
+        if call.kind == "claim" and not call.ids and self.lab.ends_transactions:
+            self._roll_back(actor, flight)
+        elif call.kind == "claim" and call.ids:
+            call.held = actor.holding = True
+        else:
+            raise QueueError(
+                f"{call.kind} leaves its transaction open: end it with COMMIT"
+                + ("" if self.lab.ends_transactions else ", and answer when the database has"),
+                flight.step.source,
+            )
+
+    def _roll_back(self, actor: Actor, flight: Flight) -> None:
+        flight.session.run("ROLLBACK")
+        beat = Beat(actor.name, flight.call.index, "rollback", session=flight.session.name)
+        self.record.trace.append(beat)
+
+    def _fail(self, actor: Actor, flight: Flight, error: ServerError) -> None:
+        """The server answered with an error: the operation is over, unless the queue goes on."""
+        repeated = self.lab.reconnects and self.disturbed  # what the fault did, by the program
+        if error.sqlstate == _TERMINATED.sqlstate and not repeated:
+            raise ConnectionLostError(f"{error}, during {flight.call.kind}")
+        if error.sqlstate.startswith(_SERVER_TROUBLE) and not repeated:
+            raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
+        if actor.cut_off:
+            self._lose(actor, flight)
+        else:
+            self._abort(actor, flight, error)
+
+    def _abort(self, actor: Actor, flight: Flight, error: ServerError) -> None:
+        flight.holding, flight.wrapped, flight.cursor = None, False, None
+        actor.late = False
+        lost = actor.holding and flight.call.kind != "heartbeat"
+        if flight.session.in_transaction:
+            if not self.lab.ends_transactions:
+                raise QueueError(
+                    f"{flight.call.kind} answered with an error ({error}) and left its transaction "
+                    "open: a program ends what it began"
+                )
+            self._roll_back(actor, flight)
+        flight.between = True
+        try:
+            flight.step = flight.generator.throw(error)
+        except ServerError as unhandled:
+            error = unhandled
+        except StopIteration as stop:
+            self._finish(actor, flight, stop.value)
+            return
+        else:
+            return
+        call = flight.call
+        state = _DEADLOCK if flight.victim else error.sqlstate
+        call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
+        call.answer = _answer_of_error(state, flight, self._terms.retryable)
+        actor.flight = None
+        self._return(call)
+        self._note(actor, "error", call.error, call=call)
+        self.record.errors[call.index] = (error, flight.step)
+        if lost:
+            # The error rolled back the transaction that was the claim: the worker lost its job.
+            self.crash(actor)
+
+    def _return(self, call: Call) -> None:
+        self._moment += 1
+        call.returned, call.ended = self._moment, self.lab.now()
+
+    def instant(self, kind: str, actor: str) -> Call:
+        """Record something that takes no time."""
+        history = self.record.history
+        self._moment += 1
+        call = Call(len(history.calls), kind, actor, self._moment, self.lab.now())
+        history.calls.append(call)
+        call.answer = "accepted"
+        self._return(call)
+        return call
+
+    def advance(self, actor: Actor, seconds: float) -> None:
+        """Move the database's clock."""
+        call = self.instant("advance", actor.name)
+        call.delay = seconds
+        self.lab.advance(seconds)
+        self._note(actor, "clock", f"{seconds:g}", call=call)
+
+    def pass_time(self) -> None:
+        """What goes on by itself while time passes, as far as nobody stands in its way.
+
+        Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
+        when the program says so: it may be about their lease.
+        """
+        if "promote" in self.queue.offers and not self._must_wait(Do("promote")):
+            self.perform(self.actor(PROMOTER), Do("promote", whole=True))
+        if not self._terms.beats_idle:
+            return
+        known = {call.actor for call in self.record.history.of_kind("claim")}
+        for actor in list(self.actors.values()):
+            lives = actor.name in known or actor.identity in self.lab.started
+            if lives and not actor.beside and not actor.holds:
+                self.perform(actor, Do("heartbeat", len(actor.claims), whole=True))
+
+    def _until(self, seconds: float) -> float:
+        """How far the clock is from the moment before a limit, in tenths of a second."""
+        began = [call.began for call in self.record.history.calls if _begins_a_limit(call)]
+        left = (began[-1] if began else self.lab.now()) + seconds - MARGIN - self.lab.now()
+        return max(0, int(left * 10)) / 10
+
+    def crash(self, actor: Actor) -> None:
+        """A worker's process dies: its connections close, and its name never acts again."""
+        heartbeats = self.actors.get(f"{actor.name}{HEARTBEATS}")
+        if heartbeats is not None and heartbeats.alive:
+            self.crash(heartbeats)
+        flight = actor.flight
+        unfinished = actor.unfinished()
+        if flight is not None:
+            if actor.blocked or flight.gated:
+                self.lab.interrupt(flight.session)
+            if flight.committed:
+                flight.call.answer = "unknown"
+        actor.alive, actor.blocked, actor.holding, actor.flight = False, False, False, None
+        actor.todo.clear()
+        if self._conditions.pooled:
+            # PgBouncer closes what a dead client had a transaction open on. Locks and settings
+            # that the client left in the sessions of others stay there.
+            for session in unfinished:
+                del self._owners[session.pid]
+                self.lab.discard(session)
+        else:
+            for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+                del self._owners[pid]
+            for key in (actor.name, f"{actor.name}, second connection"):
+                self.lab.drop(key)
+        if not actor.beside:
+            call = self.instant("crash", actor.name)
+            self._note(actor, "crash", call=call)
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def _inflict(self, nemesis: Actor, do: Do) -> None:
+        victim = self._victim(nemesis, do)
+        call = self.instant(do.kind, nemesis.name)
+        self.disturbed = True
+        match do.kind:
+            case "lose":
+                self._note(nemesis, "cut", victim.name, call=call)
+                # The backend does not notice while it works or waits: what it does takes effect.
+                victim.cut_off = True
+            case "terminate":
+                self._note(nemesis, "terminate", victim.name, call=call)
+                self._hit("terminate", victim)
+                for key in (victim.name, f"{victim.name}, second connection"):
+                    self.lab.terminate(key)
+                self._disconnect(victim, _TERMINATED)
+            case _:
+                self._note(nemesis, "restart", call=call)
+                self.lab.restart()
+                for actor in [actor for actor in self.actors.values() if actor.alive]:
+                    self._hit("restart", actor)
+                    self._disconnect(actor, _KILLED)
+
+    def _hit(self, fault: str, actor: Actor) -> None:
+        """Record where a fault meets an actor: in the middle of an operation, or after one."""
+        if actor.flight is not None:
+            self.record.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
+            return
+        calls = self.record.history.of_kind(*self.queue.offers)
+        last = next((call.kind for call in reversed(calls) if call.actor == actor.name), None)
+        if last is not None:
+            self.record.faults.append((fault, f"after {last}", 0))
+
+    def _lose(self, actor: Actor, flight: Flight) -> None:
+        """The server has acted, and its answer does not arrive: nobody knows, and nobody asks."""
+        self._hit("lose", actor)
+        self._end_unheard(actor, flight)
+
+    def _die(self, actor: Actor, flight: Flight, error: ProgramError) -> None:
+        """A program has ended, of a fault if there was one: that is its own business.
+
+        Raises:
+            ProgramError: There was none.
+        """
+        if not self.disturbed:
+            raise error
+        self._end_unheard(actor, flight)
+
+    def _end_unheard(self, actor: Actor, flight: Flight) -> None:
+        flight.call.answer = "unknown"
+        self._note(actor, "lost")
+        actor.flight = None
+        self.crash(actor)
+        self._return(flight.call)
+
+    def _disconnect(self, actor: Actor, error: ServerError) -> None:
+        """A worker's connections are gone: it sees an error, and connects anew."""
+        released = (self._terms.tied or actor.holding) and bool(actor.open_claims())
+        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+            del self._owners[pid]
+        flight = actor.flight
+        if flight is not None:
+            actor.blocked = flight.gated = False
+            if self.lab.reconnects:
+                self._await(actor, flight)
+            else:
+                flight.session = self._connection(actor, flight.call)
+                self._abort(actor, flight, error)
+        if released and actor.alive:
+            self.crash(actor)
+
+    # --- deadlocks ------------------------------------------------------------------------------
+
+    def _break_deadlock(self) -> bool:
+        """Cancel one of those that wait in a circle; whether there was such a circle.
+
+        The victim is always the one that joined the program last: Postgres' own choice depends on
+        its timers, and replays would differ.
+        """
+        circle = self._circle()
+        if not circle:
+            return False
+        victim = circle[-1]
+        flight = victim.flight
+        assert flight is not None
+        # A heartbeat that waits for its own worker's transaction stands alone in its circle.
+        flight.victim = len(circle) > 1
+        flight.session.cancel()
+        victim.blocked = False
+        self._receive(victim, flight)
+        self.settle_blocked()
+        return True
+
+    def _circle(self) -> list[Actor]:
+        waiting = {
+            actor.name: {
+                other.name for other in self._known(self.lab.blockers(actor.flight.session))
+            }
+            for actor in self.actors.values()
+            if actor.blocked and actor.flight
+        }
+        return [self.actors[name] for name in waiting if name in reachable(waiting, name)]
+
+    # --- whole operations -----------------------------------------------------------------------
+
+    def perform(self, actor: Actor, do: Do) -> Call | None:
+        """One operation from beginning to end; None where it has no subject or is still waiting.
+
+        A promotion goes on until it moves nothing more.
+        """
+        if not actor.alive or actor.flight is not None or not self._possible(actor, do):
+            return None
+        index, later = len(self.record.history.calls), len(actor.todo)
+        actor.todo.appendleft(do)
+        while len(actor.todo) > later:
+            self._go_on(actor)
+            self.run_out(actor)
+            if actor.flight is not None:
+                return None
+        return self.record.history.calls[index]
+
+    def run_out(self, actor: Actor) -> None:
+        """Bring the actor's operation to its end, if nobody stands in its way."""
+        while actor.flight is not None and not actor.blocked:
+            self._go_on(actor)
+        self.settle_blocked()
+
+    # --- the trace ------------------------------------------------------------------------------
+
+    def _note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
+        flight = actor.flight
+        if call is None and flight is not None:
+            call = flight.call
+        session = flight.session.name if flight else ""
+        step = flight.step if flight and event == "sql" else None
+        index = call.index if call else -1
+        self.record.trace.append(Beat(actor.name, index, event, text, session, step))
+
+    def _note_stop(self, actor: Actor, flight: Flight) -> None:
+        where = self._conditions.gate
+        if where == "every":
+            where = "row" if self.lab.is_at_row(flight.session) else "statement"
+        self._note(actor, "stops", where or "statement")
+
+
+def _begins_a_limit(call: Call) -> bool:
+    """Whether a delay, a lease or a backoff is counted from a call."""
+    if call.kind in {"enqueue", "claim"}:
+        return bool(call.ids)
+    return call.kind in {"heartbeat", "fail"} and call.answer == "accepted" and bool(call.refs)
+
+
+def _answer_of_error(sqlstate: str, flight: Flight, retry_on: frozenset[str]) -> Answer:
+    if sqlstate in retry_on:
+        return "retry"
+    return "unknown" if flight.committed else "error"

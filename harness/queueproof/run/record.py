@@ -1,0 +1,99 @@
+"""What one run did: its history, its trace, and where the schedule chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from queueproof.errors import ServerError
+from queueproof.history.calls import Call, History
+from queueproof.queues.model import Step
+
+Event: TypeAlias = Literal[
+    "start",
+    "connection",  # of a pool
+    "sql",
+    "done",  # not committed yet
+    "stops",
+    "waits",
+    "goes on",
+    "commit",
+    "rewrite",
+    "answer",
+    "lost",  # the answer
+    "error",
+    "rollback",
+    "clock",
+    "crash",
+    "cut",  # the connection
+    "terminate",
+    "restart",
+]
+"""What happens in a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """One line of a run's trace.
+
+    Attributes:
+        actor: Who acted.
+        call: Index of the call, -1 for none.
+        event: What happened.
+        text: SQL, what was answered, or which gate it stops at.
+        session: Whose connection it happened on; nothing where it was on none.
+        step: What was sent, for `sql`.
+    """
+
+    actor: str
+    call: int
+    event: Event
+    text: str = ""
+    session: str = ""
+    step: Step | None = field(default=None, compare=False)
+
+
+@dataclass(slots=True)
+class Choice:
+    """A moment at which the schedule chose.
+
+    Attributes:
+        options: How many actors could go on.
+        taken: Which one did; 0 is the one that acted last, if it could.
+        preempts: Whether any other option takes the turn from an actor that could go on.
+    """
+
+    options: int
+    taken: int
+    preempts: bool
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run did.
+
+    Attributes:
+        history: What was asked and answered.
+        trace: What happened, in order.
+        choices: Every moment at which the schedule chose.
+        steps: Statements that actors sent in the stages.
+        errors: What the server answered to which step, by the index of the call.
+        certain: How many choices had been met when several sessions waited and a lock was
+            released: from then on the server decides who goes on. None where that never was.
+        faults: Which fault of `FAULTS` hit which operation, after how many of its statements.
+        short: The first claim that got fewer jobs than it always gets without the pooler.
+    """
+
+    history: History = field(default_factory=History)
+    trace: list[Beat] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    steps: int = 0
+    errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
+    certain: int | None = None
+    faults: list[tuple[str, str, int]] = field(default_factory=list)
+    short: Call | None = None
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether the schedule alone did not decide what happened."""
+        return self.certain is not None
