@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof import waits
-from queueproof.examine import work
+from queueproof.examine import processes, work
 from queueproof.examine.check import calibrate, check_queue
 from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
@@ -93,14 +92,14 @@ def test_processes_that_are_frozen_are_not_waited_for(
             frozen = active_children()
             for one in frozen:
                 os.kill(one.pid or 0, signal.SIGSTOP)
-            monkeypatch.setattr(waits, "BULK", 0.1)
-            monkeypatch.setattr(waits, "GONE", 0.1)
+            monkeypatch.setattr(work, "PART", 0.1)
+            monkeypatch.setattr(processes, "END", 0.1)
             crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 9)])
+            crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
             _, future = crew._ahead[work._key(UNIT)]
             eventually(future.running)  # as far as anybody here knows
             assert told(list(crew.tries(UNIT))) == alone
-            # Some were handed over, and who waited for the first one has done the others.
+            # The first few were handed over, and who waited for one of them has done the others.
             assert [future.done() for _, future in crew._ahead.values()][-2:] == [True, True]
         for one in frozen:
             one.join(timeout=60)

@@ -25,6 +25,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
 _LOOK = 0.2  # seconds
+END = waits.GONE  # seconds for all of them, once nobody asks for anything more
 MOST = 8  # each with some connections, and somebody's server may allow few
 _server: list[Server] = []  # which this process was lent
 _lab: list[Lab] = []  # which it has made there
@@ -78,7 +79,7 @@ class _Processes(ProcessPoolExecutor):
 def _see_them_end() -> None:
     """Wait for the processes; one that is still at what nobody asks for any more is ended."""
     with suppress(waits.LimitError):
-        waits.until(lambda: not active_children(), waits.GONE, "processes that judge to end")
+        waits.until(lambda: not active_children(), END, "processes that judge to end")
     for child in active_children():
         child.kill()  # a frozen one would not hear of anything less
 

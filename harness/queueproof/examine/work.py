@@ -33,6 +33,7 @@ from queueproof.schedule.programs import Program, Schedule
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, Like, find, unexpected
 
+PART = waits.BULK  # seconds for one unit
 CONNECTIONS = 20  # that an installed queue may come to have at once
 AHEAD = 2  # units for each process that somebody guesses will be asked for next
 WORTH = 500  # runs that repay what another process takes to begin
@@ -400,7 +401,7 @@ def _ends(future: Future[Done]) -> bool:
     Raises:
         StoppedError: The run is to stop.
     """
-    limit = waits.Limit(waits.BULK, "a process to do its part of the work")
+    limit = waits.Limit(PART, "a process to do its part of the work")
     try:
         while not wait([future], limit.left()).done:
             pass
