@@ -127,9 +127,13 @@ def test_a_little_work_is_done_by_one(server: Server, monkeypatch: pytest.Monkey
         with beside(lab, 2) as pool:
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT])
+            crew.leave([UNIT])
             assert not active_children()
             crew.go_ahead([UNIT])
             assert len(active_children()) == 1
+            assert crew._ahead
+            crew.leave([UNIT])
+            assert not crew._ahead
 
 
 def test_a_server_s_connections_are_enough_for_all(server: Server) -> None:

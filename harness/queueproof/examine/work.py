@@ -309,18 +309,16 @@ class Crew:
         Where they are few, they are done before another process could begin.
         """
         self._planned += sum(map(_runs, units))
-        for unit in units if self._pool is not None and self._planned >= WORTH else ():
+        for unit in units:
             key = _key(unit)
-            self._announced[key] += 1
-            if self._announced[key] > 1:
+            self._announced[key] += 1  # whoever does it: `leave` counts them down
+            if self._pool is None or self._planned < WORTH or self._announced[key] > 1:
                 continue
-            assert self._pool is not None
             try:
                 future = self._pool.processes.submit(_done, self._given, unit)
                 self._ahead[key] = unit, future
             except BrokenProcessPool:
                 self._pool = None
-                return
 
     def leave(self, units: Iterable[Unit]) -> None:
         """Who has announced these will not ask for them any more."""
