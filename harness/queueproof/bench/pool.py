@@ -55,7 +55,7 @@ class Pool:
                 )
                 with in_one_piece():
                     process.start()
-                self._processes.append(process)
+                    self._processes.append(process)
                 theirs.close()  # so that its death is the end of the pipe
         except BaseException:
             self.close()
