@@ -1,4 +1,4 @@
-"""The command line: init, check, bench, report."""
+"""The command line: init, check, bench, report, doctor."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # click's, of which newer typers bring a copy of their own
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 _DEBUG_OPTION = "--traceback"
+STDOUT = Path("-")  # what is written there is the report alone, and all else goes to stderr
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
 app = typer.Typer(
@@ -144,7 +145,7 @@ def check(
         ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the card as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the card as JSON; - is stdout.")
     ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the card as a page.")
@@ -185,7 +186,7 @@ def check(
     from queueproof.queues.resolve import resolve
     from queueproof.report.junit import to_junit
     from queueproof.report.page import to_page
-    from queueproof.report.terminal import Output, print_card, print_whole
+    from queueproof.report.terminal import print_card, print_whole
 
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
@@ -224,7 +225,7 @@ def check(
             mutants = mutants_of(target)
         with _lab(target, where) as lab:
             command = _again(queue, lab, where)
-            out = Output()
+            out = _output(json, html, junit)
             out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
             out.say()
             with _progress() as progress:
@@ -463,12 +464,12 @@ def bench(
     postgres: Postgres = None,
     trust: Trust = False,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Measure jobs per second and the latency of a claim."""
     from queueproof.queues.resolve import resolve
-    from queueproof.report.terminal import Output, rewriting_status
+    from queueproof.report.terminal import rewriting_status
 
     batches, processes = _counts(batch, "--batch"), _counts(workers, "--workers")
     if json is not None:
@@ -484,7 +485,7 @@ def bench(
             )
     if json is not None:
         _write(json, report.to_json())
-    Output().markdown(render.markdown(report))
+    _output(json).markdown(render.markdown(report))
 
 
 @app.command()
@@ -540,7 +541,40 @@ def guarantees() -> None:
         typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
 
 
+@app.command()
+def doctor(
+    *,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Say what this machine has for a check, and what the rest would add."""
+    from dataclasses import asdict
+
+    from queueproof.doctor import look
+
+    if json is not None:
+        _refuse_unwritable(json)
+    out = _output(json)
+    findings = []
+    for found in look():
+        findings.append(found)
+        out.say(f"{found.state:<8} {found.name:<20} {found.found}".rstrip())
+        if found.state != "here":
+            out.say(f"{'':<29} for {found.adds}")
+            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'mend it'}: {found.get}")
+    if json is not None:
+        _write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
+
+
 # --- files --------------------------------------------------------------------------------------
+
+
+def _output(*reports: Path | None) -> Output:
+    """Where to talk: not to stdout, where that is a report."""
+    from queueproof.report.terminal import Output
+
+    return Output(sys.stderr if STDOUT in reports else None)
 
 
 def _ids(text: str | None, option: str) -> list[str] | None:
@@ -567,6 +601,8 @@ def _refuse_unwritable(path: Path) -> None:
     Raises:
         QueueproofError: It cannot.
     """
+    if path == STDOUT:
+        return
     real = path.resolve()
     try:
         if real.is_dir():
@@ -587,6 +623,9 @@ def _write(path: Path, text: str) -> None:
     Raises:
         QueueproofError: It cannot be written.
     """
+    if path == STDOUT:
+        sys.stdout.write(text)
+        return
     real = path.resolve()
     beside = _beside(real)
     try:

@@ -28,7 +28,7 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"library", "mutate", "testing"},
+    {"doctor", "library", "mutate", "testing"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )

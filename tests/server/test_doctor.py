@@ -1,0 +1,66 @@
+"""What the doctor says of a machine, whatever is missing or broken on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from queueproof.doctor import EXTRAS
+
+
+def doctor(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ask it in a process of its own."""
+    return subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "queueproof", "doctor", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_what_is_here_is_told_with_its_version(tmp_path: Path) -> None:
+    """A working server is named with its version, and --json - leaves stdout to the JSON."""
+    told = doctor({"PATH": str(tmp_path)}, "--json", "-")
+    assert told.returncode == 0
+    found = {one["name"]: one for one in json.loads(told.stdout)}
+    assert found["embedded server"]["state"] == "here"
+    assert found["embedded server"]["found"].startswith("PostgreSQL 18")
+    assert "here     embedded server" in told.stderr
+
+
+def test_what_is_missing_is_told_with_what_it_adds(tmp_path: Path) -> None:
+    """Where PATH is empty Node is missing, its use and its source are said, and the code is 0."""
+    told = doctor({"PATH": str(tmp_path)})
+    assert told.returncode == 0
+    _, _, rest = told.stdout.partition("missing  node")
+    assert "worker.mjs" in rest.splitlines()[1]
+    assert "get it: https://nodejs.org" in rest.splitlines()[2]
+
+
+def test_whatever_is_broken_has_a_line_and_no_traceback(tmp_path: Path) -> None:
+    """A program that fails and a server that is none are broken, each with its own words."""
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho no such library >&2; exit 1\n")
+    node.chmod(0o755)
+    told = doctor({"PATH": str(tmp_path), "QUEUEPROOF_POSTGRES": "a mistake"})
+    assert told.returncode == 0
+    assert "broken   node                 no such library\n" in told.stdout
+    assert "broken   QUEUEPROOF_POSTGRES  unknown PostgreSQL source" in told.stdout
+    assert told.stderr == ""
+
+
+def test_its_extras_are_those_of_the_package() -> None:
+    """Each extra that a user can install is looked for, by every distribution that it brings."""
+    path = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(path.read_text())["project"]["optional-dependencies"]
+    wanted = {
+        extra: tuple(one.partition(">")[0] for one in requirements)
+        for extra, requirements in extras.items()
+        if extra not in {"dev", "peers"}  # of this repository
+    }
+    assert wanted == {extra: distributions for extra, (distributions, _) in EXTRAS.items()}
