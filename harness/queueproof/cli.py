@@ -542,6 +542,12 @@ def guarantees() -> None:
 
 
 @app.command()
+def schema() -> None:
+    """Print the JSON Schema of what `check --json` writes."""
+    typer.echo(files("queueproof.report").joinpath("card.schema.json").read_text("utf-8").rstrip())
+
+
+@app.command()
 def doctor(
     *,
     json: Annotated[

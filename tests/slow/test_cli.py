@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import psycopg
 import pytest
+from jsonschema import Draft202012Validator
 
 from queueproof import cli
 from queueproof.cli import run
@@ -130,13 +131,39 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
 def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
     """As written down in the contract, key by key."""
     card = json.loads((broken[1] / "json").read_text())
-    expected = ["queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
+    expected = ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
     assert expected == list(card)
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
-    keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
+    keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more", "place", "seconds"}
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), ("order", "holds", True)]
+
+
+def test_a_card_obeys_the_published_schema(broken: tuple[Ran, Path], command: Run) -> None:
+    """`queueproof schema` prints what a real card keeps to, and a card without a key breaks."""
+    schema = Draft202012Validator(json.loads(command("schema").out))
+    card = json.loads((broken[1] / "json").read_text())
+    schema.check_schema(schema.schema)
+    schema.validate(card)
+    card["guarantees"][1]["story"] = "of what holds"
+    del card["seed"]
+    assert sorted(error.validator for error in schema.iter_errors(card)) == ["required", "type"]
+
+
+def test_a_story_has_the_place_of_its_last_statement(broken: tuple[Ran, Path]) -> None:
+    """The card's file and line are those of the statement that took the job a second time."""
+    place = json.loads((broken[1] / "json").read_text())["guarantees"][0]["place"]
+    assert place["file"] == BROKEN
+    assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
+
+
+def test_json_to_stdout_leaves_the_rest_to_stderr(check: Run) -> None:
+    """With --json - stdout is the card alone, and what is said beside it stands in stderr."""
+    ran = check(SOUND, "--only", "order", "--json", "-")
+    assert ran.code == 0
+    assert json.loads(ran.out)["verdict"] == "holds"
+    assert ran.err.splitlines()[-1].startswith(f"holds: {SOUND} (1 holds; ")
 
 
 def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> None:
@@ -145,6 +172,9 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     cases = suite.findall("testcase")
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.get("name") for case in cases] == ["single-claim", "order"]
+    assert [case.get("file") for case in cases] == [BROKEN, BROKEN]
+    assert (cases[0].get("line") or "").isdigit()
+    assert all(float(case.get("time", "0")) > 0 for case in cases)
     failure = cases[0].find("failure")
     assert failure is not None
     assert "held by two workers" in (failure.text or "")

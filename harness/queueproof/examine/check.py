@@ -42,10 +42,11 @@ from queueproof.guarantees.suites import Suite, drawn_programs
 from queueproof.history.calls import Call
 from queueproof.judge.checker import Declared, Violation, declare
 from queueproof.postgres import Server
-from queueproof.probes.probes import PROBES, Seen
+from queueproof.probes.backoff import Waits
+from queueproof.probes.probes import PROBES, Found, Seen
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
-from queueproof.report.card import Break, Card, Judgement, Verdict
+from queueproof.report.card import Break, Card, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
 from queueproof.report.mermaid import to_mermaid
 from queueproof.report.story import Probed, Story, tell, tell_found
@@ -163,6 +164,7 @@ class Examination:
     freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
+    spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
     in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
     _plain: set[str] = field(default_factory=set)  # guarantees whose programs have been run
     _errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
@@ -220,10 +222,17 @@ class Examination:
         ]
         for n, part in enumerate(parts):
             progress(part.what, n / len(parts))
-            part.act()
+            with self._timing(part.what):
+                part.act()
             self.crew.leave(part.units)
             if enough():
                 return
+
+    @contextmanager
+    def _timing(self, what: str) -> Iterator[None]:
+        began = time.perf_counter_ns()
+        yield
+        self.spent[what] += (time.perf_counter_ns() - began) // 1000
 
     def _runner(self, conditions: Conditions = PLAIN) -> Runner:
         return runner_under(self.lab, self.offer, conditions)
@@ -510,9 +519,10 @@ class Examination:
         for name in sorted(asked, key=lambda name: not CATALOGUE[name].variations):
             if name not in self.failures or self._is_probed(name) or self._explained(name):
                 continue
-            self.failures[name] = failure = self._shortened(self.failures[name])
-            others = self.others.get(name, {})
-            self.others[name] = {one: self._shortened(others[one]) for one in others}
+            with self._timing(name):
+                self.failures[name] = failure = self._shortened(self.failures[name])
+                others = self.others.get(name, {})
+                self.others[name] = {one: self._shortened(others[one]) for one in others}
             broken = failure.violation.guarantee
             if broken != name:
                 plain = find(self._runner(), self.declared, failure.program.undisturbed, broken)
@@ -533,6 +543,9 @@ class Examination:
 
     def judgement(self, guarantee: Guarantee) -> Judgement:
         """The verdict on one guarantee, with its story as short as it was made."""
+        return replace(self._judgement(guarantee), seconds=self.spent[guarantee.id] / 1e6)
+
+    def _judgement(self, guarantee: Guarantee) -> Judgement:
         name = guarantee.id
         named = name in self.named | self.required
         watched = self.probed.get(name, Seen({}))
@@ -558,6 +571,7 @@ class Examination:
                 evidence,
                 tuple(more),
                 first.diagram,
+                first.place,
             )
         if lacks := self._lacks(guarantee, watched):
             return Judgement(name, "inconclusive" if named else "not-offered", lacks)
@@ -641,11 +655,13 @@ class Examination:
         if seen is not None and seen.found is not None:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
             story = tell_found(seen.found, name)
-            return [Break(seen.broken, to_text(story), token, to_mermaid(story))]
+            place = self._place(seen.found)
+            return [Break(seen.broken, to_text(story), token, to_mermaid(story), place)]
         failure = self.failures.get(name)
         if failure is None and name in self.freed:
             free, violation = self.freed[name]
-            return [Break(f"{violation.because} (in a free run)", tell_free(free, violation), None)]
+            because = f"{violation.because} (in a free run)"
+            return [Break(because, tell_free(free, violation), None)]
         if failure is None or self._explained(name):
             return []
         others = sorted(self.others.get(name, {}).values(), key=lambda one: one.violation.alone)
@@ -662,7 +678,19 @@ class Examination:
             broken=failure.violation.guarantee,
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
-        return Break(failure.violation.because, to_text(story), token, to_mermaid(story))
+        place = self._place(failure)
+        return Break(failure.violation.because, to_text(story), token, to_mermaid(story), place)
+
+    def _place(self, found: Found) -> Place | None:
+        """Where the last statement of a story's workers stands; a probe measures a whole block."""
+        if isinstance(found, Failure):
+            told = [b for b in found.run.trace if 0 <= b.call <= found.violation.call]
+            sent = [b.step for b in told if b.step is not None and b.actor != DRAINER]
+            source = next((step.source for step in reversed(sent) if step.source), None)
+        else:
+            operation = "fail" if isinstance(found, Waits) else "claim"
+            source = self.lab.queue.source_of(operation)
+        return Place(str(source.path), source.line) if source else None
 
 
 def _clock_moved(failure: Failure) -> bool:

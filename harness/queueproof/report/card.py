@@ -9,7 +9,23 @@ from typing import Any, Literal, TypeAlias
 
 from queueproof.errors import Exit
 
+SCHEMA = 1
+"""Version of card.json (`queueproof schema`): one more when a key goes or means something else."""
+
 Verdict: TypeAlias = Literal["holds", "broken", "inconclusive", "not-offered", "accepted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the queue under test.
+
+    Attributes:
+        file: As the user named it.
+        line: From 1.
+    """
+
+    file: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +37,14 @@ class Break:
         story: How it broke, as text.
         replay: A token for `--replay`; None where it cannot be repeated at will.
         diagram: The same as Mermaid source; nothing where there is none.
+        place: Of the last statement of the queue's own in the story; None where it is in no file.
     """
 
     reason: str
     story: str
     replay: str | None
     diagram: str = ""
+    place: Place | None = None
 
     @property
     def whole(self) -> str:
@@ -47,6 +65,9 @@ class Judgement:
         evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
         more: Further stories, each of another operation that breaks the guarantee.
         diagram: The story as Mermaid source; nothing where there is none.
+        place: Of the story, as of a `Break`.
+        seconds: Wall-clock that was spent on it; what is asked for all of them together counts
+            for none.
     """
 
     id: str
@@ -57,13 +78,16 @@ class Judgement:
     evidence: Mapping[str, int] = field(default_factory=dict)
     more: Sequence[Break] = ()
     diagram: str = ""
+    place: Place | None = None
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def stories(self) -> list[Break]:
         """All of them, the one that says most first."""
         if not self.story:
             return list(self.more)
-        return [Break(self.reason, self.story, self.replay, self.diagram), *self.more]
+        first = Break(self.reason, self.story, self.replay, self.diagram, self.place)
+        return [first, *self.more]
 
 
 def joined(story: str, diagram: str) -> str:
@@ -78,7 +102,7 @@ def apart(whole: str) -> tuple[str, str]:
 
 
 def _written(judgement: Judgement) -> dict[str, Any]:
-    facts = asdict(judgement)
+    facts = asdict(judgement) | {"seconds": round(judgement.seconds, 2)}
     for told in (facts, *facts["more"]):
         diagram = told.pop("diagram")
         told["story"] = told["story"] and joined(told["story"], diagram)
@@ -149,6 +173,7 @@ class Card:
     def to_json(self) -> str:
         """The public form (card.json)."""
         card: dict[str, object] = {
+            "schema": SCHEMA,
             "queue": self.queue,
             "postgres": self.postgres,
             "verdict": self.verdict,

@@ -34,9 +34,12 @@ def to_junit(card: Card) -> str:
 
 
 def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
-    case = ET.SubElement(
-        suite, "testcase", {"classname": _legal(queue), "name": judgement.id, "time": "0"}
-    )
+    place = {"file": _legal(queue)} if queue.endswith(".sql") else {}
+    if judgement.place is not None:
+        place = {"file": _legal(judgement.place.file), "line": str(judgement.place.line)}
+    named = {"classname": _legal(queue), "name": judgement.id}
+    time = {"time": f"{judgement.seconds:.2f}"}
+    case = ET.SubElement(suite, "testcase", named | time | place)
     text = f"{CATALOGUE[judgement.id].sentence}\n{judgement.verdict}: {judgement.reason}\n"
     if judgement.stories:
         text = "\n".join(map(_told, judgement.stories))

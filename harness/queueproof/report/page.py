@@ -12,7 +12,15 @@ from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import Break, Card, Judgement, MutantJudgement, apart
+from queueproof.report.card import (
+    SCHEMA,
+    Break,
+    Card,
+    Judgement,
+    MutantJudgement,
+    Place,
+    apart,
+)
 from queueproof.report.terminal import mutants_summary, summary
 
 
@@ -46,11 +54,13 @@ def read_card(text: str) -> Card:
     """
     try:
         found = json.loads(text)
+        if found.get("schema", SCHEMA) > SCHEMA:
+            raise QueueproofError(f"this card is of a newer queueproof (schema {found['schema']})")
         judgements = [_judgement(judgement) for judgement in found["guarantees"]]
         mutants = [MutantJudgement(**mutant) for mutant in found.get("mutants", ())]
         facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
         unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
@@ -66,6 +76,8 @@ def _judgement(facts: dict[str, Any]) -> Judgement:
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:
     """The same with the diagram beside its story: the file holds both as one text."""
+    if place := facts.get("place"):
+        facts = {**facts, "place": Place(**place)}
     match facts:
         case {"story": str(whole)}:
             story, diagram = apart(whole)
