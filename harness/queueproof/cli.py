@@ -1,4 +1,4 @@
-"""The command line: init, check, bench, report, doctor."""
+"""The command line: init, check, bench, report, explain, doctor."""
 
 from __future__ import annotations
 
@@ -571,6 +571,23 @@ def doctor(
             out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'mend it'}: {found.get}")
     if json is not None:
         _write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
+
+
+@app.command()
+def explain(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="A guarantee, such as fencing; none lists them."),
+    ] = None,
+) -> None:
+    """Tell how a guarantee breaks, how to mend it, and show the smallest queue that breaks it."""
+    if name is None:
+        guarantees()
+        return
+    from queueproof.explain import explain as explained
+    from queueproof.guarantees.catalogue import select
+
+    typer.echo(explained(select([name])[0]))
 
 
 # --- files --------------------------------------------------------------------------------------

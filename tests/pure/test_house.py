@@ -28,7 +28,7 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"doctor", "library", "mutate", "testing"},
+    {"doctor", "explain", "library", "mutate", "testing"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )

@@ -119,11 +119,13 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
 
 
 def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
-    """The story is on stdout, then the command that replays it, then the verdict."""
+    """The story is on stdout, its remedy, the command that replays it, then the verdict."""
     ran, directory = broken
     token = json.loads((directory / "json").read_text())["guarantees"][0]["replay"]
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
+    assert "\nHow to mend it: One statement locks and marks: " in ran.out
+    assert "\nMore: queueproof explain single-claim\n" in ran.out
     assert f"  queueproof check {BROKEN} --replay {token}\n" in ran.out
     assert ran.out.splitlines()[-1].startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
 

@@ -231,6 +231,7 @@ GUARANTEES = (
             "ORDER BY priority DESC, id (with priority a number) in the very query that has the "
             "LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids."
         ),
+        asks="an order other than none in the header",
         needs=_ordered,
         programs=_order,
         extra=(Conditions(planner="no index"),),
@@ -269,6 +270,7 @@ GUARANTEES = (
             "WHERE queue = $1 in the query that chooses the rows, and first in its index; claims, "
             "takeovers and recoveries leave the job's queue as it is."
         ),
+        asks="queue as a parameter of both enqueue and claim",
         needs=_routed,
         programs=_routing,
         life=True,
@@ -290,6 +292,7 @@ GUARANTEES = (
             "LOCKED, or have a unique index refuse the second holder. Free it only in the fenced "
             "statement that ends the attempt."
         ),
+        asks="concurrency_limit in the header",
         needs=_capped,
         programs=_concurrency_limit,
         life=True,

@@ -46,6 +46,7 @@ GUARANTEES = (
             "with a claim that begins behind the last one. Else end such sessions: "
             "idle_in_transaction_session_timeout, and transaction_timeout from PostgreSQL 17."
         ),
+        asks='promises = ["old-snapshot"] in the header',
         needs=_promised_snapshot,
         told_anyway=True,
     ),

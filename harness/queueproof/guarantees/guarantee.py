@@ -40,6 +40,7 @@ class Guarantee:
         source: Where the idea or a known case is written down.
         wild: How it breaks in real queues.
         safe: How it is kept in PostgreSQL.
+        asks: What it needs of a queue beside enqueue and claim, in words; nothing for most.
         needs: What is missing where the guarantee cannot be asked, None where it can.
         programs: Its own, that show it broken; None where others' programs or a probe do.
         extra: Conditions under which these are run as well.
@@ -63,6 +64,7 @@ class Guarantee:
     source: str
     wild: str
     safe: str
+    asks: str = ""
     needs: Callable[[Offer], str | None] = lambda _: None
     programs: Callable[[Pieces], Iterable[Program]] | None = None
     extra: tuple[Conditions, ...] = ()

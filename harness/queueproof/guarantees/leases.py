@@ -241,6 +241,7 @@ GUARANTEES = (
             "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
             "left."
         ),
+        asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
         programs=_stale_recovery,
         life=True,
@@ -263,6 +264,7 @@ GUARANTEES = (
             "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
             "UPDATE's own WHERE."
         ),
+        asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
         programs=_live_lease,
         life=True,
@@ -287,6 +289,10 @@ GUARANTEES = (
             "A token for each attempt, such as the count that the claim raises: UPDATE jobs SET "
             "... WHERE id = $1 AND status = 'running' AND attempts = $2. No row changed means that "
             "the job is lost, and the worker is told so."
+        ),
+        asks=(
+            "complete, complete_many or fail, and a way to lose a job: "
+            "a lease in the header, or a fail after which the job is tried again"
         ),
         needs=_losing,
         programs=_fencing,

@@ -186,6 +186,7 @@ GUARANTEES = (
             "The claim counts (attempts = attempts + 1), so that crashes count. fail and the "
             "recovery both end the job where attempts >= max_attempts, the row's own."
         ),
+        asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         programs=_retry_bound,
         life=True,
@@ -211,6 +212,7 @@ GUARANTEES = (
             "max_attempts THEN 'queued' ELSE 'failed' END. Fence fail, so that the second of two "
             "changes nothing."
         ),
+        asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         programs=_retry_given,
         life=True,
@@ -235,6 +237,7 @@ GUARANTEES = (
             "clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^ "
             "least(attempts - 1, 16))."
         ),
+        asks="fail, and backoff in the header",
         needs=_waiting,
         timed=True,
     ),
@@ -252,6 +255,7 @@ GUARANTEES = (
             "Whatever puts a job back asks for status = 'running' of the row that it locks. "
             "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
         ),
+        asks="complete, complete_many or fail",
         needs=finishing,
         programs=_final_state,
         life=True,

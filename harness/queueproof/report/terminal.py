@@ -13,6 +13,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, MutantJudgement
 
 STYLES = {
@@ -66,10 +67,13 @@ def print_card(out: Output, card: Card, replay: str) -> None:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
     broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
     stories = [story for judgement in broken for story in judgement.stories]
-    for story in stories:
-        out.say()
-        out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-        print_story(out, story.whole)
+    for judgement in broken:
+        for story in judgement.stories:
+            out.say()
+            out.rule(style="red") if out.is_terminal else out.say("-" * 78)
+            print_story(out, story.whole)
+        out.say(f"\nHow to mend it: {CATALOGUE[judgement.id].safe}")
+        out.say(f"More: queueproof explain {judgement.id}")
     tokens = [story.replay for story in stories if story.replay]
     if tokens:
         out.say()

@@ -1,0 +1,84 @@
+"""A guarantee explained: its record, and the smallest defect that breaks it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import textwrap
+from difflib import unified_diff
+from importlib.resources import files
+from typing import NamedTuple
+
+from queueproof.guarantees.guarantee import Guarantee
+
+WIDTH = 100  # characters of a line of prose
+_HEAD = re.compile(
+    r"-- breaks: (?P<breaks>\S+)\n-- differs from: (?P<parent>\S+)\n(?P<why>(?:--.*\n)+)"
+)
+# A line that is not empty, and no comment but one of the header's.
+_CHANGED = re.compile(r"[+-]\s*(?:-- \w+ = |(?!--)\S)")
+
+
+class Defect(NamedTuple):
+    """A queue with one defect, beside the sound one that it differs from.
+
+    Attributes:
+        name: Its place among the strategies.
+        why: What it does wrong, and who did.
+        diff: From the sound queue to this one, unified.
+        size: How many lines differ, comments aside.
+    """
+
+    name: str
+    why: str
+    diff: str
+    size: int
+
+
+def defects(guarantee: str) -> list[Defect]:
+    """The broken queues that come with the package and break a guarantee, the smallest first.
+
+    Args:
+        guarantee: Its id.
+    """
+    folder = files("queueproof.strategies")
+    found = []
+    for path in sorted((folder / "broken").iterdir(), key=lambda path: path.name):
+        head = _HEAD.match(path.read_text("utf-8")) if path.name.endswith(".sql") else None
+        if head and head["breaks"] == guarantee:
+            parent = posixpath.normpath(f"broken/{head['parent']}")
+            names = (f"strategies/{parent}", f"strategies/broken/{path.name}")
+            sound, broken = (_body(one.read_text("utf-8")) for one in (folder / parent, path))
+            lines = list(unified_diff(sound, broken, *names, lineterm=""))
+            changed = [line for line in lines[2:] if _CHANGED.match(line)]
+            why = " ".join(line.removeprefix("--").strip() for line in head["why"].splitlines())
+            found.append(Defect(names[1], why, "\n".join(lines), len(changed)))
+    return sorted(found, key=lambda defect: (defect.size, defect.name))
+
+
+def _body(text: str) -> list[str]:
+    """A queue file's lines without what is said above its header."""
+    return text[text.index("-- ///") :].splitlines()
+
+
+def explain(guarantee: Guarantee) -> str:
+    """All that there is to say of a guarantee, for a terminal."""
+    asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
+    parts = [
+        _filled(f"{guarantee.id}: {guarantee.sentence}"),
+        _filled(f"Why it matters: {guarantee.why}."),
+        _filled(f"How it breaks: {guarantee.wild}"),
+        _filled(f"How to mend it: {guarantee.safe}"),
+        f"See: {guarantee.source}",
+        _filled(f"What it needs of a queue: {asks}."),
+    ]
+    least, *others = defects(guarantee.id)
+    parts += [_filled(f"The smallest queue that breaks it: {least.why}"), least.diff]
+    if others:
+        names = "\n".join(f"  {other.name}" for other in others)
+        parts.append(f"Others that break it, each in another way:\n{names}")
+    return "\n\n".join(parts)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,57 @@
+"""What is told of a guarantee, beside its record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queueproof.cli import run
+from queueproof.errors import Exit
+from queueproof.explain import defects, explain
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.offer import Offer
+from queueproof.queues.sqlfile import load_text
+
+STRATEGIES = Path(__file__).parents[2] / "strategies"
+BARE = """\
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY);
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+-- name: claim
+DELETE FROM jobs RETURNING id;
+"""
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_a_guarantee_is_explained_by_the_smallest_defect_that_breaks_it(name: str) -> None:
+    """Its diff is shown, from the sound queue that the broken one names."""
+    told = explain(CATALOGUE[name])
+    least, *others = defects(name)
+    assert told.startswith(f"{name}: ")
+    assert least.diff in told
+    assert 0 < least.size <= min((other.size for other in others), default=least.size)
+    assert len(others) + 1 == len(list(STRATEGIES.glob(f"broken/{name.replace('-', '_')}_*.sql")))
+
+
+def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
+    """The words stand in the record of those, and of those only, that cannot be asked of it."""
+    bare = Offer(load_text(BARE, "bare.sql"), held=False)
+    lacking = [name for name, one in CATALOGUE.items() if one.needs(bare) is not None]
+    assert [name for name, one in CATALOGUE.items() if one.asks] == lacking != []
+
+
+def test_a_misspelt_guarantee_is_told_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is a mistake of the user's: one message, exit code 4."""
+    assert run(["explain", "fenceing"]) == Exit.UNUSABLE
+    assert "unknown guarantee 'fenceing'; did you mean 'fencing'?" in capsys.readouterr().err
+
+
+def test_without_a_name_all_guarantees_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `queueproof guarantees` does."""
+    assert run(["explain"]) == Exit.HOLDS
+    listed = capsys.readouterr().out
+    assert run(["guarantees"]) == Exit.HOLDS
+    assert listed == capsys.readouterr().out
+    assert len(CATALOGUE) == listed.count("\n")
