@@ -64,7 +64,7 @@ QueueName: TypeAlias = Annotated[
     str,
     typer.Argument(
         metavar="QUEUE",
-        help='A queue file (my_queue.sql), package.module:Class, or "exec: program".',
+        help='A queue file (my_queue.sql), package.module:Class, or "exec: command".',
     ),
 ]
 Postgres: TypeAlias = Annotated[
@@ -337,7 +337,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
         )
     if lab.remembers:
         raise QueueproofError(
-            f"--export {export}: what a program prepares and keeps stands in no spec; export the"
+            f"--export {export}: what a worker prepares and keeps stands in no spec; export the"
             " story as a test, FILE.py"
         )
     if replayed.failure is None:
@@ -430,11 +430,11 @@ def init(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Where to write it: a queue file, or a worker's program (.py, .mjs).",
+            help="Where to write it: a queue file, or a worker (.py, .mjs).",
         ),
     ],
 ) -> None:
-    """Write a commented queue file, or a worker's program, to start from."""
+    """Write a commented queue file, or a worker, to start from."""
     if path.suffix not in _TEMPLATES:
         endings = ", ".join(_TEMPLATES)
         raise QueueproofError(f"{path}: its ending says what to write; end it in one of {endings}")

@@ -31,7 +31,7 @@ def check(
     """Judge a queue by its guarantees, as `queueproof check` does.
 
     Args:
-        queue: A queue file, `package.module:Class`, `exec: program`, or a queue.
+        queue: A queue file, `package.module:Class`, `exec: command`, or a queue.
         only: Ids of guarantees, and no other; None for all.
         skip: Ids of those that are left out.
         require: Ids of those that must be judged: inconclusive, instead of not offered, where the

@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 # Seconds.
 CONNECT = 10.0  # a server takes a connection, where the DSN names no connect_timeout
-STATEMENT = 60.0  # a statement of the queue's, or what a program is asked for, while nobody acts
+STATEMENT = 60.0  # a statement of the queue's, or what a worker is asked for, while nobody acts
 OWN = 60.0  # a statement of the harness's own
 BULK = 600.0  # the same where it fills, vacuums or copies tables
 LOCK = 5.0  # a lock on the queue's tables that should be free, and once more without spare workers
 CANCEL = 10.0  # a statement ends that was cancelled
 GONE = 10.0  # a backend or a process ends that was told to, or a connection of it
-BEGIN = 30.0  # a program begins its life or installs its queue
-ANSWER = 10.0  # a program reads what it is asked
+BEGIN = 30.0  # a worker begins its life or installs its queue
+ANSWER = 10.0  # a worker reads what it is asked
 IMAGE = 120.0  # a container becomes a server, once its image is here
-TOOL = 10.0  # a program of PostgreSQL's says its version
+TOOL = 10.0  # a tool of PostgreSQL's says its version
 START = 300.0  # the watchdog starts a server: see there
 CLEAN = 120.0  # the watchdog has removed everything
 

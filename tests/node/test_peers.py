@@ -14,7 +14,7 @@ import pytest
 
 from queueproof.postgres import Server
 from queueproof.queues.resolve import resolve
-from queueproof.queues.worker import Program, ProgramQueue
+from queueproof.queues.worker import WorkerProcess, WorkerQueue
 from queueproof.run.lab import Lab
 
 FOLDER = Path(__file__).parents[2] / "strategies" / "peers"
@@ -48,32 +48,32 @@ class PeerLab(Lab):
     """A database with the clock that is moved, and the tables of a peer's own making."""
 
     def _run_install(self) -> None:
-        assert isinstance(self.queue, ProgramQueue)
-        with self.queue.spawn("the installer") as program:
+        assert isinstance(self.queue, WorkerQueue)
+        with self.queue.spawn("the installer") as process:
             message = self.queue.request("install", dsn=self.conninfo)
-            assert program.ask(message, seconds=60) == {}
+            assert process.ask(message, seconds=60) == {}
 
 
 class Worker:
-    """One life of a peer's program, beside the harness' gate."""
+    """One life of a peer's process, beside the harness' gate."""
 
-    def __init__(self, lab: Lab, program: Program, name: str) -> None:
+    def __init__(self, lab: Lab, process: WorkerProcess, name: str) -> None:
         self._lab = lab
-        self._program = program
+        self._process = process
         self.name = name
 
     @property
-    def queue(self) -> ProgramQueue:
+    def queue(self) -> WorkerQueue:
         """What it said of itself."""
-        assert isinstance(self._lab.queue, ProgramQueue)
+        assert isinstance(self._lab.queue, WorkerQueue)
         return self._lab.queue
 
     def ask(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401
         """The answer to a message, read as the harness would."""
         ahead = self._lab.now() - time.monotonic()
-        assert self._program.ask(self.queue.request("clock", ahead=ahead)) == {}
+        assert self._process.ask(self.queue.request("clock", ahead=ahead)) == {}
         request = self.queue.request(operation, worker=self.name, **arguments)
-        return self.queue.read(operation, request, self._program.ask(request))
+        return self.queue.read(operation, request, self._process.ask(request))
 
     def begin(self) -> None:
         """Do what comes before all claims."""
@@ -110,15 +110,15 @@ def workers_of(
             if "node" in peer:
                 request.getfixturevalue("node_modules")
             queue = resolve(peer)
-            assert isinstance(queue, ProgramQueue)
+            assert isinstance(queue, WorkerQueue)
             lab = PeerLab(queue, server, stack.enter_context(server.database()))
             stack.callback(lab.close)
 
             def begin(name: str) -> Worker:
-                program = stack.enter_context(queue.spawn(name))
+                process = stack.enter_context(queue.spawn(name))
                 message = queue.request("init", dsn=lab.conninfo, queue="default")
-                queue.described_by(program.ask(message))
-                worker = Worker(lab, program, name)
+                queue.described_by(process.ask(message))
+                worker = Worker(lab, process, name)
                 worker.begin()
                 return worker
 
@@ -210,13 +210,13 @@ def test_a_worker_says_what_went_wrong_and_goes_on(
     """What the server refuses has its SQLSTATE, and the next message is heard."""
     _, worker, _ = workers_of(peer)
     message = worker.queue.request("enqueue", payload="{}", priority=10**12, queue="default")
-    answer = worker._program.ask(message)
+    answer = worker._process.ask(message)
     assert answer["error"]["sqlstate"] == "22003"
     assert {worker.enqueue()} == set(worker.claim())
 
 
 @pytest.fixture
-def node_worker(tmp_path: Path) -> ProgramQueue:
+def node_worker(tmp_path: Path) -> WorkerQueue:
     """A Node.js worker without a queue: a claim tells the time, an end fails."""
     worker = tmp_path / "worker.mjs"
     worker.write_text(f"""
@@ -230,19 +230,19 @@ def node_worker(tmp_path: Path) -> ProgramQueue:
         const open = async () => ({{ claim, complete }})
         await serve({{ facts: {{}}, takes: {{}}, install: null, open }})
     """)
-    return ProgramQueue("a worker", ["node", str(worker)])
+    return WorkerQueue("a worker", ["node", str(worker)])
 
 
 @pytest.mark.node
-def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: ProgramQueue) -> None:
+def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: WorkerQueue) -> None:
     """`clock` moves what a Node.js library takes for now, and no moment that it names."""
-    with node_worker.spawn("w1") as program:
-        offered = program.ask({"op": "init", "dsn": ""})["operations"]
+    with node_worker.spawn("w1") as process:
+        offered = process.ask({"op": "init", "dsn": ""})["operations"]
         assert offered == ["claim", "complete", "clock"]
         told = []
         for years in (0, 4):
-            program.ask({"op": "clock", "ahead": years * 365.25 * 86400})
-            told.append([job["id"] for job in program.ask({"op": "claim"})["jobs"]])
+            process.ask({"op": "clock", "ahead": years * 365.25 * 86400})
+            told.append([job["id"] for job in process.ask({"op": "claim"})["jobs"]])
     now = int(told[0][0])
     assert told == [
         [str(year), str(year), str(year), "1970", "1999", "true"] for year in (now, now + 4)
@@ -250,9 +250,9 @@ def test_a_node_worker_has_the_clock_that_it_is_given(node_worker: ProgramQueue)
 
 
 @pytest.mark.node
-def test_a_broken_connection_of_a_node_worker_has_a_sqlstate(node_worker: ProgramQueue) -> None:
+def test_a_broken_connection_of_a_node_worker_has_a_sqlstate(node_worker: WorkerQueue) -> None:
     """An errno of five letters, which looks like one, is none."""
-    with node_worker.spawn("w1") as program:
-        program.ask({"op": "init", "dsn": ""})
-        error = program.ask({"op": "complete"})["error"]
+    with node_worker.spawn("w1") as process:
+        process.ask({"op": "init", "dsn": ""})
+        error = process.ask({"op": "complete"})["error"]
     assert error == {"sqlstate": "08006", "message": "a library says so"}

@@ -11,11 +11,11 @@ from queueproof.history.calls import Answer, Call
 from queueproof.judge.spec import Act, Breach, Job, Phase, Rules, step
 
 LEASE = 30.0
-LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, takes_over=False)
-TAKES_OVER = Rules(lease=LEASE, held=False, worker_heartbeat=False, takes_over=True)
-HELD = Rules(lease=None, held=True, worker_heartbeat=False, takes_over=False)
-FOR_EVER = Rules(lease=None, held=False, worker_heartbeat=False, takes_over=False)
-BY_WORKER = Rules(lease=LEASE, held=False, worker_heartbeat=True, takes_over=False)
+LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, recovers=True)
+TAKES_OVER = Rules(lease=LEASE, held=False, worker_heartbeat=False, recovers=False)
+HELD = Rules(lease=None, held=True, worker_heartbeat=False, recovers=True)
+FOR_EVER = Rules(lease=None, held=False, worker_heartbeat=False, recovers=True)
+BY_WORKER = Rules(lease=LEASE, held=False, worker_heartbeat=True, recovers=True)
 
 
 def call(
@@ -449,7 +449,7 @@ def test_a_refusal_after_a_lost_claim_s_unknown_answer_is_fencing() -> None:
 
 # --- the header's words -------------------------------------------------------------------------
 
-SESSION = Rules(lease=None, held=False, worker_heartbeat=False, takes_over=False, session=True)
+SESSION = Rules(lease=None, held=False, worker_heartbeat=False, recovers=True, session=True)
 RENEWS = replace(LEASED, renews=True)
 AT_LEAST_ONCE = replace(LEASED, at_least_once=True)
 STALE_FAILS = replace(LEASED, stale_fails=True)

@@ -21,9 +21,9 @@ import pytest
 from queueproof import Client
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server
-from queueproof.queues.client import Host, describe, serve
+from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
-from queueproof.queues.worker import Program, ProgramQueue
+from queueproof.queues.worker import WorkerProcess, WorkerQueue
 
 DSN = "postgresql:///q"
 
@@ -52,16 +52,16 @@ Write = Callable[[str], str]
 
 
 @pytest.fixture
-def host_of() -> Iterator[Callable[[type[Client]], Host]]:
+def responder_of() -> Iterator[Callable[[type[Client]], Responder]]:
     """Hosts a class until the end of the test, in this process."""
     with ExitStack() as stack:
 
-        def host_of(kind: type[Client]) -> Host:
-            host = stack.enter_context(closing(Host(kind)))
+        def responder_of(kind: type[Client]) -> Responder:
+            host = stack.enter_context(closing(Responder(kind)))
             host.answer(b'{"op": "init", "dsn": "x"}')
             return host
 
-        yield host_of
+        yield responder_of
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     sys.path[:] = before
 
 
-def hosted(name: str) -> ProgramQueue:
+def hosted(name: str) -> WorkerQueue:
     """The queue of a class."""
     queue = resolve(name)
-    assert isinstance(queue, ProgramQueue)
+    assert isinstance(queue, WorkerQueue)
     return queue
 
 
-def do(queue: ProgramQueue, program: Program, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+def do(queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object) -> Any:  # noqa: ANN401
     """One operation from its arguments to its result."""
     request = queue.request(operation, **arguments)
-    return queue.read(operation, request, program.ask(request))
+    return queue.read(operation, request, process.ask(request))
 
 
 class Asked(Client):
@@ -118,7 +118,7 @@ def answer_of(kind: type[Client], *messages: Mapping[str, object]) -> dict[str, 
     """What a host answers to the last of some messages, after init."""
     out = io.BytesIO()
     lines = [json.dumps(message).encode() for message in ({"op": "init", "dsn": DSN}, *messages)]
-    with closing(Host(kind)) as host:
+    with closing(Responder(kind)) as host:
         serve(host, lines, out)
     answer: dict[str, Any] = json.loads(out.getvalue().splitlines()[-1])
     return answer
@@ -151,14 +151,14 @@ def test_a_class_is_described_before_it_runs(write: Write) -> None:
 def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
     """Sync and async methods alike; what its library prints does not disturb the answers."""
     queue = hosted(f"{write(SOUND)}:Mine")
-    with queue.spawn("w1") as program:
-        queue.described_by(program.ask(queue.request("init", dsn=DSN, queue="default")))
+    with queue.spawn("w1") as process:
+        queue.described_by(process.ask(queue.request("init", dsn=DSN, queue="default")))
         assert timedelta(seconds=30) == queue.lease
-        assert do(queue, program, "enqueue", payload="{}") == ["7"]
-        (claim,) = do(queue, program, "claim", worker="u1", limit=1)
+        assert do(queue, process, "enqueue", payload="{}") == ["7"]
+        (claim,) = do(queue, process, "claim", worker="u1", limit=1)
         assert claim.job == {"id": "7", "worker": "u1"}
-        assert do(queue, program, "complete", worker="u1", job=claim) is True
-        assert do(queue, program, "complete", worker="u2", job=claim) is False
+        assert do(queue, process, "complete", worker="u1", job=claim) is True
+        assert do(queue, process, "complete", worker="u2", job=claim) is False
 
 
 def test_the_digest_is_the_class(write: Write) -> None:
@@ -322,7 +322,7 @@ def test_a_traceback_is_for_those_who_ask(
 
 def test_what_is_no_message_is_answered_all_the_same() -> None:
     """Whoever types by hand is told what was wrong, and may go on."""
-    with closing(Host(Asked)) as host:
+    with closing(Responder(Asked)) as host:
         assert "JSONDecodeError" in str(host.answer(b"hello"))
         assert "KeyError: 'op'" in str(host.answer(b"{}"))
         assert "claim before init" in str(host.answer(b'{"op": "claim"}'))
@@ -353,10 +353,10 @@ class Ticking(Asked):
 
 
 def test_one_event_loop_lives_as_long_as_the_worker(
-    host_of: Callable[[type[Client]], Host],
+    responder_of: Callable[[type[Client]], Responder],
 ) -> None:
     """What `open` began is there in every operation, and stands still between two."""
-    host = host_of(Ticking)
+    host = responder_of(Ticking)
     client = host._client
     assert isinstance(client, Ticking)
     host.answer(b'{"op": "claim"}')
@@ -393,9 +393,9 @@ class Clocked(Asked):
         return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
 
 
-def test_the_clock_is_moved_and_set_back(host_of: Callable[[type[Client]], Host]) -> None:
+def test_the_clock_is_moved_and_set_back(responder_of: Callable[[type[Client]], Responder]) -> None:
     """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
-    host = host_of(Clocked)
+    host = responder_of(Clocked)
     for ahead in (0, 3600, -86400, 0.0):
         began, real = time.monotonic(), time.time()
         assert host.answer(json.dumps({"op": "clock", "ahead": ahead}).encode()) == {}
@@ -484,11 +484,11 @@ def test_a_class_with_a_connection_of_its_own(server: Server, write: Write, kind
             assert "42P01" in str(installer.ask(init))
         with queue.spawn("the installer") as installer:
             assert do(queue, installer, "install", dsn=dsn) is None
-        with queue.spawn("w1") as program:
-            queue.described_by(program.ask(init))
-            (identifier,) = do(queue, program, "enqueue", payload='{"a": [1]}')
-            (claim,) = do(queue, program, "claim", worker="u1", limit=1)
+        with queue.spawn("w1") as process:
+            queue.described_by(process.ask(init))
+            (identifier,) = do(queue, process, "enqueue", payload='{"a": [1]}')
+            (claim,) = do(queue, process, "claim", worker="u1", limit=1)
             assert {"id": identifier, "payload": {"a": [1]}} == claim.job
-            assert do(queue, program, "claim", worker="u1", limit=1) == []
+            assert do(queue, process, "claim", worker="u1", limit=1) == []
             with pytest.raises(ServerError, match="22012: division by zero"):
-                do(queue, program, "jobs")
+                do(queue, process, "jobs")

@@ -1,4 +1,4 @@
-"""Queues that own their connections, stepped from the wire: each worker is a program."""
+"""Queues that own their connections, stepped from the wire: each worker is a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from queueproof.judge.checker import check, declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING
 from queueproof.queues.model import Step
-from queueproof.queues.worker import ProgramError, from_command
+from queueproof.queues.worker import WorkerError, from_command
 from queueproof.report.card import Judgement
 from queueproof.run.open import open_lab
 from queueproof.run.record import Run
@@ -117,7 +117,7 @@ def judged(lab: ClientLab, name: str) -> Judgement:
     return judgement
 
 
-# --- a program is a session ---------------------------------------------------------------------
+# --- a worker is a session ---------------------------------------------------------------------
 
 
 def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> None:
@@ -137,7 +137,7 @@ def test_a_story_knows_the_statement_and_its_parameters(lab_of: LabOf) -> None:
 
 
 def test_a_claim_that_waits_is_seen_to_wait(lab_of: LabOf) -> None:
-    """Who waits for whom is the server's word, by the process ids of the programs' backends."""
+    """Who waits for whom is the server's word, by the process ids of the workers' backends."""
     made = run(lab_of(("SKIP LOCKED", "")), TWO_CLAIMS, 0, 1)
     (waits,) = [call.waits for call in made.history.of_kind("claim")[1:2]]
     assert [wait.blocker for wait in waits] == ["w1"]
@@ -150,14 +150,14 @@ def test_an_explicit_transaction_is_stepped_statement_by_statement(lab_of: LabOf
     assert sent[:3] == ["BEGIN", "UPDATE", "COMMIT"]
 
 
-def test_the_clock_moves_for_programs_too(lab_of: LabOf) -> None:
+def test_the_clock_moves_for_workers_too(lab_of: LabOf) -> None:
     """A delayed job is claimed once the database's clock has passed its time."""
     later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
     made = run(lab_of(), Program((Job(delay=60.0),), later))
     assert answers(made, "claim")[:2] == [("w1", "accepted", ()), ("w2", "accepted", ("1",))]
 
 
-def test_a_crashed_program_is_another_one_afterwards(lab_of: LabOf) -> None:
+def test_a_crashed_worker_is_another_one_afterwards(lab_of: LabOf) -> None:
     """A kill ends its backend with its transaction, and a later run gets a new process."""
     lab = lab_of()
     crashes = in_turn(script("w1", claim(), crash()), script("w2", claim()))
@@ -175,8 +175,8 @@ def test_a_lost_answer_leaves_what_the_server_did(lab_of: LabOf) -> None:
     assert answers(made, "claim")[1][2] == ()
 
 
-def test_a_terminated_backend_is_told_by_the_program(lab_of: LabOf) -> None:
-    """Its library sees the error; it answers with it, and the next run has a working program."""
+def test_a_terminated_backend_is_told_by_the_worker(lab_of: LabOf) -> None:
+    """Its library sees the error; it answers with it, and the next run has a working worker."""
     lab = lab_of()
     ends = in_turn(script("w1", claim()), script("nemesis", terminate(1)), script("w1", complete()))
     made = run(lab, Program(ONE, ends))
@@ -184,8 +184,8 @@ def test_a_terminated_backend_is_told_by_the_program(lab_of: LabOf) -> None:
     assert answers(run(lab, TWO_CLAIMS), "claim")[0] == ("w1", "accepted", ("1",))
 
 
-def test_the_server_may_be_killed_under_programs(lab_of: LabOf) -> None:
-    """What was acknowledged is there when it is back, and other programs find it."""
+def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
+    """What was acknowledged is there when it is back, and other workers find it."""
     lab = lab_of()
     calibrate(lab)
     stages = in_turn(script("w1", claim()), script("nemesis", RESTART), script("w2", claim()))
@@ -197,7 +197,7 @@ def test_the_server_may_be_killed_under_programs(lab_of: LabOf) -> None:
 # --- what is found ------------------------------------------------------------------------------
 
 
-def test_a_race_of_a_program_is_found_and_happens_again(lab_of: LabOf) -> None:
+def test_a_race_of_a_worker_is_found_and_happens_again(lab_of: LabOf) -> None:
     """Select-then-update hands one job to two workers, in a story that its token repeats."""
     lab = lab_of((ONE_STEP, SELECT_THEN_UPDATE))
     found = judged(lab, "single-claim")
@@ -217,7 +217,7 @@ LOOKS_UP = """
             free ="""
 
 
-def test_a_race_of_programs_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> None:
+def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> None:
     """What only the first claim of a life sends shifts the schedule, and hides no double claim."""
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
     lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
@@ -239,7 +239,7 @@ def test_a_race_of_programs_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> 
     assert again.story == judgement.story
 
 
-def test_a_race_inside_one_statement_of_a_program_is_found(lab_of: LabOf) -> None:
+def test_a_race_inside_one_statement_of_a_worker_is_found(lab_of: LabOf) -> None:
     """Without a lock the snapshot is old when the statement gets to its row."""
     made = judged(
         lab_of(
@@ -250,7 +250,7 @@ def test_a_race_inside_one_statement_of_a_program_is_found(lab_of: LabOf) -> Non
     assert made.verdict == "broken"
 
 
-def test_time_that_a_program_brings_along_is_not_judged(lab_of: LabOf) -> None:
+def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     """It stays behind when the database's clock is moved: no verdict could be trusted."""
     lab = lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE))
     found = judged(lab, "stale-recovery")
@@ -261,20 +261,20 @@ def test_time_that_a_program_brings_along_is_not_judged(lab_of: LabOf) -> None:
 # --- what is said -------------------------------------------------------------------------------
 
 
-def test_a_program_that_cannot_claim_is_unusable(lab_of: LabOf) -> None:
+def test_a_worker_that_cannot_claim_is_unusable(lab_of: LabOf) -> None:
     """The message has the server's error and the statement."""
     with pytest.raises(QueueError, match=r"(?s)claim failed .* 42703: .*UPDATE jobs"):
         calibrate(lab_of(("SET status = 'running', locked_by", "SET state = 'running', locked_by")))
 
 
-def test_a_program_that_dies_is_named_with_its_last_words(lab_of: LabOf) -> None:
+def test_a_worker_that_dies_is_named_with_its_last_words(lab_of: LabOf) -> None:
     """Nobody disturbed it: the run ends with what it wrote to stderr."""
     dies = (ONE_STEP, '            sys.exit("no such luck")')
-    with pytest.raises(ProgramError, match="no such luck"):
+    with pytest.raises(WorkerError, match="no such luck"):
         calibrate(lab_of(dies))
 
 
-def test_a_program_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) -> None:
+def test_a_worker_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) -> None:
     """Only a claim that got a job may."""
     completes = "db.execute(COMPLETE, {**job, **message}).rowcount == 1"
     opens = (completes, f"bool(db.execute('BEGIN')) and {completes}")
@@ -282,16 +282,16 @@ def test_a_program_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) ->
         calibrate(lab_of(opens))
 
 
-def test_a_program_without_a_word_is_told_with_its_exit_status(server: Server) -> None:
+def test_a_worker_without_a_word_is_told_with_its_exit_status(server: Server) -> None:
     """Neither order of init and install works; the message says what each came to."""
     with (
-        pytest.raises(ProgramError, match="exit"),
+        pytest.raises(WorkerError, match="exit"),
         open_lab(from_command("exec: true"), server),
     ):
         pass
 
 
-def test_every_form_of_the_time_moves_for_programs(lab_of: LabOf) -> None:
+def test_every_form_of_the_time_moves_for_workers(lab_of: LabOf) -> None:
     """CURRENT_TIMESTAMP is rewritten on its way to the server, and shown as it was."""
     lab = lab_of(("run_at <= now()", "run_at <= CURRENT_TIMESTAMP"))
     later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
@@ -348,7 +348,7 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_program_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> None:
+def test_a_worker_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> None:
     """Whoever starts workers starts another one: it is a crash, in an operation or between two."""
     handles = "        except psycopg.Error as error:\n"
     ends = f"{handles}            if db is not None and db.closed: sys.exit('gone')\n"
@@ -364,8 +364,8 @@ def test_a_program_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> 
     assert drained == [("1",)]
 
 
-def test_a_breach_that_new_programs_do_not_repeat_is_no_pass(lab_of: LabOf) -> None:
-    """What a program keeps from run to run accuses nobody, and excuses nobody either."""
+def test_a_breach_that_new_workers_do_not_repeat_is_no_pass(lab_of: LabOf) -> None:
+    """What a worker keeps from run to run accuses nobody, and excuses nobody either."""
     keeps = """
             global claims
             claims += 1
@@ -404,7 +404,7 @@ UNLOCKS = """
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
+def test_what_a_worker_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: LabOf) -> None:
     """The lock stays on one connection and is looked for on another: jobs cannot be claimed."""
     unnamed = ("psycopg.connect(", "psycopg.connect(prepare_threshold=None, conninfo=")
     ends = [(ENDS.format(how), UNLOCKS.format(how)) for how in ("COMPLETE", "FAIL")]
@@ -416,7 +416,7 @@ def test_what_a_program_leaves_in_a_session_is_found_behind_pgbouncer(lab_of: La
     assert any(one in found.reason for one in shown)
 
 
-def test_without_pgbouncer_nothing_is_said_of_a_program_s_own_connections(
+def test_without_pgbouncer_nothing_is_said_of_a_workers_own_connections(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""

@@ -63,7 +63,7 @@ def test_a_server_of_our_own_is_used_whatever_the_environment_names(queue: str) 
 
 @pytest.mark.parametrize("queue", [SOUND, WORKER], ids=["file", "program"])
 def test_what_a_dsn_leaves_open_the_environment_fills_in(queue: str) -> None:
-    """Host and role are the variables', for the harness and for a worker's program."""
+    """Host and role are the variables', for the harness and for a worker process."""
     with open_server("embedded") as server, server.database() as dsn:
         place = conninfo_to_dict(dsn)
         with psycopg.connect(dsn, autocommit=True) as connection:

@@ -22,10 +22,10 @@ from queueproof.queues.model import Claim, Operation, Queue, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
-from queueproof.queues.worker import ProgramQueue
+from queueproof.queues.worker import WorkerQueue
 from queueproof.report.free import tell_free
 from queueproof.run import free, wallclock
-from queueproof.run.free import Free, free_run
+from queueproof.run.free import Free, FreeFault, free_run
 from queueproof.run.host import Host, describe, load
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
@@ -34,7 +34,7 @@ STRATEGIES = Path(__file__).parents[2] / "strategies"
 TEMPLATES = Path(free.__file__).parents[1] / "queues" / "templates"
 REFERENCE = STRATEGIES / "skip_locked.sql"
 HELD = STRATEGIES / "hold_open.sql"
-ALL = {"kill": 3, "pause": 2, "terminate": 2, "restart": 1}
+ALL: Mapping[FreeFault, int] = {"kill": 3, "pause": 2, "terminate": 2, "restart": 1}
 
 
 class ByOwnClock(Queue):
@@ -117,7 +117,7 @@ def installed(server: Server, name: str) -> Iterator[Lab]:
 
 
 def run_free(
-    lab: Lab, *, faults: Mapping[str, int], held: bool = False, jobs: int = 40, seed: int = 0
+    lab: Lab, *, faults: Mapping[FreeFault, int], held: bool = False, jobs: int = 40, seed: int = 0
 ) -> Free:
     """A short free run with two workers."""
     offer = Offer(lab.queue, held, tied=held or lab.queue.lease is None)
@@ -257,7 +257,7 @@ def test_jobs_of_the_dead_that_never_come_back_are_found(server: Server) -> None
 # --- what is drawn ------------------------------------------------------------------------------
 
 
-def planned(seed: int, faults: Mapping[str, int] = ALL) -> list[tuple[Any, ...]]:
+def planned(seed: int, faults: Mapping[FreeFault, int] = ALL) -> list[tuple[Any, ...]]:
     """What a seed draws for three workers."""
     places = free._plan(60, 3, seed, faults, lease=30.0, queues=("default", "other"))
     return [(p.role, p.operations, p.jobs, p.queue, p.faults, p.moves) for p in places]
@@ -485,7 +485,7 @@ def test_a_heartbeat_beside_an_open_transaction_has_a_connection_of_its_own(
 def test_a_hosted_queue_is_described_as_it_is(path: Path) -> None:
     """Through its host a queue offers and promises what its file does."""
     queue = load(str(path))
-    hosted = ProgramQueue("hosted", [sys.executable])
+    hosted = WorkerQueue("hosted", [sys.executable])
     hosted.described_by(json.loads(json.dumps(describe(queue))))
     assert hosted.offers == queue.offers
     facts = ("lease", "max_attempts", "backoff", "jitter", "order", "concurrency_limit")

@@ -27,12 +27,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import Server, local, open_server, sources, watchdog
-from queueproof.postgres.server import Conninfo, Facts
+from queueproof.postgres.server import Conninfo, ServerFacts
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
 Eventually = Callable[[Callable[[], bool]], None]
 PATIENCE = 30.0  # seconds
-GOOD = Facts(180004, "alice", False, True, "on", "on", False, False, False)  # noqa: FBT003
+GOOD = ServerFacts(180004, "alice", False, True, "on", "on", False, False, False)  # noqa: FBT003
 
 
 def ask(conninfo: str, query: str) -> object:

@@ -163,14 +163,14 @@ class _Compiler:
     def __init__(self, queue: SqlFileQueue, pgconn: PGconn) -> None:
         self._queue = queue
         self._pgconn = pgconn
-        lease = queue.lease_time
+        lease = queue.lease_seconds
         self._constants: dict[str, bytes | None] = {
             "queue": b"default",
             "payload": PAYLOAD,
             "priority": b"0",
             "max_attempts": str(queue.max_attempts or 3).encode(),
             "delay": b"0 seconds",
-            "lease": f"{lease.total_seconds():.6f} seconds".encode() if lease else None,
+            "lease": f"{lease:.6f} seconds".encode() if lease else None,
         }
 
     def compile(self, batch: int, hold: float, jobs: int) -> Compiled:

@@ -52,7 +52,7 @@ from queueproof.report.mermaid import to_mermaid
 from queueproof.report.story import Probed, Story, tell, tell_found
 from queueproof.report.text import to_text
 from queueproof.run import wallclock
-from queueproof.run.free import Free, free_run
+from queueproof.run.free import Free, FreeFault, free_run
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.record import Run
@@ -118,7 +118,7 @@ PROFILES: Mapping[str, Profile] = {
 }
 
 _PROGRAMS: Mapping[str, Profile] = {
-    # A worker's program and the gate before it make a run several times as long.
+    # A worker process and the gate before it make a run several times as long.
     "quick": Profile(schedules=12, inside=4, varied=2, kills=1, drawn=30, level=0),
     "default": Profile(schedules=80, inside=16, varied=10, kills=4, drawn=250, level=1),
     "deep": Profile(schedules=800, inside=250, varied=160, kills=20, drawn=4000, level=2, free=3),
@@ -313,7 +313,7 @@ class Examination:
         """Programs under conditions that should change nothing."""
         conditions = variation.conditions
         if conditions.pooled and not self.lab.chooses_connections:
-            return  # a program chooses its connections; PgBouncer itself is asked
+            return  # a worker process chooses its connections; PgBouncer itself is asked
         if conditions.clocks and self.lab.by_clients:
             conditions = replace(conditions, styles=False)
         if conditions.killed and not self.lab.server.ours:
@@ -396,9 +396,9 @@ class Examination:
         return None
 
     def _happens_again(self, failure: Failure) -> Failure | None:
-        """The breach with new lives of the programs, if it is not of what they keep between runs.
+        """The breach with new lives of the workers, if it is not of what they keep between runs.
 
-        To begin a program's life anew in each run takes too long. A breach counts when it happens
+        To begin a worker's life anew in each run takes too long. A breach counts when it happens
         with new lives too. What a life begins with, a driver that looks types up for instance, are
         steps that an old one has not: the same schedule may mean another order.
         """
@@ -746,11 +746,11 @@ STORIES = 3  # of one guarantee, each of another operation that breaks it
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
 OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
-AGAIN = 24  # schedules of a breach's program with programs started anew; each takes a second
+AGAIN = 24  # schedules of a breach's program with workers started anew; each takes a second
 REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
 _EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
 FREE_JOBS, FREE_WORKERS = 2_000, 4
-FREE_FAULTS: Mapping[str, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
+FREE_FAULTS: Mapping[FreeFault, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
 
 
 def check_queue(
@@ -946,7 +946,7 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     A session's advisory lock or a backend's process id may be what a claim rests on. The worker is
     told that its connection broke, and knows what that means.
     """
-    if offer.held or offer.queue.lease_time is None:
+    if offer.held or offer.queue.lease_seconds is None:
         return True
     reaper = (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
     breaks = script("nemesis", terminate(1))
@@ -961,10 +961,10 @@ def _reaper(offer: Offer) -> tuple[Script, ...]:
 
 def _beats(runner: Runner, offer: Offer) -> bool:
     """Whether a claim extends the lease of what its worker has already."""
-    lease = offer.queue.lease_time
+    lease = offer.queue.lease_seconds
     if offer.held or lease is None or offer.queue.jobs_per_worker is not None:
         return False
-    over = script("clock", advance(past(lease.total_seconds())))
+    over = script("clock", advance(past(lease)))
     mine = script("w1", claim())
     stages = in_turn(SETTLE, mine, over, mine, *_reaper(offer), script("w2", claim()))
     _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
@@ -976,11 +976,11 @@ def _waits(runner: Runner, offer: Offer) -> float | None:
 
     None where the first claim gets it, or none does.
     """
-    lease = offer.queue.lease_time
+    lease = offer.queue.lease_seconds
     if offer.held or lease is None or offer.queue.stale is not None:
         return None
     gone = in_turn(SETTLE, script("w1", claim(), crash()))
-    over = script("clock", advance(past(lease.total_seconds())))
+    over = script("clock", advance(past(lease)))
     stages = (*gone, *in_turn(over, *_reaper(offer), script("w2", claim())))
     for wait in WAITS:
         stages += in_turn(script("clock", advance(wait)), *_reaper(offer), script("w2", claim()))

@@ -111,7 +111,7 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     if lent is not None:
         stack = ExitStack()
-        # Before the watchdog goes, which sees to the programs of a queue's workers.
+        # Before the watchdog goes, which sees to the processes of a queue's workers.
         Finalize(None, stack.close, exitpriority=0)
         _server.append(stack.enter_context(borrowed(lent)))
         if queue is not None:

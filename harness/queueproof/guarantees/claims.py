@@ -128,7 +128,7 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
 
 
 def _routing(pieces: Pieces) -> Iterator[Program]:
-    from queueproof.queues.worker import ProgramQueue  # noqa: PLC0415 - it is heavy
+    from queueproof.queues.worker import WorkerQueue  # noqa: PLC0415 - it is heavy
 
     both = (JobSpec(queue="other"), JobSpec())
     for jobs in (both, both[::-1], both * 2):
@@ -136,7 +136,7 @@ def _routing(pieces: Pieces) -> Iterator[Program]:
         yield Program(jobs, ((script("w1", claim()), script("w2", claim(1, "other"))),))
     for ender in pieces.enders():
         yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
-    if not isinstance(pieces.offer.queue, ProgramQueue):  # which may know two queues and no third
+    if not isinstance(pieces.offer.queue, WorkerQueue):  # which may know two queues and no third
         pairs = (("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED))
         for mine, theirs in pairs:
             yield Program((JobSpec(queue=theirs),), in_turn(script("w1", claim(1, mine))))

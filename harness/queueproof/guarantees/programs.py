@@ -56,7 +56,7 @@ class Pieces:
         self.one_each = queue.jobs_per_worker is not None
         self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
-        self.lease = queue.lease_time.total_seconds() if queue.lease_time else None
+        self.lease = queue.lease_seconds
         self.bound = queue.max_attempts
 
     def lapse(self) -> tuple[Stage, ...]:

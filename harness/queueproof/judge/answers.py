@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from queueproof.history.calls import Call
+from queueproof.schedule.programs import FAULTS
 
 _TIMES, _BESIDE = 3, 10  # rows for each job that there is, and jobs that the schema put there
-_FAULTS = frozenset({"lose", "terminate", "restart"})
 _PLAIN = frozenset({"accepted", "rejected", "retry"})
 _DONE = {
     "complete": "completed",
@@ -96,7 +96,7 @@ def _concerns(call: Call, job: str, first: Call, second: Call) -> bool:
     if call.invoked > (second.returned or call.invoked):
         return False
     named = job in call.ids or any(ref.job == job for ref in call.refs)
-    return named or call.kind in {"cleanup", *_FAULTS} or call.answer not in _PLAIN
+    return named or call.kind in {"cleanup", *FAULTS} or call.answer not in _PLAIN
 
 
 def _unknown(calls: Sequence[Call]) -> Contradiction | None:
@@ -130,7 +130,7 @@ def _unknown(calls: Sequence[Call]) -> Contradiction | None:
 def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | None:
     """A list of jobs, made while nobody did anything, that later answers prove wrong."""
     for n, call in enumerate(calls):
-        if call.answer not in _PLAIN or call.kind in _FAULTS:
+        if call.answer not in _PLAIN or call.kind in FAULTS:
             return None  # what was done by halves may look like anything
         if call.kind != "jobs" or call.states is None or not _is_quiet(calls, n):
             continue

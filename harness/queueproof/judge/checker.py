@@ -79,58 +79,25 @@ class Findings:
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What the checker must know of the queue.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared(Rules):
+    """What the checker must know of the queue: the rules of a job's life, and what is beside it.
 
     Attributes:
-        lease: Seconds, or None.
-        held: Its claims end inside their transaction.
-        worker_heartbeat: Its heartbeat names the worker, not the job.
-        recovers: It offers `recover`.
         observable: It offers `jobs`.
         order: As declared.
         cap: Most jobs running at once, or None.
         retries: A job that fails comes back while it has attempts left.
-        session: Its claims end with their worker's connection.
         signs: Whatever a worker does may beat for all that it holds.
-        renews: Its heartbeats change the token.
         waits: A job that was taken back may have to wait.
-        at_least_once: A late completion may count.
-        stale_fails: A crashed worker's job ends failed.
-        one_each: A worker holds one job at most.
     """
 
-    lease: float | None
-    held: bool
-    worker_heartbeat: bool
-    recovers: bool
     observable: bool
     order: str
     cap: int | None = None
     retries: bool = False
-    session: bool = False
     signs: bool = False
-    renews: bool = False
     waits: bool = False
-    at_least_once: bool = False
-    stale_fails: bool = False
-    one_each: bool = False
-
-    @property
-    def rules(self) -> Rules:
-        """What the life of one job depends on."""
-        return Rules(
-            lease=self.lease,
-            held=self.held,
-            worker_heartbeat=self.worker_heartbeat,
-            takes_over=self.lease is not None and not self.recovers,
-            session=self.session,
-            renews=self.renews,
-            at_least_once=self.at_least_once,
-            stale_fails=self.stale_fails,
-            one_each=self.one_each,
-        )
 
 
 def declare(offer: Offer) -> Declared:
@@ -138,7 +105,7 @@ def declare(offer: Offer) -> Declared:
     queue = offer.queue
     by_worker = "heartbeat" in queue.offers and "job" not in queue.takes("heartbeat")
     return Declared(
-        lease=queue.lease_time.total_seconds() if queue.lease_time else None,
+        lease=queue.lease_seconds,
         held=offer.held,
         worker_heartbeat=by_worker,
         recovers="recover" in queue.offers,
@@ -185,7 +152,7 @@ def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
         watchers.append(order)
     if declared.cap is not None:
         watchers.append(cap)
-    if declared.lease is not None or declared.rules.tied:
+    if declared.lease is not None or declared.tied:
         watchers.append(_Fresh(declared, findings))
     read(history.calls, watchers)
     lives.see_outcome(history.outcome)
@@ -235,14 +202,13 @@ class _Blamed(NamedTuple):
 
 def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_Blamed]:
     """Follow each job, in the order in which they came; those with violations."""
-    rules = declared.rules
     found = []
     for job, life in lives.each():
         routing = _check_routing(job, life)
         cleanup = _check_cleanup(job, life, findings)
         own = []
         if life.number and not (routing or cleanup):
-            followed = _follow(rules, declared, lives, job, life)
+            followed = _follow(declared, lives, job, life)
             own = followed.violations
             findings.evidence.update(followed.evidence)
         if routing or cleanup or own:
@@ -252,15 +218,15 @@ def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_
     return sorted(found, key=lambda one: (one.number, one.job))
 
 
-def _follow(rules: Rules, declared: Declared, lives: Lives, job: str, life: Life) -> Findings:
+def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> Findings:
     acts = life.acts()
-    check = _JobCheck(rules, declared, lives, job, life)
+    check = _JobCheck(declared, lives, job, life)
     check.run(lives.certain(acts))
     for later in (False, True):
         # A call that was not answered may have met any job, and with many such calls the
         # explanations are too many: only a life that has none without them is read with them.
         if not check.explained and (more := lives.possible(acts, later=later)):
-            check = _JobCheck(rules, declared, lives, job, life)
+            check = _JobCheck(declared, lives, job, life)
             check.run(more)
     return check.findings
 
@@ -328,10 +294,7 @@ class _JobCheck:
         findings: The first violation in the job's life, or the evidence of a sound one.
     """
 
-    def __init__(
-        self, rules: Rules, declared: Declared, lives: Lives, job: str, life: Life
-    ) -> None:
-        self.rules = rules
+    def __init__(self, declared: Declared, lives: Lives, job: str, life: Life) -> None:
         self.declared = declared
         self.lives = lives
         self.job = job
@@ -408,7 +371,7 @@ class _JobCheck:
         (only, *others) = configs
         if target is not None and open_acts == {target} and not (others or only.applied):
             # Nothing else can have come first: what follows would do the same, more slowly.
-            outcome = step(self.rules, only.job, acts[target])
+            outcome = step(self.declared, only.job, acts[target])
             if isinstance(outcome, Breach):
                 return [], outcome
             return sorted((_Config(job, frozenset()) for job in outcome), key=_order), None
@@ -422,7 +385,7 @@ class _JobCheck:
                 reached.append(_Config(config.job, config.applied - {target}))
                 continue
             for n in sorted(open_acts - config.applied):
-                outcome = step(self.rules, config.job, acts[n])
+                outcome = step(self.declared, config.job, acts[n])
                 if isinstance(outcome, Breach):
                     if n == target:
                         breach = breach or outcome
@@ -444,7 +407,7 @@ class _JobCheck:
         claims = [acts[n] for n in sorted(open_acts) if acts[n].kind == "claim"]
         for act in claims:
             for config in configs if act.answer == "accepted" else ():
-                outcome = step(self.rules, config.job, act)
+                outcome = step(self.declared, config.job, act)
                 if isinstance(outcome, Breach) and outcome.guarantee == "single-claim":
                     return outcome, act.call
         return None
@@ -486,12 +449,12 @@ class _JobCheck:
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
         for job, _ in configs:
-            over = job.crashed and (self.rules.tied or job.stale_after < act.call.began)
+            over = job.crashed and (self.declared.tied or job.stale_after < act.call.began)
             if job.phase != Phase.RUNNING or not over or job.exhausted:
                 return None
         if self.lives.outcome(self.job) == "failed":
             return None  # it has ended, which is `retry-given`
-        if not self.declared.lease and not self.rules.tied:
+        if not self.declared.lease and not self.declared.tied:
             return None
         job = configs[0].job
         seen, since = self.seen
@@ -506,7 +469,7 @@ class _JobCheck:
             return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
         holder = configs[0].job.holder
         who = holder.actor if holder else "its worker"
-        lapsed = " with its connection" if self.rules.tied else ", its lease has run out"
+        lapsed = " with its connection" if self.declared.tied else ", its lease has run out"
         return Violation(
             "stale-recovery",
             f"{who} crashed{lapsed}, and the job could not be claimed again",
@@ -568,7 +531,7 @@ class _JobCheck:
             self._violate(Breach("no-lost-job", because), last)
             return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
-            if self.rules.lease is None and not self.rules.tied:
+            if self.declared.lease is None and not self.declared.tied:
                 return
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "whether it was completed nobody was told" if unheard else "its worker lost it"

@@ -125,7 +125,7 @@ class Act(NamedTuple):
     recovery: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What a queue declares, as far as the life of a job depends on it.
 
@@ -133,7 +133,7 @@ class Rules:
         lease: Seconds; None: a claim never runs out.
         held: The claim is the row lock of a transaction left open.
         worker_heartbeat: The heartbeat names a worker, not a job.
-        takes_over: `claim` itself takes over stale jobs: there is a lease and no `recover`.
+        recovers: It offers `recover`.
         session: A claim ends with its worker's connection, and with nothing else.
         renews: A heartbeat changes the token.
         at_least_once: A late completion may count while the next attempt runs.
@@ -144,12 +144,17 @@ class Rules:
     lease: float | None
     held: bool
     worker_heartbeat: bool
-    takes_over: bool
+    recovers: bool
     session: bool = False
     renews: bool = False
     at_least_once: bool = False
     stale_fails: bool = False
     one_each: bool = False
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether `claim` itself takes over stale jobs: there is a lease and no `recover`."""
+        return self.lease is not None and not self.recovers
 
     @property
     def tied(self) -> bool:

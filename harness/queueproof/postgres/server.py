@@ -51,7 +51,7 @@ class Conninfo(str):
         return "@" in tail or (bool(at) and "/" in head)
 
 
-class Facts(NamedTuple):
+class ServerFacts(NamedTuple):
     """What a server says about itself and about the role that we are."""
 
     version: int
@@ -160,7 +160,7 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         ) from None
 
 
-def examine(conninfo: Conninfo) -> Facts:
+def examine(conninfo: Conninfo) -> ServerFacts:
     """Connect, and ask what we need to know.
 
     Raises:
@@ -177,7 +177,7 @@ def examine(conninfo: Conninfo) -> Facts:
             " FROM pg_catalog.pg_roles WHERE rolname = current_user",
             [connection.info.backend_pid],
         ).fetchall()
-    return Facts(version, *row)
+    return ServerFacts(version, *row)
 
 
 def refuse_old(version: int) -> None:

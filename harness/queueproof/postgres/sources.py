@@ -18,9 +18,9 @@ from queueproof.postgres.environment import no_libpq_variables
 from queueproof.postgres.server import (
     ROLE,
     Conninfo,
-    Facts,
     Lent,
     Server,
+    ServerFacts,
     connected,
     examine,
     spoken,
@@ -138,7 +138,7 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
     )
 
 
-def _make_role(admin: Conninfo, facts: Facts) -> None:
+def _make_role(admin: Conninfo, facts: ServerFacts) -> None:
     """Create the role that a queue's own SQL runs as: it owns its database, and nothing else.
 
     Of a superuser's rights a queue needs none, and with them it could run programs (COPY ... TO
@@ -183,7 +183,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
 def _completed(dsn: Conninfo) -> Conninfo:
     """A DSN with what the environment, a service and a password file add to it.
 
-    So that whoever is handed it, a worker's program for one, gets to the same server.
+    So that whoever is handed it, a worker process for one, gets to the same server.
     """
     with connected(dsn) as connection:
         used = {o.keyword.decode(): (o.val, o.compiled) for o in connection.pgconn.info}
@@ -213,7 +213,7 @@ def _refuse_malformed(dsn: Conninfo) -> None:
         ) from None
 
 
-def _refuse_company(dsn: Conninfo, facts: Facts) -> None:
+def _refuse_company(dsn: Conninfo, facts: ServerFacts) -> None:
     """Raise where a superuser's queue could get at other people's databases.
 
     A fresh service container has `postgres` and perhaps one more, which is empty.
@@ -240,7 +240,7 @@ def _is_empty(dsn: Conninfo, database: str) -> bool:
         return False
 
 
-def _refuse(facts: Facts) -> None:
+def _refuse(facts: ServerFacts) -> None:
     if facts.pooled:
         raise ServerUnavailableError(
             "a connection pooler such as PgBouncer stands before this server, and it would move"

@@ -108,7 +108,7 @@ def _cut_short(lab: Lab, queue: Queue, wait: float) -> str:
         wait: Seconds that a job waits after its first failure.
     """
     for what in ("complete", "recover"):
-        if what in queue.offers and (what != "recover" or queue.lease_time is not None):
+        if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
             try:
                 broken = _beside(lab, queue, what, wait)
             except ServerError:
@@ -127,9 +127,9 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     if job is None or lab.session("w1").in_transaction:
         return ""
     other = _claim(lab, "w2")
-    if what == "recover" and queue.lease_time is not None:
+    if what == "recover" and queue.lease_seconds is not None:
         # It will have been claimed for longer than a lease before its wait is over.
-        lab.advance(max(0.0, queue.lease_time.total_seconds() - wait / 4))
+        lab.advance(max(0.0, queue.lease_seconds - wait / 4))
     failed_at = lab.now()
     if other is None or not _end(lab, "fail", job):
         return ""
@@ -150,12 +150,11 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
 
 def _work(queue: Queue) -> float:
     """How long a job takes, in seconds: well inside its lease."""
-    return WORK if queue.lease_time is None else 0.6 * queue.lease_time.total_seconds()
+    return WORK if queue.lease_seconds is None else 0.6 * queue.lease_seconds
 
 
 def _least(queue: Queue, found: Sequence[Wait]) -> float:
-    declared = queue.backoff.total_seconds() if queue.backoff else 0.0
-    return max([declared, *(wait.least * (1 - queue.jitter) for wait in found)])
+    return max([queue.backoff_seconds, *(wait.least * (1 - queue.jitter) for wait in found)])
 
 
 def _complaint(wait: Wait, least: float) -> str:

@@ -477,9 +477,9 @@ class _Meter:
             return statements, stop.value
 
     def _counted_by_server(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
-        """A program's claim, with what all its statements touched together.
+        """A worker's claim, with what all its statements touched together.
 
-        A program's backend tells nobody its counters before its transaction is over, and in its
+        A worker's backend tells nobody its counters before its transaction is over, and in its
         own time, unless it is made to.
         """
         if self._held:

@@ -16,7 +16,7 @@ from queueproof.history.calls import Call
 from queueproof.judge.checker import declare
 from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
 from queueproof.queues.offer import Offer
-from queueproof.queues.worker import ProgramError
+from queueproof.queues.worker import WorkerError
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
@@ -31,7 +31,7 @@ _NAMELESS = (
     " another: use PgBouncer 1.21 or later with max_prepared_statements, or turn it off in the"
     " driver (asyncpg: statement_cache_size=0, psycopg: prepare_threshold=None)"
 )
-SHORT = 5  # jobs and operations of the programs of a quick look
+QUICK_SIZE = 5  # jobs and operations of the programs of a quick look
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
     suite = Suite(offer)
     programs = settled(suite, suite.life)
     if level == 0:
-        programs = [program for program in programs if program.size <= SHORT]
+        programs = [program for program in programs if program.size <= QUICK_SIZE]
     with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
         passage = Passage(pooler.name)
         for program in programs:
@@ -130,7 +130,7 @@ def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> 
     """
     try:
         run = runner.run(program)
-    except ProgramError as error:
+    except WorkerError as error:
         if any(f" {state}: " in str(error) for state in _NAMES):
             raise ServerUnavailableError(_NAMELESS.format(pooler.name)) from error
         raise

@@ -113,7 +113,7 @@ class ThroughPgbouncer:
         """Run what workers do in turn through it."""
         program = find_pgbouncer()
         if program is None:
-            # Whose connections are a program's own can only be asked behind PgBouncer itself.
+            # Whose connections are a worker's own can only be asked behind PgBouncer itself.
             return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=lab.chooses_connections)
         try:
             passage = pooling.watch(lab, offer, program, level)

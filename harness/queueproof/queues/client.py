@@ -2,7 +2,7 @@
 
 A library that opens its own connections and runs its own event loop cannot be stepped inside the
 harness' process. It gets one of its own, `python -m queueproof.queues.client package.module:Class`,
-which speaks the same JSON lines as any other program (`queueproof.queues.worker`).
+which speaks the same JSON lines as any other worker (`queueproof.queues.worker`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _moves_clock(kind: type[Client]) -> bool:
     return hasattr(kind, "clock") or find_spec("time_machine") is not None
 
 
-class Host:
+class Responder:
     """Answers messages with the help of one instance of a class.
 
     Args:
@@ -259,16 +259,16 @@ def _plain(value: object) -> str:
     raise TypeError(f"a {type(value).__name__} cannot be sent as JSON: {value!r}; return its parts")
 
 
-def serve(host: Host, messages: Iterable[bytes], answers: IO[bytes]) -> None:
+def serve(responder: Responder, messages: Iterable[bytes], answers: IO[bytes]) -> None:
     """Answer messages until there are no more.
 
     Args:
-        host: Who knows the answers.
+        responder: Who knows the answers.
         messages: Lines.
         answers: Where the answers go, a line each.
     """
     for message in messages:
-        answer = host.answer(message)
+        answer = responder.answer(message)
         try:
             line = json.dumps(answer, default=_plain)
         except (TypeError, ValueError) as error:
@@ -296,7 +296,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        serve(Host(load(sys.argv[1])), sys.stdin.buffer, answers)
+        serve(Responder(load(sys.argv[1])), sys.stdin.buffer, answers)
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise

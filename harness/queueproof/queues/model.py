@@ -60,7 +60,7 @@ class Step(NamedTuple):
         params: A value for each `:name`. Python values are bound as int4/int8, float8, bool,
             interval (timedelta) and, for str, as a literal whose type the server infers.
         source: Where the statement stands, if it stands in a file.
-        request: What a worker's program is asked to do, where it sends statements of its own; the
+        request: What a worker process is asked to do, where it sends statements of its own; the
             SQL is empty then.
         commits: Whether it is no statement, but the commit that a client's next message brings.
         block: In which block of a queue file it stands.
@@ -85,7 +85,7 @@ class Result:
         affected: Rows inserted, updated, deleted or selected; 0 where the server names no count.
         in_transaction: Whether the session stands inside a transaction after the step.
         command: The command tag's first word (`UPDATE`).
-        offered: What a worker's program wants to send next; None where it has answered.
+        offered: What a worker process wants to send next; None where it has answered.
         reply: What it answered.
     """
 
@@ -188,13 +188,23 @@ class Facts:
         return self.lease if isinstance(self.lease, timedelta) else None
 
     @property
+    def lease_seconds(self) -> float | None:
+        """The same in seconds."""
+        return self.lease.total_seconds() if isinstance(self.lease, timedelta) else None
+
+    @property
+    def backoff_seconds(self) -> float:
+        """Least wait before a second attempt, in seconds; 0 where none is promised."""
+        return self.backoff.total_seconds() if self.backoff else 0.0
+
+    @property
     def by_session(self) -> bool:
         """Whether a claim ends with its worker's connection, and with nothing else."""
         return self.lease == "session"
 
 
 def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
-    """What differs from a queue that promises nothing, as a program's answer to `init` has it."""
+    """What differs from a queue that promises nothing, as a worker's answer to `init` has it."""
     told = {name: getattr(facts, name) for name in FACTS}
     return {name: _as_json(value) for name, value in told.items() if value != getattr(Facts, name)}
 

@@ -1,4 +1,4 @@
-"""From what the user typed to the queue under test: an SQL file, a Python class, a program."""
+"""From what the user typed to the queue under test: an SQL file, a class, an `exec:` worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import FACTS, OPERATIONS, Queue
-from queueproof.queues.worker import ProgramQueue, from_command
+from queueproof.queues.worker import WorkerQueue, from_command
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -31,7 +31,7 @@ def resolve(name: str) -> Queue:
     """Find the queue that a command line names.
 
     Args:
-        name: The path of an SQL file, `package.module:Class`, or `exec: program`.
+        name: The path of an SQL file, `package.module:Class`, or `exec: command`.
 
     Raises:
         QueueproofError: There is no such queue, or it cannot be used; the message says why.
@@ -51,7 +51,7 @@ _LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".
 
 
 def _meant(name: str) -> str:
-    """What somebody probably meant who left out how a program is named; nothing otherwise."""
+    """What somebody probably meant who left out `exec:` before a worker; nothing otherwise."""
     path = Path(name)
     if path.suffix in _LANGUAGES and path.is_file():
         return f'a program? write "exec: {_LANGUAGES[path.suffix]} {name}"'
@@ -68,7 +68,7 @@ def blame(error: BaseException, queue: Queue) -> QueueError | None:
         error: Any exception.
         queue: The queue under test.
     """
-    if isinstance(queue, sqlfile.SqlFileQueue | ProgramQueue):
+    if isinstance(queue, sqlfile.SqlFileQueue | WorkerQueue):
         return None
     source = _source_file(type(queue))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
@@ -117,7 +117,7 @@ def _unreadable(name: str) -> QueueproofError:
     return QueueproofError(message)
 
 
-def _hosted(name: str, kind: type[Client], line: Source | None) -> ProgramQueue:
+def _hosted(name: str, kind: type[Client], line: Source | None) -> WorkerQueue:
     """The queue of a class whose workers each live in a process of their own."""
     _check_facts(kind, line)
     classes = kind.__mro__[: kind.__mro__.index(Client)]
@@ -125,7 +125,7 @@ def _hosted(name: str, kind: type[Client], line: Source | None) -> ProgramQueue:
         source = "".join(inspect.getsource(one) for one in classes)
     except (OSError, TypeError):
         raise _unreadable(name) from None
-    queue = ProgramQueue(
+    queue = WorkerQueue(
         name,
         [sys.executable, "-m", "queueproof.queues.client", name],
         digest=hashlib.sha256(source.encode()).hexdigest()[:12],

@@ -1,6 +1,6 @@
-"""A queue from any program that speaks JSON lines: one process is one worker's life.
+"""A queue from workers that speak JSON lines: one process is one worker's life.
 
-A message is one line with one JSON object on the program's stdin, its answer one line on its
+A message is one line with one JSON object on the worker's stdin, its answer one line on its
 stdout, and what it writes to stderr is its log. `templates/README.md` describes every message.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from textwrap import indent
 from typing import IO, Any, NoReturn, Self, TypeAlias, TypeGuard, cast, get_args
@@ -45,19 +45,19 @@ LONGEST_LINE = 1_000_000  # bytes
 _CHUNK = 65536
 _LOG_KEPT = 4096  # bytes of stderr
 _MARK = "QUEUEPROOF_MARK"  # a variable
-_LAST_WORDS = 1.0  # seconds for a dead program's pipes to run dry
+_LAST_WORDS = 1.0  # seconds for a dead worker's pipes to run dry
 _SHOWN = 200  # characters of a line in a message
 
 _OF_A_JOB = {"complete": "job", "complete_many": "jobs", "fail": "job"}
 
 
-class ProgramError(QueueError):
-    """A program died, does not answer, or answers what is no answer; the message says which."""
+class WorkerError(QueueError):
+    """A worker died, does not answer, or answers what is no answer; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramClaim(Claim):
-    """A job in a worker's hands, as its program described it.
+class WorkerClaim(Claim):
+    """A job in a worker's hands, as the worker described it.
 
     Attributes:
         job: The JSON object of the claim's answer; it goes back unchanged.
@@ -66,14 +66,14 @@ class ProgramClaim(Claim):
     job: Json = field(default_factory=dict)
 
 
-class ProgramQueue(Queue):
-    """A queue whose operations a program carries out, over connections of its own.
+class WorkerQueue(Queue):
+    """A queue whose operations worker processes carry out, over connections of their own.
 
-    What the queue promises and offers is the program's to say: until `described_by` has seen the
+    What the queue promises and offers its workers say: until `described_by` has seen the
     answer to its `init`, nothing is promised, and only what every queue has is offered.
 
     Attributes:
-        argv: The program and its arguments.
+        argv: The worker's command and its arguments.
         environment: Its variables.
     """
 
@@ -85,16 +85,16 @@ class ProgramQueue(Queue):
         digest: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Name a program; nothing is started.
+        """Say how workers are started; none is yet.
 
         Args:
             name: What the user typed.
-            argv: The program and its arguments.
+            argv: The worker's command and its arguments.
             digest: Of its definition, where the files among its arguments are not that.
             environment: Variables that it gets beside those of this process, libpq's excepted.
         """
         self.argv = tuple(argv)
-        # A program is told where to connect to: PGHOSTADDR would lead it past the gate.
+        # A worker is told where to connect to: PGHOSTADDR would lead it past the gate.
         self.environment = {**without_libpq(os.environ), **(environment or {})}
         self.digest = _digest(self.argv) if digest is None else digest
         self._name = name
@@ -105,11 +105,6 @@ class ProgramQueue(Queue):
     def name(self) -> str:
         """What the user typed."""
         return self._name
-
-    @cached_property
-    def program(self) -> str:
-        """The command line, for messages."""
-        return shlex.join(self.argv)
 
     @property
     def offers(self) -> frozenset[str]:  # not cached: it is known late
@@ -122,17 +117,17 @@ class ProgramQueue(Queue):
         return "clock" in self._operations
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the program wants to be told."""
+        """Which arguments of `OPERATIONS[operation]` the worker wants to be told."""
         return self._takes.get(operation, OPERATIONS[operation])
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002
-        """Refuse: a program's statements are its own.
+        """Refuse: a worker's statements are its own.
 
         Raises:
             QueueproofError: Always.
         """
         raise QueueproofError(
-            f"{self.name}: a program sends its own statements, and {operation} is needed as steps;"
+            f"{self.name}: a worker sends its own statements, and {operation} is needed as steps;"
             " that takes an SQL file, or a Python class of queueproof.Queue"
         )
 
@@ -145,7 +140,7 @@ class ProgramQueue(Queue):
             answer: `operations`, and any of the header's keys.
 
         Raises:
-            ProgramError: It is an error, or breaks the format; the message says how to write it.
+            WorkerError: It is an error, or breaks the format; the message says how to write it.
         """
         self.read_error("init", answer)
         known = {"operations", "takes", *_FACTS}
@@ -197,7 +192,7 @@ class ProgramQueue(Queue):
         Args:
             operation: `init`, `install`, `clock` or one of those that it offers.
             **arguments: `dsn` and `queue` for init, `dsn` for install, `ahead` (seconds) for clock;
-                otherwise those of `OPERATIONS`, of which the program gets what it takes.
+                otherwise those of `OPERATIONS`, of which the worker gets what it takes.
         """
         if "dsn" in arguments:
             arguments["dsn"] = as_uri(str(arguments["dsn"]))
@@ -231,8 +226,8 @@ class ProgramQueue(Queue):
             answer: What came back.
 
         Raises:
-            ProgramError: It is no answer to that; the message names the line and what is missing.
-            ServerError: The program says that the server, or its library, refused.
+            WorkerError: It is no answer to that; the message names the line and what is missing.
+            ServerError: The worker says that the server, or its library, refused.
         """
         if not isinstance(answer, Mapping):
             self._refuse(operation, answer, "an answer is one JSON object")
@@ -268,12 +263,12 @@ class ProgramQueue(Queue):
             answer: What came back.
 
         Raises:
-            ProgramError: It is an error, or no JSON object.
+            WorkerError: It is an error, or no JSON object.
         """
         try:
             self.read(operation, {}, answer)
         except ServerError as error:
-            raise ProgramError(f"{self.name}: {operation} failed: {error}") from None
+            raise WorkerError(f"{self.name}: {operation} failed: {error}") from None
 
     def _error(self, operation: str, answer: Json) -> tuple[str, str]:
         wanted = '"error" is {"sqlstate": "40001", "message": "..."}'
@@ -290,48 +285,48 @@ class ProgramQueue(Queue):
 
     def _refuse(self, operation: str, answer: object, message: str) -> NoReturn:
         line = _shortened(json.dumps(answer))
-        raise ProgramError(f"{self.name} answered {operation} with {line}: {message}")
+        raise WorkerError(f"{self.name} answered {operation} with {line}: {message}")
 
     # --- its processes --------------------------------------------------------------------------
 
-    def spawn(self, name: str) -> Program:
-        """Start the program: one more worker.
+    def spawn(self, name: str) -> WorkerProcess:
+        """Start one more worker.
 
         Args:
             name: The worker's, for messages.
 
         Raises:
-            ProgramError: It cannot be started.
+            WorkerError: It cannot be started.
         """
-        return Program(self, name)
+        return WorkerProcess(self, name)
 
 
-def from_command(name: str) -> ProgramQueue:
-    """The queue that `exec: program` names.
+def from_command(name: str) -> WorkerQueue:
+    """The queue that `exec: command` names.
 
     Args:
         name: All that the user typed.
 
     Raises:
-        QueueproofError: It is no command line, or there is no such program.
+        QueueproofError: It is no command line, or there is no such command.
     """
-    command = name.removeprefix("exec:").strip()
+    line = name.removeprefix("exec:").strip()
     example = 'write "exec: node worker.mjs"'
     try:
-        argv = shlex.split(command)
+        argv = shlex.split(line)
     except ValueError as error:
         raise QueueproofError(f"{name}: {str(error).lower()}") from None
     if not argv:
-        raise QueueproofError(f"{name} names no program; {example}")
-    program = argv[0]
-    if shutil.which(program) is None:
-        if Path(program).is_file() and "/" not in program:
-            raise QueueproofError(f"{name}: {program} is not on PATH; write ./{program}")
-        if Path(program).is_file():
-            raise QueueproofError(f"{name}: {program} is not executable; chmod +x {program}")
-        hint = "; set variables by env: `exec: env NAME=value program`" if "=" in program else ""
-        raise QueueproofError(f"{name}: there is no program {program}{hint or '; ' + example}")
-    return ProgramQueue(name, argv)
+        raise QueueproofError(f"{name} names no command; {example}")
+    command = argv[0]
+    if shutil.which(command) is None:
+        if Path(command).is_file() and "/" not in command:
+            raise QueueproofError(f"{name}: {command} is not on PATH; write ./{command}")
+        if Path(command).is_file():
+            raise QueueproofError(f"{name}: {command} is not executable; chmod +x {command}")
+        hint = "; set variables by env: `exec: env NAME=value command`" if "=" in command else ""
+        raise QueueproofError(f"{name}: there is no command {command}{hint or '; ' + example}")
+    return WorkerQueue(name, argv)
 
 
 def as_uri(dsn: str) -> str:
@@ -369,10 +364,10 @@ def _with_query(uri: str, parameters: Mapping[str, str]) -> str:
     return f"{uri}?{urlencode(parameters, quote_via=quote, safe='/')}" if parameters else uri
 
 
-class Program:
+class WorkerProcess:
     """One process: one worker's life.
 
-    Nothing here waits but `ask`, `kill`, and `send` to a program that reads nothing. Whoever runs
+    Nothing here waits but `ask`, `kill`, and `send` to a worker that reads nothing. Whoever runs
     it calls `receive` when `stdout` is readable, and `check` before relying on it.
 
     Attributes:
@@ -380,7 +375,7 @@ class Program:
         stdout: The descriptor on which it answers.
     """
 
-    def __init__(self, queue: ProgramQueue, name: str) -> None:
+    def __init__(self, queue: WorkerQueue, name: str) -> None:
         self._queue = queue
         self._name = name
         self._asked: Json | None = None
@@ -390,7 +385,7 @@ class Program:
         self._ending: os.waitid_result | None = None
         self._ended = False  # whether its stdout is at its end
         try:
-            self._process = subprocess.Popen(  # noqa: S603 - the program that the user named
+            self._process = subprocess.Popen(  # noqa: S603 - the worker that the user named
                 queue.argv,
                 env={**queue.environment, _MARK: _mark()},
                 stdin=subprocess.PIPE,
@@ -401,14 +396,14 @@ class Program:
             )
         except OSError as error:
             message = f"{queue.name} cannot be started: {error.strerror or error}"
-            raise ProgramError(message) from None
+            raise WorkerError(message) from None
         self.pid = self._process.pid
         self._stdin, self._log_pipe = (
             cast("IO[bytes]", pipe) for pipe in (self._process.stdin, self._process.stderr)
         )
         self.stdout = cast("IO[bytes]", self._process.stdout).fileno()
         self._log = b""
-        # A pipe that nobody empties stops the program that writes to it.
+        # A pipe that nobody empties stops the worker that writes to it.
         self._logger = threading.Thread(target=self._keep_log, daemon=True)
         self._logger.start()
         os.set_blocking(self.stdout, False)
@@ -417,7 +412,7 @@ class Program:
             _watchdog().ask("group", name=self._group, pid=self.pid, started=started(self.pid))
         except WatchdogError as error:
             self.kill()
-            raise ProgramError(f"{queue.name} cannot be started: {error}") from None
+            raise WorkerError(f"{queue.name} cannot be started: {error}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -449,7 +444,7 @@ class Program:
             message: One JSON object.
 
         Raises:
-            ProgramError: It has died, wrote a line that nobody asked for, or does not read.
+            WorkerError: It has died, wrote a line that nobody asked for, or does not read.
         """
         assert self._asked is None, f"{self._asked} is not answered yet"
         self._receive_all()
@@ -517,7 +512,7 @@ class Program:
         return self._answer
 
     def take(self) -> Json:
-        """The answer; the program may be asked something else from now on."""
+        """The answer; the worker may be asked something else from now on."""
         answer, self._answer, self._asked = self._answer, None, None
         assert answer is not None, "there is no answer yet"
         return answer
@@ -526,7 +521,7 @@ class Program:
         """See whether it can still be relied on.
 
         Raises:
-            ProgramError: It has died, or wrote what is no answer; the message says which program,
+            WorkerError: It has died, or wrote what is no answer; the message says which worker,
                 what it was asked, how it ended, and the end of its stderr.
         """
         if self._end() is not None:
@@ -551,7 +546,7 @@ class Program:
             seconds: How long to wait; None for `waits.ANSWER`.
 
         Raises:
-            ProgramError: As `send` and `check`, or there is no answer in time.
+            WorkerError: As `send` and `check`, or there is no answer in time.
         """
         self.send(message)
         seconds = waits.ANSWER if seconds is None else seconds
@@ -571,7 +566,7 @@ class Program:
             self._logger.join(_LAST_WORDS)
         log = self._log.decode(errors="replace").strip()
         said = "\nIts stderr ends:\n" + indent(log, "  ") if log else ""
-        raise ProgramError(f"{self._queue.name} ({self._name}) {what}{asked}{said}")
+        raise WorkerError(f"{self._queue.name} ({self._name}) {what}{asked}{said}")
 
     def _keep_log(self) -> None:
         while chunk := os.read(self._log_pipe.fileno(), _CHUNK):
@@ -593,7 +588,7 @@ class Program:
             return
         self._signal(signal.SIGKILL)
         with suppress(waits.LimitError):  # the kernel may keep what stands in a call of its own
-            waits.until(lambda: not self.alive, waits.GONE, "a killed program to end", look=0.0001)
+            waits.until(lambda: not self.alive, waits.GONE, "a killed worker to end", look=0.0001)
         with suppress(WatchdogError):  # it was killed itself, and there is nothing left to watch
             _watchdog().ask("forget", name=self._group)
         waits.ended(self._process, waits.GONE)
@@ -622,7 +617,7 @@ def _watchdog() -> Watchdog:
 
 @cache
 def _mark() -> str:
-    """What all that programs start can be told by, wherever it has gone."""
+    """What all that workers start can be told by, wherever it has gone."""
     return secrets.token_hex(16)
 
 
@@ -686,7 +681,7 @@ def _is_strings(value: object) -> TypeGuard[list[str]]:
 
 
 def _job(claim: Claim) -> Json:
-    assert isinstance(claim, ProgramClaim)
+    assert isinstance(claim, WorkerClaim)
     return claim.job
 
 
@@ -720,11 +715,11 @@ def _objects(answer: Json, refuse: _Refuse) -> list[Json]:
     return jobs
 
 
-def _claim(job: Json) -> ProgramClaim:
-    return ProgramClaim(job["id"], {key: _value(value) for key, value in job.items()}, job)
+def _claim(job: Json) -> WorkerClaim:
+    return WorkerClaim(job["id"], {key: _value(value) for key, value in job.items()}, job)
 
 
-def _renewed(answer: Json, request: Json, refuse: _Refuse) -> ProgramClaim:
+def _renewed(answer: Json, request: Json, refuse: _Refuse) -> WorkerClaim:
     """The claim with the fields that a heartbeat's answer replaces."""
     job, new = request.get("job"), answer["job"]
     if not isinstance(job, dict):

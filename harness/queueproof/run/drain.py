@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from datetime import timedelta
 
 from queueproof.history.calls import Call
 from queueproof.queues.model import State
@@ -21,9 +20,9 @@ EMPTY = 2  # claims in a row that come back empty, after which there is nothing 
 RETRIES = 10
 
 
-def moves(lease: timedelta | None) -> list[float]:
+def moves(lease: float | None) -> list[float]:
     """Seconds by which the clock moves, one sweep after the other, before a job is given up."""
-    return [0.0, *([past(lease.total_seconds())] if lease else []), HOUR, DAY, 40 * DAY, DECADE]
+    return [0.0, *([past(lease)] if lease else []), HOUR, DAY, 40 * DAY, DECADE]
 
 
 class Drain:
@@ -46,7 +45,7 @@ class Drain:
         """End what is open, then claim and complete until every job has come out."""
         self._finish_open()
         drainer = self._execution.actor(DRAINER)
-        for seconds in moves(self._queue.lease_time):
+        for seconds in moves(self._queue.lease_seconds):
             if seconds:
                 self._execution.advance(drainer, seconds)
                 self._execution.pass_time()

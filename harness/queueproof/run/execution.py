@@ -15,7 +15,7 @@ from queueproof.history.calls import Answer, Call, Ref, Wait
 from queueproof.judge.answers import flood
 from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
-from queueproof.queues.worker import ProgramError
+from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
 from queueproof.run.lab import Lab
@@ -38,7 +38,7 @@ _KILLED = ServerError("08006", "server closed the connection unexpectedly")
 _SERVER_TROUBLE = ("53", "57P", "58")
 
 # Statements that take no lock and show nothing: no worker can act differently after them. What a
-# program is asked to do is no statement at all.
+# worker process is asked to do is no statement at all.
 _QUIET = frozenset({"", "BEGIN", "START", "SET", "SAVEPOINT", "RELEASE"})
 # An autocommit statement is BEGIN, itself, COMMIT. The moment before that COMMIT, when its locks
 # are held and its effect is unseen, is a seam.
@@ -92,7 +92,7 @@ class Execution:
         record: What the run did.
         actors: Everybody who has acted, or is about to.
         queues: The queues that are claimed from.
-        disturbed: Whether a fault has happened, which programs may answer as they like.
+        disturbed: Whether a fault has happened, which workers may answer as they like.
     """
 
     def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
@@ -193,7 +193,7 @@ class Execution:
         """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
         match do.kind:
             case "heartbeat" if actor.beside and not self.lab.beats_beside:
-                return False  # a program does one thing after another
+                return False  # a worker process does one thing after another
             case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
                 return self._terms.beats_idle  # one without a job's columns
             case "complete" | "fail" | "heartbeat":
@@ -297,7 +297,7 @@ class Execution:
             step = step._replace(sql=_DECLARE + step.sql)
         try:
             flight.session.send(step, begin=begin)
-        except ProgramError as error:
+        except WorkerError as error:
             self._die(actor, flight, error)
             return
         flight.sent += 1
@@ -404,7 +404,7 @@ class Execution:
         except ServerError as error:
             self._fail(actor, flight, error)
             return
-        except ProgramError as error:
+        except WorkerError as error:
             self._die(actor, flight, error)
             return
         if flight.cursor == "declared":
@@ -602,7 +602,7 @@ class Execution:
 
     def _fail(self, actor: Actor, flight: Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
-        repeated = self.lab.reconnects and self.disturbed  # what the fault did, by the program
+        repeated = self.lab.reconnects and self.disturbed  # what the fault did, by the worker
         if error.sqlstate == _TERMINATED.sqlstate and not repeated:
             raise ConnectionLostError(f"{error}, during {flight.call.kind}")
         if error.sqlstate.startswith(_SERVER_TROUBLE) and not repeated:
@@ -756,11 +756,11 @@ class Execution:
         self._hit("lose", actor)
         self._end_unheard(actor, flight)
 
-    def _die(self, actor: Actor, flight: Flight, error: ProgramError) -> None:
-        """A program has ended, of a fault if there was one: that is its own business.
+    def _die(self, actor: Actor, flight: Flight, error: WorkerError) -> None:
+        """A worker process has ended, of a fault if there was one: that is its own business.
 
         Raises:
-            ProgramError: There was none.
+            WorkerError: There was none.
         """
         if not self.disturbed:
             raise error

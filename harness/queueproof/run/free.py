@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from psycopg.conninfo import make_conninfo
 
@@ -28,25 +28,27 @@ from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
-from queueproof.queues.worker import Json, Program, ProgramError, ProgramQueue
+from queueproof.queues.worker import Json, WorkerError, WorkerProcess, WorkerQueue
 from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue
 from queueproof.run.drain import DRAIN_BATCH, EMPTY, RETRIES, moves
 from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import JobSpec
+from queueproof.schedule.programs import FAULTS, JobSpec
 
-FAULTS: Mapping[str, str] = {
+FreeFault: TypeAlias = Literal["kill", "pause", "terminate", "restart"]
+
+SEVERAL: Mapping[FreeFault, str] = {
     "kill": "workers killed",
     "pause": "workers paused past their lease",
-    "terminate": "backends terminated",
-    "restart": "server kills",
+    "terminate": FAULTS["terminate"],
+    "restart": FAULTS["restart"],
 }
 """What happens to workers and the server, to the words for several of it."""
 
 _BETWEEN, _ASKED, _AT_WORK, _ANSWERED = "between", "just asked", "at work", "answered"
-_WAYS: Mapping[str, Sequence[str]] = {
+_WAYS: Mapping[FreeFault, Sequence[str]] = {
     "kill": (_ASKED, _AT_WORK, _ANSWERED),
     "pause": (_BETWEEN, _ASKED),
     "terminate": (_BETWEEN, _ASKED, _AT_WORK),
@@ -93,7 +95,7 @@ SELECT pg_catalog.format('ALTER DATABASE %I {}', current_database())
 class Fault(NamedTuple):
     """What happens, and where in an operation: see `_WAYS`."""
 
-    kind: str
+    kind: FreeFault
     way: str
 
 
@@ -132,7 +134,7 @@ class Free:
             "operations": len(asked),
             "operations in the midst of another's": met,
             "answers lost": sum(call.answer == "unknown" for call in asked),
-            **{told: faults[kind] for kind, told in FAULTS.items()},
+            **{told: faults[kind] for kind, told in SEVERAL.items()},
             "distinct steps hit": len(set(self.hits)),
         }
         return {what: n for what, n in found.items() if n}
@@ -158,7 +160,7 @@ def free_run(
     jobs: int,
     workers: int,
     seed: int,
-    faults: Mapping[str, int],
+    faults: Mapping[FreeFault, int],
 ) -> Free:
     """Run a queue under real concurrency, and check what was answered.
 
@@ -171,12 +173,12 @@ def free_run(
         jobs: How many are enqueued.
         workers: How many processes work at once, beside a producer and a reaper.
         seed: Of all choices.
-        faults: How many of each kind of `FAULTS`.
+        faults: How many of each kind of `FreeFault`.
 
     Raises:
         QueueproofError: The workers cannot be started, or one died or fell silent by itself.
     """
-    queue = _as_program(lab.queue)
+    queue = _as_worker(lab.queue)
     wanted = {kind: n for kind, n in faults.items() if n and _applies(kind, lab, offer)}
     where = lab.twin() if "restart" in wanted else lab
     run = _Run(where, queue, offer, jobs=jobs, workers=workers, seed=seed, faults=wanted)
@@ -185,23 +187,23 @@ def free_run(
     return Free(history, check(history, declared), tuple(run.hits), workers, seed)
 
 
-def _applies(kind: str, lab: Lab, offer: Offer) -> bool:
+def _applies(kind: FreeFault, lab: Lab, offer: Offer) -> bool:
     match kind:
         case "restart":
             return lab.server.ours
         case "pause":  # past a lease
-            return offer.queue.lease_time is not None
+            return offer.queue.lease_seconds is not None
         case _:
             return True
 
 
-def _as_program(queue: Queue) -> ProgramQueue:
-    """The queue as a program: it is one, or a host runs its statements.
+def _as_worker(queue: Queue) -> WorkerQueue:
+    """The queue as worker processes: it has them, or a host runs its statements.
 
     Raises:
         QueueproofError: Other processes cannot load it.
     """
-    if isinstance(queue, ProgramQueue):
+    if isinstance(queue, WorkerQueue):
         return queue
     if isinstance(queue, SqlFileQueue):
         if not Path(queue.name).is_file() or load(queue.name).digest != queue.digest:
@@ -214,15 +216,15 @@ def _as_program(queue: Queue) -> ProgramQueue:
             f"{queue.name}: the workers of a free run import the class; define it at the top of a "
             "module"
         )
-    program = ProgramQueue(
+    hosted = WorkerQueue(
         queue.name,
         [sys.executable, "-m", "queueproof.run.host", queue.name],
         digest=queue.digest,
         # What was found from here must be found from there.
         environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
-    program.described_by(describe(queue))
-    return program
+    hosted.described_by(describe(queue))
+    return hosted
 
 
 @contextmanager
@@ -252,7 +254,7 @@ class _Flight:
 
     Attributes:
         call: The operation.
-        request: What its program was told.
+        request: What its worker was told.
         named: The claims that it names.
         fate: What is still to happen to it.
         hit: Whether something has happened to its connection.
@@ -273,11 +275,11 @@ class _Flight:
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """A program from its start to its end: one name of a worker."""
+    """A worker process from its start to its end: one name of a worker."""
 
     name: str
     place: _Place
-    program: Program
+    process: WorkerProcess
     started: bool = False  # it has been told to
     ready: bool = False
     flight: _Flight | None = None
@@ -358,7 +360,7 @@ def _plan(
     jobs: int,
     workers: int,
     seed: int,
-    faults: Mapping[str, int],
+    faults: Mapping[FreeFault, int],
     *,
     lease: float | None,
     queues: Sequence[str],
@@ -399,13 +401,13 @@ class _Run:
     def __init__(
         self,
         lab: Lab,
-        queue: ProgramQueue,
+        queue: WorkerQueue,
         offer: Offer,
         *,
         jobs: int,
         workers: int,
         seed: int,
-        faults: Mapping[str, int],
+        faults: Mapping[FreeFault, int],
     ) -> None:
         self.hits: list[tuple[str, str, str]] = []
         self._lab = lab
@@ -413,7 +415,7 @@ class _Run:
         self._hosted = queue is not lab.queue
         self._offer = offer
         self._jobs = jobs
-        self._lease = queue.lease_time.total_seconds() if queue.lease_time else None
+        self._lease = queue.lease_seconds
         self._queues = ["default"]
         if "queue" in queue.takes("claim") and "queue" in queue.takes("enqueue"):
             self._queues.append("other")
@@ -450,7 +452,7 @@ class _Run:
             final = self._drain()
         finally:
             for life in self._lives:
-                life.program.kill()
+                life.process.kill()
             self._lives.clear()
         self._until(lambda: not self._names())
         return self._written(final)
@@ -546,7 +548,7 @@ class _Run:
     # --- lives ----------------------------------------------------------------------------------
 
     def _bear(self, place: _Place) -> _Life:
-        """Start a program; it may be asked something once it is ready."""
+        """Start a worker process; it may be asked something once it is ready."""
         self._born[place.role] += 1
         born = self._born[place.role]
         name = f"w{born}" if place.role == "worker" else f"{place.role}{born if born > 1 else ''}"
@@ -554,7 +556,7 @@ class _Run:
         place.life = life
         self._lives.append(life)
         dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
-        life.program.send(self._queue.request("init", dsn=dsn, queue="default"))
+        life.process.send(self._queue.request("init", dsn=dsn, queue="default"))
         return life
 
     def _die(self, life: _Life, *, cut: bool = False, again: bool = True) -> None:
@@ -573,7 +575,7 @@ class _Run:
         hidden = any(pid not in self._own and not _known(name) for pid, name, _ in self._backends())
         if cut:
             self._lab.execute(_TERMINATE.format(_NAME + life.name))
-        life.program.kill()
+        life.process.kill()
         # Of a connection that hides whose it is nobody can say when it has come to its end.
         self._ghosts.append(_Ghost(_NAME + life.name, [crash] if hidden else [crash, *lost]))
         self._lives.remove(life)
@@ -626,10 +628,10 @@ class _Run:
     def _begin(
         self, life: _Life, kind: str, named: Sequence[Claimed] = (), **arguments: object
     ) -> Call:
-        """Ask a program for an operation."""
+        """Ask a worker for an operation."""
         if self._queue.moves_clock and life.ahead != self._ahead:
             life.ahead = self._ahead
-            told = life.program.ask(self._queue.request("clock", ahead=self._ahead))
+            told = life.process.ask(self._queue.request("clock", ahead=self._ahead))
             self._queue.read_error("clock", told)
         request = self._queue.request(kind, worker=identity(life.name), **arguments)
         call = self._invoke(kind, life.name)
@@ -638,8 +640,8 @@ class _Run:
             call.token = min(life.renewed[one.call.invoked, one.claim.id] for one in named)
         life.flight = _Flight(call, request, named)
         try:
-            life.program.send(request)
-        except ProgramError:
+            life.process.send(request)
+        except WorkerError:
             self._gone(life)
         return call
 
@@ -693,7 +695,7 @@ class _Run:
     def _pump(self) -> None:
         """Take the answers that are there, or wait for one."""
         asked = {
-            life.program.stdout: life
+            life.process.stdout: life
             for life in self._lives
             if (life.flight or not life.ready) and not life.paused
         }
@@ -727,35 +729,35 @@ class _Run:
         raise QueueError(f"{self._queue.name}: {name} has not answered {kind} {waited}")
 
     def _hear(self, life: _Life) -> None:
-        """A program has written something, or has ended."""
+        """A worker has written something, or has ended."""
         if life not in self._lives:  # it has died of what another one answered
             return
         if life.flight is not None and life.flight.fate:
             self._strike(life, Fault(life.flight.fate.kind, _ANSWERED))
             return
-        life.program.receive()
+        life.process.receive()
         try:
-            life.program.check()
-        except ProgramError:
+            life.process.check()
+        except WorkerError:
             self._gone(life)
             return
-        if life.program.answer is not None:
+        if life.process.answer is not None:
             self._take(life)
 
     def _gone(self, life: _Life) -> None:
-        """A program has ended by itself: it may, if its connection was cut.
+        """A worker has ended by itself: it may, if its connection was cut.
 
         Raises:
-            ProgramError: It had no reason.
+            WorkerError: It had no reason.
         """
         if not life.disturbed:
-            life.program.check()
+            life.process.check()
         self._die(life)
 
     def _take(self, life: _Life) -> None:
-        """Take the answer of a program."""
+        """Take the answer of a worker."""
         self._listen()
-        flight, answer = life.flight, life.program.take()
+        flight, answer = life.flight, life.process.take()
         if flight is None:
             self._greet(life, answer)
             return
@@ -783,14 +785,14 @@ class _Run:
         self._remember(life, flight)
 
     def _greet(self, life: _Life, answer: Json) -> None:
-        """What a program answers before it is asked for operations."""
+        """What a worker answers before it is asked for operations."""
         if life.started:
             self._queue.read_error("start", answer)
         else:
             self._queue.described_by(answer)
             if "start" in self._queue.offers:
                 life.started = True
-                life.program.send(self._queue.request("start", worker=identity(life.name)))
+                life.process.send(self._queue.request("start", worker=identity(life.name)))
                 return
         life.ready = True
 
@@ -889,7 +891,7 @@ class _Run:
     def _pause(self, life: _Life) -> None:
         """Stop a worker's process until its jobs are somebody else's."""
         self._note("pause", life.name)
-        life.program.pause()
+        life.process.pause()
         life.paused = True
         jobs = frozenset(one.claim.id for one in life.held)
         self._pauses.append(_Pause(life, jobs, self._answered + ENOUGH))
@@ -913,7 +915,7 @@ class _Run:
         self._pauses.remove(pause)
         self._note("resume", life.name)
         life.paused = False
-        life.program.resume()
+        life.process.resume()
         self._listen()
         if life.flight is None:
             self._choose(life, late=True)
@@ -931,7 +933,7 @@ class _Run:
         before = self._lab.conninfo
         self._lab.restart()
         self._own = {pid for pid, name, _ in self._backends() if not _known(name)}
-        if self._lab.conninfo != before:  # where its programs cannot know it
+        if self._lab.conninfo != before:  # where its workers cannot know it
             for life in list(self._lives):
                 self._die(life, again=False)
                 homeless.append(life.place)
@@ -976,7 +978,7 @@ class _Run:
         """Claim and complete until every job has come out; what is seen of them then."""
         drainer = _Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
         final: Mapping[str, State] | None = None
-        for seconds in moves(self._queue.lease_time):
+        for seconds in moves(self._queue.lease_seconds):
             if seconds:
                 self._advance(seconds)
             self._sweep(drainer)

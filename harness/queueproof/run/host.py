@@ -1,7 +1,7 @@
-"""`python -m queueproof.run.host QUEUE`: a queue of SQL steps as a program that speaks JSON lines.
+"""`python -m queueproof.run.host QUEUE`: a queue of SQL steps as a worker that speaks JSON lines.
 
 With it the workers of an SQL file, or of a Python class of `queueproof.Queue`, are processes like
-those of any other program (`queueproof.queues.worker`): they can run freely, be stopped and be
+any other worker (`queueproof.queues.worker`): they can run freely, be stopped and be
 killed.
 """
 
@@ -254,15 +254,15 @@ def load(name: str) -> Queue:
         name: The path of an SQL file, or `package.module:Class`.
 
     Raises:
-        QueueproofError: There is no such queue, it cannot be used, or it is a program already.
+        QueueproofError: There is no such queue, it cannot be used, or it has workers already.
     """
     if Path(name).is_file():
         return sqlfile.load(name)
     from queueproof.queues.resolve import resolve  # noqa: PLC0415
-    from queueproof.queues.worker import ProgramQueue  # noqa: PLC0415 - costs time, like the next one
+    from queueproof.queues.worker import WorkerQueue  # noqa: PLC0415 - costs time, like the next one
 
     queue = resolve(name)
-    if isinstance(queue, ProgramQueue):
+    if isinstance(queue, WorkerQueue):
         raise QueueproofError(f"{name} has processes of its own: it needs no host")
     return queue
 

@@ -179,7 +179,7 @@ class Lab:
         schema: The statements that installed it.
         tables: The queue's tables, as regclass text.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
-        by_clients: Whether its workers are programs with connections of their own.
+        by_clients: Whether its workers are processes with connections of their own.
         gates: Where inside a statement its sessions can stop.
         ends_transactions: Whether transactions are begun and ended here, as statements are sent.
         chooses_connections: Whether it is said here on which connection a transaction runs.

@@ -10,7 +10,7 @@ import psycopg
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
-from queueproof.queues.worker import ProgramQueue
+from queueproof.queues.worker import WorkerQueue
 from queueproof.run.lab import HINDERED, Lab
 from queueproof.run.session import ConnectionLostError
 from queueproof.run.workers import ClientLab
@@ -34,7 +34,7 @@ def open_lab(
         QueueError: The queue's SQL was rejected, or keeps the harness from its work.
     """
     with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
-        if isinstance(queue, ProgramQueue):
+        if isinstance(queue, WorkerQueue):
             lab: Lab = ClientLab(queue, server, conninfo)
         else:
             lab = Lab(queue, server, conninfo)

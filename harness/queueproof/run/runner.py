@@ -27,7 +27,7 @@ class Runner:
         held: Whether claims end inside their transaction: they are made with limit 1.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
-        anew: Whether workers that are programs begin their lives anew in each run, which is slow.
+        anew: Whether worker processes begin their lives anew in each run, which is slow.
         conditions: What holds for every session.
 
     Attributes:
@@ -75,7 +75,7 @@ class Runner:
         run = self._run_once(program, schedule)
         wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
         if wrong is not None and self._lab.remembers:
-            # What a program keeps from one run to the next is judged with programs started anew.
+            # What a worker keeps from one run to the next is judged with workers started anew.
             self._lab.forget_sessions()
             run = self._run_once(program, schedule)
             wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)

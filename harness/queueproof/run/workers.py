@@ -1,6 +1,6 @@
-"""Queues that own their connections: a program per worker, stepped from the wire.
+"""Queues that own their connections: each worker is a process, stepped from the wire.
 
-What a program sends to the server stands before a gate (`queueproof.wire`) until the schedule lets
+What a worker sends to the server stands before a gate (`queueproof.wire`) until the schedule lets
 it through, so that to a runner it is a session like any other: it offers a statement, is told to
 send it, and either answers or waits for a lock.
 """
@@ -24,7 +24,7 @@ from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
 from queueproof.queues.model import Operation, Result, Step
 from queueproof.queues.sqltext import move_times
-from queueproof.queues.worker import Program, ProgramError, ProgramQueue
+from queueproof.queues.worker import WorkerError, WorkerProcess, WorkerQueue
 from queueproof.run import wallclock
 from queueproof.run.lab import GATE, HARNESS, Lab
 from queueproof.run.session import Session
@@ -32,7 +32,7 @@ from queueproof.schedule.actors import identity
 from queueproof.schedule.conditions import Gate
 from queueproof.wire.gate import Connection, Wire
 
-SPARES = 2  # programs that are started before they are needed
+SPARES = 2  # workers that are started before they are needed
 _LOOK = 0.1  # seconds
 _NO_WORKERS = frozenset({"clock", "nemesis"})
 _INSTALLER = "the installer"
@@ -41,12 +41,12 @@ _SET = re.compile(r"(?:SET|RESET) ([\w.]+)(?: = (.*))?")
 _WROTE = "SELECT backend_xid IS NOT NULL FROM pg_catalog.pg_stat_get_activity(%s)"
 
 
-class _SilentError(ProgramError):
-    """A program neither answers nor ends."""
+class _SilentError(WorkerError):
+    """A worker neither answers nor ends."""
 
 
 class _Conversation:
-    """One life of a program, with whatever it sends to the server passing the gate."""
+    """One life of a worker, with whatever it sends to the server passing the gate."""
 
     def __init__(self, lab: ClientLab, name: str) -> None:
         self._lab = lab
@@ -54,45 +54,45 @@ class _Conversation:
         self.owner = f"{name} {next(lab.lives)}"
         self.dsn = lab.wire.listen(self.owner)
         try:
-            self.program: Program = lab.programs.spawn(name)
+            self.process: WorkerProcess = lab.queue.spawn(name)
         except BaseException:
             lab.wire.forget(self.owner)
             raise
-        lab.wire.watch(self.program.stdout, self.program.receive)
+        lab.wire.watch(self.process.stdout, self.process.receive)
 
     def converse(self, message: dict[str, object]) -> Any:  # noqa: ANN401
         """Ask for something that is no operation of the queue, and wait for the answer.
 
         Raises:
-            ProgramError: The program died, is silent, or talks nonsense.
+            WorkerError: The worker died, is silent, or talks nonsense.
         """
-        self.program.send(message)
+        self.process.send(message)
         return self.heard(str(message["op"]))
 
     def heard(self, operation: str) -> Any:  # noqa: ANN401
         """Wait for the answer to what it was asked last."""
         limit = waits.Limit(waits.BEGIN, operation)
-        while self.program.answer is None:
+        while self.process.answer is None:
             self._lab.wire.pump(_LOOK)
-            self.program.check()
+            self.process.check()
             if limit.is_over():
                 waits.connect(self._lab.conninfo).finish()  # a frozen server is not its fault
                 raise _SilentError(
                     f"{self._lab.queue.name}: no answer to {operation} after {limit.seconds:g} s"
                 )
-        return self.program.take()
+        return self.process.take()
 
     def close(self) -> None:
-        """Kill the program, and close its connections."""
+        """Kill the worker, and close its connections."""
         if not self._closed:
             self._closed = True
-            self._lab.wire.unwatch(self.program.stdout)
-            self.program.kill()
+            self._lab.wire.unwatch(self.process.stdout)
+            self.process.kill()
             self._lab.wire.forget(self.owner)
 
 
 class ClientSession(Session):
-    """A worker's program and its connections.
+    """A worker's process and its connections.
 
     Attributes:
         owner: Its connections' name at the gate.
@@ -101,7 +101,7 @@ class ClientSession(Session):
     Args:
         lab: Whose it is.
         key: Whose it is, for messages.
-        talk: The program that begins its life as this.
+        talk: The process that begins its life as this worker.
     """
 
     def __init__(self, lab: ClientLab, key: str, talk: _Conversation) -> None:
@@ -117,13 +117,13 @@ class ClientSession(Session):
         self._ahead = 0.0
         self._talk = talk
         self.owner = self._talk.owner
-        self._program = self._talk.program
+        self._process = self._talk.process
 
     def begin(self) -> None:
-        """Have the program begin its life.
+        """Have the worker begin its life.
 
         Raises:
-            ProgramError: It does not.
+            WorkerError: It does not.
         """
         self._lab.greet(self._talk)
 
@@ -162,8 +162,8 @@ class ClientSession(Session):
 
     @property
     def closed(self) -> bool:
-        """Whether its program has ended."""
-        return not self._program.alive
+        """Whether its process has ended."""
+        return not self._process.alive
 
     @property
     def busy(self) -> bool:
@@ -183,8 +183,8 @@ class ClientSession(Session):
         self.configure({name: value for name, value in settings.items() if name != GATE})
         self._set_clock()
         self._lab.started.add(identity(self.name))
-        request = self._lab.programs.request("start", worker=identity(self.name))
-        self._lab.programs.read_error("start", self._talk.converse(request))
+        request = self._lab.queue.request("start", worker=identity(self.name))
+        self._lab.queue.read_error("start", self._talk.converse(request))
         self.configure(settings)  # the gate inside statements too: nobody would open it before
 
     def configure(self, settings: Mapping[str, str]) -> None:
@@ -202,14 +202,14 @@ class ClientSession(Session):
                 connection.run(statement)
 
     def send(self, step: Step, *, begin: bool = False) -> None:
-        """Ask the program for something, or let through what it offers."""
+        """Ask the worker for something, or let through what it offers."""
         assert not begin
         if step.request is not None:
             self._refuse_late()
             self._set_clock()
             self._wire.hold(self.owner, self.stepped)
             self._asked = True
-            self._program.send(dict(step.request))
+            self._process.send(dict(step.request))
             return
         assert step is self._offered
         if self._standing is not None and not self._standing.closed:
@@ -223,12 +223,12 @@ class ClientSession(Session):
         """An answer before its COMMIT promises what may never be.
 
         Raises:
-            ProgramError: The program has sent a statement since it answered.
+            WorkerError: The worker has sent a statement since it answered.
         """
         self._wire.pump(0)
         for connection in self.connections:
             if connection.held is not None:
-                raise ProgramError(
+                raise WorkerError(
                     f"{self._lab.queue.name}: after an answer came {connection.held.sql!r}; answer "
                     "when the database has answered: what is lost on the way was promised"
                 )
@@ -243,11 +243,11 @@ class ClientSession(Session):
         return True
 
     def _settled(self) -> bool:
-        if self._program.answer is not None:
+        if self._process.answer is not None:
             return True
         try:
-            self._program.check()
-        except ProgramError:
+            self._process.check()
+        except WorkerError:
             return True  # as `result` says
         connections = self.connections
         if any(connection.running for connection in connections):
@@ -264,17 +264,17 @@ class ClientSession(Session):
         """What has happened since the last `send`.
 
         Raises:
-            ProgramError: The program has died, or talks nonsense.
+            WorkerError: The worker has died, or talks nonsense.
         """
         connection, self._standing, self._offered = self._standing, None, None
         command, error = ("", None) if connection is None else (connection.tag, connection.error)
-        if self._program.answer is None:
-            self._program.check()
+        if self._process.answer is None:
+            self._process.check()
         else:
             # What it sends now of a transaction that it left open, nobody has asked for.
             self._wire.hold(self.owner, self.in_transaction)
             self._asked = False
-            reply = self._program.take()
+            reply = self._process.take()
             return self._result(command, error, reply=reply)
         self._standing = next(c for c in self.connections if c.held is not None)
         held = self._standing.held
@@ -304,7 +304,7 @@ class ClientSession(Session):
         """Run a statement of the harness's own on each of its connections.
 
         A setting is kept for connections that it opens later. A transaction of its own only the
-        program could end: it is killed instead.
+        worker could end: it is killed instead.
         """
         if sql == "ROLLBACK":
             self._lab.discard(self)
@@ -339,7 +339,7 @@ class ClientSession(Session):
         waits.connect(self._lab.conninfo).finish()
 
     def close(self) -> None:
-        """Kill the program, and close its connections."""
+        """Kill the worker, and close its connections."""
         self._talk.close()
 
     def forget_gates(self) -> None:
@@ -348,35 +348,35 @@ class ClientSession(Session):
 
     def _set_clock(self) -> None:
         ahead = self._lab.ahead(self.name)
-        if ahead != self._ahead and self._lab.programs.moves_clock:
-            answer = self._talk.converse(self._lab.programs.request("clock", ahead=ahead))
-            self._lab.programs.read_error("clock", answer)
+        if ahead != self._ahead and self._lab.queue.moves_clock:
+            answer = self._talk.converse(self._lab.queue.request("clock", ahead=ahead))
+            self._lab.queue.read_error("clock", answer)
         self._ahead = ahead
 
 
 class ClientLab(Lab):
-    """Where the runs of a queue take place whose workers are programs.
+    """Where the runs of a queue take place whose workers are processes of their own.
 
     Attributes:
-        programs: The queue.
-        wire: The gate between the programs and the server.
-        lives: Numbers, one for each life of a program.
+        queue: The queue under test.
+        wire: The gate between the workers and the server.
+        lives: Numbers, one for each life of a worker.
     """
 
+    queue: WorkerQueue
     by_clients = True
-    gates = frozenset[Gate]({"statement", "row", "every"})  # a program's queries are its own
+    gates = frozenset[Gate]({"statement", "row", "every"})  # a worker's queries are its own
     ends_transactions = False
     chooses_connections = False
     beats_beside = False
     remembers = True
     reconnects = True
 
-    def __init__(self, queue: ProgramQueue, server: Server, conninfo: str) -> None:
-        self.programs = queue
+    def __init__(self, queue: WorkerQueue, server: Server, conninfo: str) -> None:
         self.wire = Wire(server.for_queue(conninfo))
         self.wire.settings = self._settings_of
         self.wire.rewrite = self._rewritten
-        self._written: dict[str, str] = {}  # what the server gets to what a program wrote
+        self._written: dict[str, str] = {}  # what the server gets to what a worker wrote
         self._spares: deque[_Conversation] = deque()
         self._ahead = SPARES
         self.lives = itertools.count(1)
@@ -391,9 +391,9 @@ class ClientLab(Lab):
     # --- installation ---------------------------------------------------------------------------
 
     def _run_install(self) -> None:
-        """Have a program make the queue's tables, and say what the queue is.
+        """Have a worker make the queue's tables, and say what the queue is.
 
-        A program may want its tables when it begins, or to have begun before it makes them.
+        A worker may want its tables when it begins, or to have begun before it makes them.
         """
         installer = _Conversation(self, _INSTALLER)
         try:
@@ -402,7 +402,7 @@ class ClientLab(Lab):
             self._make_tables(installer)
         except _SilentError:
             raise
-        except ProgramError as error:
+        except WorkerError as error:
             installer.close()
             self._install_first(error)
         finally:
@@ -411,15 +411,15 @@ class ClientLab(Lab):
         level = sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = {}")
         self._admin.execute(level.format(name, self.queue.isolation))
 
-    def _install_first(self, reason: ProgramError) -> None:
-        """The other way round: tables first, and then another program begins."""
+    def _install_first(self, reason: WorkerError) -> None:
+        """The other way round: tables first, and then another worker begins."""
         installer = _Conversation(self, _INSTALLER)
         try:
             self._make_tables(installer)
-        except ProgramError as error:
-            if not installer.program.alive:
+        except WorkerError as error:
+            if not installer.process.alive:
                 raise reason from None  # it ends either way
-            raise ProgramError(
+            raise WorkerError(
                 f"{reason}\nAsked to install first, it did not either: {error}"
             ) from None
         finally:
@@ -432,22 +432,22 @@ class ClientLab(Lab):
             second.close()
 
     def _make_tables(self, installer: _Conversation) -> None:
-        request = self.programs.request("install", dsn=installer.dsn)
-        self.programs.read_error("install", installer.converse(request))
+        request = self.queue.request("install", dsn=installer.dsn)
+        self.queue.read_error("install", installer.converse(request))
 
     def _ask_init(self, talk: _Conversation) -> None:
-        talk.program.send(self.programs.request("init", dsn=talk.dsn, queue="default"))
+        talk.process.send(self.queue.request("init", dsn=talk.dsn, queue="default"))
 
     def greet(self, talk: _Conversation) -> None:
-        """Hear what a program says that it offers, now that it has begun its life."""
-        self.programs.described_by(talk.heard("init"))
+        """Hear what a worker says that it offers, now that it has begun its life."""
+        self.queue.described_by(talk.heard("init"))
 
     # --- sessions -------------------------------------------------------------------------------
 
     def session(self, key: str) -> Session:
-        """The program under a key, ready for an operation; a new one where there is none.
+        """The worker under a key, ready for an operation; a new one where there is none.
 
-        A worker's second connection is its program's own business.
+        A worker's second connection is its own business.
         """
         return super().session(key if key in HARNESS else key.partition(",")[0])
 
@@ -456,7 +456,7 @@ class ClientLab(Lab):
             return super()._open(key)
         try:
             return self._begin(key, self._spare())
-        except ProgramError:
+        except WorkerError:
             # It was started while nobody moved what it sent, and may have lost patience.
             self._drop_spares()
             return self._begin(key, self._started())
@@ -478,7 +478,7 @@ class ClientLab(Lab):
         return talk
 
     def _spare(self) -> _Conversation:
-        """A program that has been started already, while others are to come."""
+        """A worker that has been started already, while others are to come."""
         while len(self._spares) <= self._ahead:
             self._spares.append(self._started())
         return self._spares.popleft()
@@ -487,7 +487,7 @@ class ClientLab(Lab):
     def _meanwhile(self) -> waits.Meanwhile:
         """What has to be done while one of the harness's own connections is waited for.
 
-        It may wait for a program that has begun a transaction and gets no further, as what it sends
+        It may wait for a worker that has begun a transaction and gets no further, as what it sends
         is moved here.
         """
         return self._attend
@@ -496,7 +496,7 @@ class ClientLab(Lab):
         self.wire.pump(0)
 
     def _make_way(self) -> bool:
-        """End the programs that were started ahead: as they begin, they open a transaction."""
+        """End the workers that were started ahead: as they begin, they open a transaction."""
         self._ahead = 0
         found = bool(self._spares)
         self._drop_spares()
@@ -524,7 +524,7 @@ class ClientLab(Lab):
         self._under_way = True
 
     def _settings_of(self, owner: str) -> Sequence[str]:
-        """What a new connection is told before its program may use it."""
+        """What a new connection is told before a worker may use it."""
         found = (s for s in self._clients if s.owner == owner)
         return [statement for session in found for statement in session.settings]
 
@@ -533,7 +533,7 @@ class ClientLab(Lab):
         return [one for one in self._sessions.values() if isinstance(one, ClientSession)]
 
     def owner_of(self, pid: int) -> str | None:
-        """The worker of a backend that its program has opened."""
+        """The worker that has opened a backend."""
         return next((session.name for session in self._clients if pid in session.pids), None)
 
     def shown(self, step: Step) -> Step:
@@ -541,7 +541,7 @@ class ClientLab(Lab):
         return step._replace(sql=f"its last statement was {step.sql}") if step.sql else step
 
     def interrupt(self, session: Session) -> None:
-        """End what a session waits for: it ends with its program."""
+        """End what a session waits for: it ends with its process."""
 
     def _until_rolled_back(self, pids: Sequence[int]) -> None:
         self._end(pids)  # which may be at work, and would not notice
@@ -552,7 +552,7 @@ class ClientLab(Lab):
             super()._until_gone(pids)
 
     def terminate(self, key: str) -> None:
-        """Have the server end the backends of a worker, which its program notices or not."""
+        """Have the server end the backends of a worker, which notices or not."""
         session = self._sessions.get(key)
         if not isinstance(session, ClientSession):
             super().terminate(key)
@@ -572,7 +572,7 @@ class ClientLab(Lab):
     def _reconnect(self) -> None:
         """The server came back: workers see for themselves that their connections are gone.
 
-        Whoever is no worker begins anew. A program need not connect again; somebody would start it
+        Whoever is no worker begins anew. A worker need not connect again; somebody would start it
         again, under another name.
         """
         self._drop_spares()
@@ -589,7 +589,7 @@ class ClientLab(Lab):
 
     @contextmanager
     def through(self, pooler: Pooler) -> Iterator[None]:
-        """Have the programs connect to a pooler, anew in each run, while the block runs."""
+        """Have the workers connect to a pooler, anew in each run, while the block runs."""
         with super().through(pooler):
             self._drop_spares()
             self.wire.conninfo = pooler.conninfo
@@ -602,15 +602,15 @@ class ClientLab(Lab):
     # --- what sessions ask of the server ---------------------------------------------------------
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002
-        """Begin an operation: the program is asked, and each of its statements is a step."""
+        """Begin an operation: the worker is asked, and each of its statements is a step."""
         taken = self.queue.takes(operation)
-        request = self.programs.request(
+        request = self.queue.request(
             operation, **{name: value for name, value in arguments.items() if name in taken}
         )
         result = yield Step("", request=request)
         while result.offered is not None:
             result = yield result.offered
-        return self.programs.read(operation, request, result.reply)
+        return self.queue.read(operation, request, result.reply)
 
     def hold_key(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""
@@ -632,19 +632,19 @@ class ClientLab(Lab):
         return self._shift + self._skew(actor)
 
     def _rewritten(self, statements: str) -> str:
-        """A program's SQL with every form of the time moved with the clock."""
+        """A worker's SQL with every form of the time moved with the clock."""
         moved = move_times(statements)
         if moved != statements:
             self._written[moved] = statements
         return moved
 
     def original(self, statement: str) -> str:
-        """What a program wrote where the server got this."""
+        """What a worker wrote where the server got this."""
         return self._written.get(statement, statement)
 
     def notice(self, step: Step) -> None:
         """See whether a statement carries its process' own time, which the harness cannot move."""
-        if not self.unmoved and not self.programs.moves_clock and wallclock.carries_now(step):
+        if not self.unmoved and not self.queue.moves_clock and wallclock.carries_now(step):
             shown = textwrap.shorten(step.sql, 120, placeholder=" ...")
             self.unmoved = (
                 "the program sends its process' own time, which stays behind when the database's "
@@ -654,12 +654,12 @@ class ClientLab(Lab):
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:
         """The user's error for an operation that failed although nobody disturbed it."""
         last = "" if step.request else f"\nIts last statement: {textwrap.shorten(step.sql, 300)}"
-        return ProgramError(
+        return WorkerError(
             f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
         )
 
     def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
-        """The plan of a program's statement, made under the same settings."""
+        """The plan of a worker's statement, made under the same settings."""
         session = self.own_session("explainer")
         for name, value in settings.items():
             session.run(f"SET {name} = {value}")
@@ -670,7 +670,7 @@ class ClientLab(Lab):
                 session.run(f"RESET {name}")
 
     def close(self) -> None:
-        """Kill every program and close every connection."""
+        """Kill every worker and close every connection."""
         super().close()
         self._drop_spares()
         self.wire.close()

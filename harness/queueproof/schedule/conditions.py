@@ -45,7 +45,7 @@ class Conditions:
         planner: Under which of `PLANNERS` they plan.
         isolation: The level that they ask for, instead of the one that the queue declares.
         clocks: Whether each worker has another time zone and date style, and a wrong clock.
-        styles: Whether the date style is among what differs: of programs it is their driver's.
+        styles: Whether the date style differs, too; a worker process' driver sets its own.
         pooled: How the connection of each transaction is chosen, never the one before, where
             all share some; None where each has its own.
         pooler: The pooler that the sessions really go through: its name and version.

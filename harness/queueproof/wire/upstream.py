@@ -50,7 +50,7 @@ def resolve(conninfo: str) -> Upstream:
     mode = conninfo_to_dict(conninfo).get("sslmode")
     if mode in _ENCRYPTED:
         raise QueueproofError(
-            f"sslmode={mode}: programs run behind a gate that speaks no TLS to the server; "
+            f"sslmode={mode}: workers run behind a gate that speaks no TLS to the server; "
             "write sslmode=prefer, or use another server"
         )
     plain = make_conninfo(conninfo, sslmode="disable", gssencmode="disable")
@@ -63,7 +63,7 @@ def resolve(conninfo: str) -> Upstream:
             )
     except psycopg.Error as error:
         raise ServerUnavailableError(
-            "the gate that programs run behind cannot log in; it speaks no TLS to the server: "
+            "the gate that workers run behind cannot log in; it speaks no TLS to the server: "
             f"{str(error).strip()}"
         ) from None
     return Upstream(family, address, user, password, database)

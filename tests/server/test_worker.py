@@ -1,4 +1,4 @@
-"""A program as a queue: its messages, its life, and what is said when it misbehaves."""
+"""A worker as a queue: its messages, its life, and what is said when it misbehaves."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from queueproof.queues.model import Claim, JobRow, Value
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import (
     _FACTS,
-    Program,
-    ProgramClaim,
-    ProgramError,
-    ProgramQueue,
+    WorkerClaim,
+    WorkerError,
+    WorkerProcess,
+    WorkerQueue,
     as_uri,
 )
 
@@ -39,20 +39,20 @@ ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 """Answers each message with the message."""
 
 
-def queue_of(code: str, *arguments: str) -> ProgramQueue:
-    """A queue whose program is a few lines of Python."""
-    return ProgramQueue("exec: it", [sys.executable, "-c", code, *arguments])
+def queue_of(code: str, *arguments: str) -> WorkerQueue:
+    """A queue whose workers are a few lines of Python."""
+    return WorkerQueue("exec: it", [sys.executable, "-c", code, *arguments])
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., Program]]:
-    """Starts programs, and ends them after the test."""
+def spawn() -> Iterator[Callable[..., WorkerProcess]]:
+    """Starts workers, and ends them after the test."""
     with ExitStack() as stack:
         yield lambda code, *arguments: stack.enter_context(queue_of(code, *arguments).spawn("w1"))
 
 
 @pytest.fixture
-def described() -> ProgramQueue:
+def described() -> WorkerQueue:
     """A queue that offers everything."""
     queue = queue_of("")
     queue.described_by(DESCRIPTION)
@@ -75,10 +75,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 # --- what the user types ------------------------------------------------------------------------
 
 
-def test_exec_names_a_program_and_its_arguments() -> None:
+def test_exec_names_a_worker_and_its_arguments() -> None:
     """The command line is split as a shell would, and nothing is started."""
     queue = resolve("exec: python3 'a worker.py' --fast")
-    assert isinstance(queue, ProgramQueue)
+    assert isinstance(queue, WorkerQueue)
     assert queue.argv == ("python3", "a worker.py", "--fast")
     assert queue.name == "exec: python3 'a worker.py' --fast"
     assert {"install", "enqueue", "claim"} == queue.offers
@@ -87,10 +87,10 @@ def test_exec_names_a_program_and_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exec:", "names no program; write"),
+        ("exec:", "names no command; write"),
         ("exec: python3 'a", "no closing quotation"),
-        ("exec: no-such-program x", "there is no program no-such-program; write"),
-        ("exec: KEY=1 python3", "env NAME=value program"),
+        ("exec: no-such-program x", "there is no command no-such-program; write"),
+        ("exec: KEY=1 python3", "env NAME=value command"),
         ("exec: worker.sh", r"worker.sh is not on PATH; write ./worker.sh"),
         ("exec: ./worker.sh", r"./worker.sh is not executable; chmod \+x ./worker.sh"),
     ],
@@ -108,23 +108,23 @@ def test_a_command_line_that_cannot_work_says_what_to_write(
 def test_the_digest_changes_with_the_arguments_and_with_the_files_among_them(
     tmp_path: Path,
 ) -> None:
-    """A replay token is refused once the program has changed."""
+    """A replay token is refused once the worker has changed."""
     worker = tmp_path / "worker.py"
     worker.write_text("1")
-    before = ProgramQueue("q", ["python3", str(worker)]).digest
-    assert before == ProgramQueue("other", ["python3", str(worker)]).digest
-    assert before != ProgramQueue("q", ["python3", str(worker), "-v"]).digest
+    before = WorkerQueue("q", ["python3", str(worker)]).digest
+    assert before == WorkerQueue("other", ["python3", str(worker)]).digest
+    assert before != WorkerQueue("q", ["python3", str(worker), "-v"]).digest
     worker.write_text("2")
-    assert before != ProgramQueue("q", ["python3", str(worker)]).digest
+    assert before != WorkerQueue("q", ["python3", str(worker)]).digest
 
 
-def test_a_program_cannot_be_run_as_steps() -> None:
-    """What needs the statements of a queue says that a program's are its own."""
+def test_a_worker_cannot_be_run_as_steps() -> None:
+    """What needs the statements of a queue says that a worker's are its own."""
     with pytest.raises(QueueproofError, match="needed as steps"):
         queue_of("").begin("claim")
 
 
-# --- what the program says of itself ------------------------------------------------------------
+# --- what the worker says of itself ------------------------------------------------------------
 
 
 def test_init_tells_facts_and_operations() -> None:
@@ -158,7 +158,7 @@ def test_init_tells_facts_and_operations() -> None:
     assert queue.breaks == {"order": "no index"}
 
 
-def test_a_later_init_takes_back_what_an_earlier_one_promised(described: ProgramQueue) -> None:
+def test_a_later_init_takes_back_what_an_earlier_one_promised(described: WorkerQueue) -> None:
     """The last description counts as a whole."""
     described.described_by({"operations": ["enqueue", "claim"]})
     assert described.lease is None
@@ -198,14 +198,14 @@ def test_a_later_init_takes_back_what_an_earlier_one_promised(described: Program
 def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], message: str) -> None:
     """The answer to init is checked as strictly as a queue file's header."""
     right = {} if not answer or "operations" in answer else {"operations": ["enqueue", "claim"]}
-    with pytest.raises(ProgramError, match=message):
+    with pytest.raises(WorkerError, match=message):
         queue_of("").described_by({**right, **answer})
 
 
 # --- messages and answers -----------------------------------------------------------------------
 
 
-def test_a_message_holds_what_the_operation_takes(described: ProgramQueue) -> None:
+def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
     """Durations become seconds, the payload an object; what is left open is the header's."""
     spec = {"payload": '{"n": 1}', "priority": 2, "delay": timedelta(seconds=1.5), "queue": "a"}
     expected = {"payload": {"n": 1}, "priority": 2, "delay": 1.5, "queue": "a", "max_attempts": 3}
@@ -221,7 +221,7 @@ def test_a_message_holds_what_the_operation_takes(described: ProgramQueue) -> No
     assert described.request("clock", ahead=-3.5) == {"op": "clock", "ahead": -3.5}
 
 
-def test_init_and_install_are_told_a_uri(described: ProgramQueue) -> None:
+def test_init_and_install_are_told_a_uri(described: WorkerQueue) -> None:
     """Client libraries outside libpq read nothing else."""
     uri = "postgresql:///q?user=me&host=/tmp/socket"
     assert {"op": "init", "dsn": uri, "queue": "default"} == (
@@ -254,11 +254,11 @@ def test_a_connection_string_that_is_none_is_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_claimed_job_goes_back_as_it_came(described: ProgramQueue) -> None:
+def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
     """Columns that nobody here knows are kept, types included; the story gets them as text."""
     job = {"id": "7", "attempt": 1, "receipt": None, "at": 1.5, "tags": ["a"], "name": "x"}
     (claim,) = described.read("claim", {}, {"jobs": [job]})
-    assert ProgramClaim("7", claim.token, job) == claim
+    assert WorkerClaim("7", claim.token, job) == claim
     assert job == described.request("complete", worker="u", job=claim)["job"]
     assert [job] == described.request("complete_many", worker="u", jobs=[claim])["jobs"]
     assert {
@@ -297,9 +297,9 @@ def test_a_claimed_job_goes_back_as_it_came(described: ProgramQueue) -> None:
     ],
 )
 def test_an_answer_is_read_as_the_operation_returns_it(
-    described: ProgramQueue, operation: str, answer: object, expected: object
+    described: WorkerQueue, operation: str, answer: object, expected: object
 ) -> None:
-    """A program's answers mean what a Python queue's mean."""
+    """A worker's answers mean what a Python queue's mean."""
     request = {"op": operation, "jobs": [{"id": "1"}]}
     assert expected == described.read(operation, request, answer)
 
@@ -331,15 +331,15 @@ def test_an_answer_is_read_as_the_operation_returns_it(
     ],
 )
 def test_nonsense_is_shown_with_what_belongs_there(
-    described: ProgramQueue, operation: str, answer: object, message: str
+    described: WorkerQueue, operation: str, answer: object, message: str
 ) -> None:
-    """The message names the program, the operation, the line that it wrote, and the right form."""
-    with pytest.raises(ProgramError, match=message) as caught:
+    """The message names the worker, the operation, the line that it wrote, and the right form."""
+    with pytest.raises(WorkerError, match=message) as caught:
         described.read(operation, {"op": operation, "jobs": [{"id": "1"}]}, answer)
     assert f"exec: it answered {operation} with {json.dumps(answer)}: " in str(caught.value)
 
 
-def test_an_error_is_the_servers(described: ProgramQueue) -> None:
+def test_an_error_is_the_servers(described: WorkerQueue) -> None:
     """SQLSTATE and message arrive as if the server had answered the harness itself."""
     with pytest.raises(ServerError) as caught:
         described.read("claim", {}, {"error": {"sqlstate": "40001", "message": "try again"}})
@@ -349,42 +349,44 @@ def test_an_error_is_the_servers(described: ProgramQueue) -> None:
 # --- a process ----------------------------------------------------------------------------------
 
 
-def test_messages_are_answered_one_by_one(spawn: Callable[..., Program]) -> None:
+def test_messages_are_answered_one_by_one(spawn: Callable[..., WorkerProcess]) -> None:
     """Each message is a line, each answer the line after it."""
-    program = spawn(ECHO)
+    worker = spawn(ECHO)
     for number in range(3):
-        assert {"op": "x", "n": number} == program.ask({"op": "x", "n": number})
+        assert {"op": "x", "n": number} == worker.ask({"op": "x", "n": number})
 
 
-def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Callable[..., Program]) -> None:
+def test_a_scheduler_reads_when_there_is_something_to_read(
+    spawn: Callable[..., WorkerProcess],
+) -> None:
     """Nothing waits: an answer is there once its whole line has been received."""
-    program = spawn(ECHO)
-    program.receive()
-    assert program.answer is None
-    program.send({"op": "x"})
-    while program.answer is None:
-        select.select([program.stdout], [], [])
-        program.receive()
-    program.check()
-    assert program.take() == {"op": "x"}
-    assert program.answer is None
+    worker = spawn(ECHO)
+    worker.receive()
+    assert worker.answer is None
+    worker.send({"op": "x"})
+    while worker.answer is None:
+        select.select([worker.stdout], [], [])
+        worker.receive()
+    worker.check()
+    assert worker.take() == {"op": "x"}
+    assert worker.answer is None
 
 
-def test_a_long_message_and_a_long_answer_pass(spawn: Callable[..., Program]) -> None:
+def test_a_long_message_and_a_long_answer_pass(spawn: Callable[..., WorkerProcess]) -> None:
     """A line may be longer than a pipe holds."""
     message = {"op": "x", "text": "ä" * 150_000}
     assert message == spawn(ECHO).ask(message)
 
 
-def test_an_answer_counts_although_the_program_ends_after_it(
-    spawn: Callable[..., Program],
+def test_an_answer_counts_although_the_worker_ends_after_it(
+    spawn: Callable[..., WorkerProcess],
 ) -> None:
     """What it has said stands; that it is gone is told at the next message."""
-    program = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
-    assert program.ask({"op": "claim"}) == {}
-    wait_for(lambda: not program.alive)
-    with pytest.raises(ProgramError, match=r'exit status 3, asked \{"op": "fail"\}'):
-        program.ask({"op": "fail"})
+    worker = spawn("input(); print('{}', flush=True); raise SystemExit(3)")
+    assert worker.ask({"op": "claim"}) == {}
+    wait_for(lambda: not worker.alive)
+    with pytest.raises(WorkerError, match=r'exit status 3, asked \{"op": "fail"\}'):
+        worker.ask({"op": "fail"})
 
 
 @pytest.mark.parametrize(
@@ -409,70 +411,70 @@ def test_an_answer_counts_although_the_program_ends_after_it(
         ("import os; input(); os.close(1); input()", "closed its stdout, and runs on"),
     ],
 )
-def test_what_a_program_must_not_do_is_told(
-    spawn: Callable[..., Program], code: str, message: str
+def test_what_a_worker_must_not_do_is_told(
+    spawn: Callable[..., WorkerProcess], code: str, message: str
 ) -> None:
-    """The message says which program and worker, what it was asked, and how it went wrong."""
-    program = spawn(code)
-    with pytest.raises(ProgramError, match=f"(?s){message}") as caught:
-        program.ask({"op": "claim", "dsn": "secret", "worker": "u"})
+    """The message says which queue and worker, what it was asked, and how it went wrong."""
+    worker = spawn(code)
+    with pytest.raises(WorkerError, match=f"(?s){message}") as caught:
+        worker.ask({"op": "claim", "dsn": "secret", "worker": "u"})
     assert str(caught.value).startswith("exec: it (w1) ")
     assert ', asked {"op": "claim", "worker": "u"}' in str(caught.value)
 
 
-def test_a_program_that_hangs_is_given_up(spawn: Callable[..., Program]) -> None:
+def test_a_worker_that_hangs_is_given_up(spawn: Callable[..., WorkerProcess]) -> None:
     """The time it was given is stated."""
-    program = spawn("input(); input()")
-    with pytest.raises(ProgramError, match=r"has not answered claim within 0\.2 s"):
-        program.ask({"op": "claim"}, 0.2)
+    worker = spawn("input(); input()")
+    with pytest.raises(WorkerError, match=r"has not answered claim within 0\.2 s"):
+        worker.ask({"op": "claim"}, 0.2)
 
 
-def test_a_program_that_reads_nothing_is_given_up(
-    spawn: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_reads_nothing_is_given_up(
+    spawn: Callable[..., WorkerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full pipe does not stop the harness."""
     monkeypatch.setattr("queueproof.waits.ANSWER", 0.2)
-    program = spawn("import signal; signal.pause()")
-    with pytest.raises(ProgramError, match="does not read what it is asked"):
-        program.send({"op": "x", "text": "x" * 200_000})
+    worker = spawn("import signal; signal.pause()")
+    with pytest.raises(WorkerError, match="does not read what it is asked"):
+        worker.send({"op": "x", "text": "x" * 200_000})
 
 
-def test_a_line_between_two_messages_is_no_answer(spawn: Callable[..., Program]) -> None:
+def test_a_line_between_two_messages_is_no_answer(spawn: Callable[..., WorkerProcess]) -> None:
     """What was there before the question does not answer it."""
-    program = spawn(
+    worker = spawn(
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {10}); input(); "
         "print('{}', flush=True); signal.sigwait({10}); print('{}', flush=True); input()"
     )
-    program.ask({"op": "first"})
-    os.kill(program.pid, 10)
-    select.select([program.stdout], [], [])
-    with pytest.raises(ProgramError, match="a line that nobody asked for"):
-        program.ask({"op": "second"})
+    worker.ask({"op": "first"})
+    os.kill(worker.pid, 10)
+    select.select([worker.stdout], [], [])
+    with pytest.raises(WorkerError, match="a line that nobody asked for"):
+        worker.ask({"op": "second"})
 
 
-def test_the_end_of_a_talkative_programs_log_is_shown(spawn: Callable[..., Program]) -> None:
+def test_the_end_of_a_talkative_workers_log_is_shown(spawn: Callable[..., WorkerProcess]) -> None:
     """A log longer than a pipe holds does not stop it, and 4 kB of it are kept."""
     code = "import sys; input(); sys.stderr.write('begin' + 'x' * 300_000 + 'end')"
-    with pytest.raises(ProgramError) as caught:
+    with pytest.raises(WorkerError) as caught:
         spawn(code).ask({"op": "claim"})
     assert str(caught.value).endswith("xxxend")
     assert "begin" not in str(caught.value)
 
 
-def test_a_paused_program_answers_after_it_goes_on(spawn: Callable[..., Program]) -> None:
+def test_a_paused_worker_answers_after_it_goes_on(spawn: Callable[..., WorkerProcess]) -> None:
     """SIGSTOP holds it, SIGCONT lets it go on where it was."""
-    program = spawn(ECHO)
-    program.ask({"op": "x"})
-    program.pause()
-    os.waitid(os.P_PID, program.pid, os.WSTOPPED | os.WNOWAIT)
-    program.send({"op": "y"})
-    assert program.alive
-    assert select.select([program.stdout], [], [], 0.05) == ([], [], [])
-    program.resume()
-    while program.answer is None:
-        select.select([program.stdout], [], [])
-        program.receive()
-    assert program.take() == {"op": "y"}
+    worker = spawn(ECHO)
+    worker.ask({"op": "x"})
+    worker.pause()
+    os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
+    worker.send({"op": "y"})
+    assert worker.alive
+    assert select.select([worker.stdout], [], [], 0.05) == ([], [], [])
+    worker.resume()
+    while worker.answer is None:
+        select.select([worker.stdout], [], [])
+        worker.receive()
+    assert worker.take() == {"op": "y"}
 
 
 FAMILY = (
@@ -483,32 +485,32 @@ FAMILY = (
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_kill_ends_the_program_and_all_that_it_started(
-    spawn: Callable[..., Program],
+def test_kill_ends_the_worker_and_all_that_it_started(
+    spawn: Callable[..., WorkerProcess],
     paused: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
-    program = spawn(FAMILY)
-    child = program.ask({"op": "x"})["pid"]
+    worker = spawn(FAMILY)
+    child = worker.ask({"op": "x"})["pid"]
     if paused:
-        program.pause()
-    program.kill()
-    program.kill()
-    assert not program.alive
-    assert not Path(f"/proc/{program.pid}").exists()
+        worker.pause()
+    worker.kill()
+    worker.kill()
+    assert not worker.alive
+    assert not Path(f"/proc/{worker.pid}").exists()
     wait_for(lambda: gone(child))
-    with pytest.raises(ProgramError, match=r"signal 9 \(Killed\)"):
-        program.check()
+    with pytest.raises(WorkerError, match=r"signal 9 \(Killed\)"):
+        worker.check()
 
 
-def test_a_killed_harness_leaves_no_program_behind(tmp_path: Path) -> None:
+def test_a_killed_harness_leaves_no_worker_behind(tmp_path: Path) -> None:
     """Not even those that are paused, or do not look at their stdin."""
     code = (
-        "import sys; from queueproof.queues.worker import ProgramQueue\n"
-        f"family = ProgramQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
-        "programs = [family.spawn(name) for name in ('w1', 'w2')]\n"
-        "pids = [p.ask({'op': 'x'})['pid'] for p in programs] + [p.pid for p in programs]\n"
-        "programs[0].pause()\n"
+        "import sys; from queueproof.queues.worker import WorkerQueue\n"
+        f"family = WorkerQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
+        "workers = [family.spawn(name) for name in ('w1', 'w2')]\n"
+        "pids = [w.ask({'op': 'x'})['pid'] for w in workers] + [w.pid for w in workers]\n"
+        "workers[0].pause()\n"
         "print(*pids, flush=True); input()"
     )
     harness = subprocess.Popen(  # noqa: S603 - our own
@@ -535,15 +537,15 @@ APART = (
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
-def test_who_has_left_a_programs_session_ends_with_the_harness(
+def test_who_has_left_a_workers_session_ends_with_the_harness(
     tmp_path: Path, how: signal.Signals | None
 ) -> None:
-    """Be the harness killed, stopped or at its end, and the program that started it gone."""
+    """Be the harness killed, stopped or at its end, and the worker that started it gone."""
     code = (
-        "import sys; from queueproof.queues.worker import ProgramQueue\n"
-        f"program = ProgramQueue('q', [sys.executable, '-c', {APART!r}]).spawn('w1')\n"
-        "print(program.ask({'op': 'x'})['pid'], flush=True)\n"
-        "program.kill(); print('killed', flush=True); input()"
+        "import sys; from queueproof.queues.worker import WorkerQueue\n"
+        f"worker = WorkerQueue('q', [sys.executable, '-c', {APART!r}]).spawn('w1')\n"
+        "print(worker.ask({'op': 'x'})['pid'], flush=True)\n"
+        "worker.kill(); print('killed', flush=True); input()"
     )
     harness = subprocess.Popen(  # noqa: S603 - our own
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
@@ -562,36 +564,38 @@ def test_who_has_left_a_programs_session_ends_with_the_harness(
 
 
 def test_a_group_whose_number_passed_to_a_stranger_is_left_alone(
-    spawn: Callable[..., Program],
+    spawn: Callable[..., WorkerProcess],
 ) -> None:
     """What is killed at the end began when it was made known."""
-    program = spawn(ECHO)
-    began = watchdog.started(program.pid)
-    watchdog.end([{"do": "group", "pid": program.pid, "started": began - 1}])
-    assert program.ask({"op": "x"}) == {"op": "x"}
-    watchdog.end([{"do": "group", "pid": program.pid, "started": began}])
-    wait_for(lambda: not program.alive)
+    worker = spawn(ECHO)
+    began = watchdog.started(worker.pid)
+    watchdog.end([{"do": "group", "pid": worker.pid, "started": began - 1}])
+    assert worker.ask({"op": "x"}) == {"op": "x"}
+    watchdog.end([{"do": "group", "pid": worker.pid, "started": began}])
+    wait_for(lambda: not worker.alive)
 
 
-def test_a_program_that_cannot_be_started_is_named(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     """A file that is no program says so."""
     broken = tmp_path / "broken"
     broken.write_text("no program")
     broken.chmod(0o700)
-    with pytest.raises(ProgramError, match=r"exec: .*broken cannot be started: Exec format error"):
+    with pytest.raises(WorkerError, match=r"exec: .*broken cannot be started: Exec format error"):
         resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
 
 
 # --- the templates ------------------------------------------------------------------------------
 
 
-def answered(queue: ProgramQueue, program: Program, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+def answered(
+    queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object
+) -> Any:  # noqa: ANN401
     """One operation from its arguments to its result."""
     request = queue.request(operation, **arguments)
-    return queue.read(operation, request, program.ask(request))
+    return queue.read(operation, request, process.ask(request))
 
 
-def live_through(queue: ProgramQueue, dsn: str) -> None:
+def live_through(queue: WorkerQueue, dsn: str) -> None:
     """Put a template through the life of a few jobs."""
     with queue.spawn("the installer") as installer:
         queue.described_by(installer.ask(queue.request("init", dsn=dsn, queue="default")))
@@ -635,7 +639,7 @@ def written(suffix: str, directory: Path) -> Path:
 def test_the_python_template_works(server: Server, tmp_path: Path) -> None:
     """It claims, refuses what a worker has lost, recovers and reports, and passes errors on."""
     with server.database() as dsn:
-        live_through(ProgramQueue("q", [sys.executable, str(written(".py", tmp_path))]), dsn)
+        live_through(WorkerQueue("q", [sys.executable, str(written(".py", tmp_path))]), dsn)
 
 
 @pytest.mark.node
@@ -644,7 +648,7 @@ def test_the_node_template_works(server: Server, tmp_path: Path, node_modules: P
     worker = written(".mjs", tmp_path)
     (tmp_path / "node_modules").symlink_to(node_modules)
     with server.database() as dsn:
-        live_through(ProgramQueue("q", ["node", str(worker)]), dsn)
+        live_through(WorkerQueue("q", ["node", str(worker)]), dsn)
 
 
 @pytest.mark.parametrize("suffix", [".py", pytest.param(".mjs", marks=pytest.mark.node)])
@@ -693,7 +697,7 @@ def documented() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(spoken[n][1], spoken[n + 1][1]) for n in range(0, len(spoken), 2)]
 
 
-def test_the_documentation_has_every_message(described: ProgramQueue) -> None:
+def test_the_documentation_has_every_message(described: WorkerQueue) -> None:
     """With all that each may be told, and answers that are understood."""
     told: dict[str, set[str]] = {}
     for message, answer in documented():
@@ -716,7 +720,7 @@ def test_the_documentation_has_every_key_of_init() -> None:
     assert {"operations", "takes", *_FACTS} == keys
 
 
-def test_a_claim_of_another_kind_is_refused(described: ProgramQueue) -> None:
-    """Only a program's own claim can go back to it."""
+def test_a_claim_of_another_kind_is_refused(described: WorkerQueue) -> None:
+    """Only a worker's own claim can go back to it."""
     with pytest.raises(AssertionError):
         described.request("complete", worker="u", job=Claim("7"))
