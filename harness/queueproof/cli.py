@@ -400,15 +400,29 @@ def _now_and_then(doing: str) -> Iterator[Callable[[str, float], None]]:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
+def _progress(
+    first: str = "trying every operation once",
+) -> Iterator[Callable[[str, float], None]]:
     if not sys.stderr.isatty():
-        with _now_and_then("trying every operation once") as note:
+        with _now_and_then(first) as note:
             yield note
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda what, done: bar.update(task, description=what.ljust(16), completed=done)
@@ -459,33 +473,78 @@ def bench(
         typer.Argument(metavar="QUEUE...", help="Queue files; the first is the yardstick."),
     ],
     *,
-    batch: Annotated[str, typer.Option(metavar="N,...", help="Jobs per claim.")] = "1,10,100",
-    workers: Annotated[str, typer.Option(metavar="N,...", help="Processes.")] = "1,4,16",
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim."),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N,...", show_default="1,4,16", help="Processes.")
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Say whether the second of two queues is faster or slower than the first: round"
+            " by round under one load (batch 10 and 4 workers unless given), until it is sure or"
+            " the budget ends.",
+        ),
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS|'N rounds'", show_default="180", help="Of a comparison, at most."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
     postgres: Postgres = None,
     trust: Trust = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Measure jobs per second and the latency of a claim."""
-    from queueproof.queues.resolve import resolve
-    from queueproof.report.terminal import rewriting_status
+    """Measure jobs per second and the latency of a claim.
 
-    batches, processes = _counts(batch, "--batch"), _counts(workers, "--workers")
+    Ctrl-C ends it with the rounds that are whole.
+    """
+    from queueproof.queues.resolve import resolve
+
+    batches = _counts(batch or ("10" if compare else "1,10,100"), "--batch")
+    processes = _counts(workers or ("4" if compare else "1,4,16"), "--workers")
+    if compare and len(batches) * len(processes) > 1:
+        raise QueueproofError("--compare is under one load: name one --batch and one --workers")
+    if budget is not None and not compare:
+        raise QueueproofError("--budget is a comparison's: it goes with --compare")
     if json is not None:
         _refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with _bench_extra():
         from queueproof.bench import render
         from queueproof.bench.bench import run as measure
+        from queueproof.bench.cell import Shape
+        from queueproof.bench.compare import Budget
+        from queueproof.bench.compare import compare as measure_pair
 
-        with rewriting_status() as progress:
-            report = measure(
-                found, batches, processes, postgres=postgres, trust=trust, progress=progress
-            )
+        limits = Budget() if budget is None else Budget.of(budget)
+        with _progress("starting PostgreSQL and the workers") as progress:
+            if compare:
+                report = measure_pair(
+                    found,
+                    Shape(batches[0], processes[0]),
+                    budget=limits,
+                    seed=seed,
+                    postgres=postgres,
+                    trust=trust,
+                    progress=progress,
+                )
+            else:
+                report = measure(
+                    found, batches, processes, postgres=postgres, trust=trust, progress=progress
+                )
     if json is not None:
         _write(json, report.to_json())
     _output(json).markdown(render.markdown(report))
+    if report.method.get("interrupted"):
+        _stop(signal_that_came() or signal.SIGINT)
 
 
 @app.command()

@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
                 rounds=1 if options.quick else ROUNDS,
                 seconds=0.2 if options.quick else SECONDS,
                 postgres=options.postgres,
-                progress=status.update,
+                progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
             )
         options.results.mkdir(parents=True, exist_ok=True)
         # The page comes last, so that it never shows a chart that is not there.

@@ -16,6 +16,7 @@ import pytest
 from queueproof.bench import render
 from queueproof.bench.bench import Group, measure, run
 from queueproof.bench.cell import Ground, Measured, Shape, percentile
+from queueproof.bench.compare import Budget, compare
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import (
     NotApplicableError,
@@ -514,9 +515,9 @@ def test_markdown_says_how_before_what() -> None:
     order = ["## Method", "fsync=on", "(chart.svg)", "## Jobs/s, 4 workers", "## Not measured"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
-    assert "| second | 25 ±50% (0.50x) | n/a |" in text
-    assert "| 16 | 1 | 5 ms | second | 7 ±0% | 15.0x (15.0 to 15.0) | 50% |" in text
-    assert "| 16 | 1 | none | second | 25 ±0% | 4.0x (4.0 to 4.0) | 50% |" in text
+    assert "| second | 20 ±50% (0.5x) | n/a |" in text
+    assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 15x (15 to 15) | 50% |" in text
+    assert "| 16 | 1 | none | second | 25 (1 round) | 4.0x (4.0 to 4.0) | 50% |" in text
     assert "300 (**38%**)" in text
     assert "- second at batch/workers 10/4: it takes <one> job." in text
 
@@ -532,7 +533,7 @@ def test_undurable_settings_are_pointed_out() -> None:
 def test_html_is_escaped() -> None:
     """The fragment holds the same tables, and text stays text."""
     text = render.html(report())
-    assert "<td>15.0x (15.0 to 15.0)</td>" in text
+    assert "<td>15x (15 to 15)</td>" in text
     assert "it takes &lt;one&gt; job" in text
     assert "**" not in text
 
@@ -580,7 +581,14 @@ def test_a_small_run_from_queue_to_report() -> None:
     failing = load_text(
         "\n".join([SCHEMA, ENQUEUE, every_second_call("22012"), COMPLETE, JOBS]), "failing.sql"
     )
-    found = run([queue(), failing], [1], [2], rounds=2, seconds=0.05, progress=told.append)
+    found = run(
+        [queue(), failing],
+        [1],
+        [2],
+        rounds=2,
+        seconds=0.05,
+        progress=lambda what, _: told.append(what),
+    )
     first, second = found.entries
     assert (first.queue, len(first.runs)) == ("q", 2)
     assert (second.queue, second.runs, second.failed) == ("failing", [], True)
@@ -595,3 +603,65 @@ def test_only_failures_are_an_error() -> None:
     """A single queue that fails is an error with its reason, not an empty report."""
     with pytest.raises(QueueError, match=r"q: .*22012"):
         run([queue(claim=every_second_call("22012"))], [1], [1], rounds=1, seconds=0.05)
+
+
+def test_a_queue_with_more_work_per_claim_is_slower(server: Server) -> None:
+    """Twelve rounds show it; the finding stands before the figures, and in the file."""
+    work = "SELECT count(*) AS counted FROM generate_series(1, 100000);\nUPDATE"
+    busy = load_text(
+        "\n".join([SCHEMA, ENQUEUE, CLAIM.replace("UPDATE", work, 1), COMPLETE, JOBS]), "busy.sql"
+    )
+    found = compare(
+        [queue(), busy],
+        Shape(10, 1),
+        budget=Budget(None, 12),
+        seconds=0.02,
+        postgres=str(server._admin),
+    )
+    assert found.method["comparison"]["verdict"] == "slower"
+    assert [len(entry.runs) for entry in found.entries] == [12, 12]
+    text = render.markdown(found)
+    order = ["## Method", "**busy is slower than q**", "12 rounds, 1 look: sure", "## Jobs/s"]
+    assert order == sorted(order, key=text.index)
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
+def test_a_comparison_is_of_two_queues() -> None:
+    """Before any server is started."""
+    with pytest.raises(BenchError, match="two queues, not 1"):
+        compare([queue()], Shape(10, 1), postgres="nowhere")
+
+
+class Interrupting:
+    """Progress that interrupts the run when it has been told some times."""
+
+    def __init__(self, times: int) -> None:
+        """Keep the number."""
+        self._left = times
+
+    def __call__(self, _what: str, _share: float) -> None:
+        """Count, and interrupt at last."""
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_keeps_the_rounds_that_are_whole(server: Server) -> None:
+    """The second counted round was half done: the first one stands, and the report says so."""
+    found = run(
+        [queue(), strategy("skip_locked")],
+        [1],
+        [1],
+        seconds=0.02,
+        postgres=str(server._admin),
+        progress=Interrupting(6),
+    )
+    assert [len(entry.runs) for entry in found.entries] == [1, 1]
+    assert found.method["rounds"] == 1
+    assert "it was interrupted" in render.markdown(found)
+
+
+def test_an_interrupted_run_without_a_whole_round_reports_nothing(server: Server) -> None:
+    """The interruption goes on, as it came."""
+    with pytest.raises(KeyboardInterrupt):
+        run([queue()], [1], [1], postgres=str(server._admin), progress=Interrupting(2))

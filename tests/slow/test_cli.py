@@ -299,6 +299,10 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
         (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),
         (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
+        (["bench", SOUND, "--budget", "9"], "goes with --compare"),
+        (["bench", SOUND, SOUND, "--compare", "--batch", "1,10"], "name one --batch"),
+        (["bench", SOUND, "--compare"], "two queues, not 1"),
+        (["bench", SOUND, SOUND, "--compare", "--budget", "soon"], "write seconds"),
         (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),
     ],
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from queueproof.bench.cell import Ground, Measured, Shape
 from queueproof.bench.figures import BenchError, BenchReport, Entry
@@ -18,6 +19,7 @@ from queueproof.postgres import Server, open_server
 from queueproof.postgres.server import spoken
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.waits import StoppedError
 
 ROUNDS = 5
 SECONDS = 0.7  # of measured work in a cell of the fastest queue
@@ -34,7 +36,7 @@ SETTINGS = (
     "max_wal_size",
 )
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, float], None]  # what is measured now, and which share of all is done
 
 
 class Group(NamedTuple):
@@ -59,7 +61,7 @@ def run(
     seconds: float = SECONDS,
     postgres: str | None = None,
     trust: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda _what, _share: None,
 ) -> BenchReport:
     """Measure every queue with every batch size, every number of workers and every hold.
 
@@ -72,7 +74,7 @@ def run(
         seconds: Of measured work in each.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
-        progress: Told what is measured now.
+        progress: Told what is measured now, and which share of all is done.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
@@ -94,57 +96,97 @@ def measure(
     seconds: float = SECONDS,
     postgres: str | None = None,
     trust: bool = False,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda _what, _share: None,
 ) -> BenchReport:
     """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
 
     Within a round the queues of a group follow each other under the same load, each time
-    beginning with another one, so that a machine that slows down slows all of them. `run` says
-    more about the arguments.
+    beginning with another one, so that a machine that slows down slows all of them. A signal ends
+    it with the rounds that are whole. `run` says more about the arguments.
     """
-    _refuse_plan(plan, rounds, seconds)
-    names = _names([queue for group in plan for queue in group.queues])
+    refuse_plan(plan, rounds, seconds)
+    names = names_of([queue for group in plan for queue in group.queues])
     report = BenchReport({}, [Entry(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
     cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
-    jobs = {shape: _enough(PILOT_JOBS, shape) for shape, _ in cells}
-    load_before = os.getloadavg()[0]
+    jobs = {shape: enough(PILOT_JOBS, shape) for shape, _ in cells}
     most = max(shape.workers for shape, _ in cells)
-    with open_server(postgres, durable=True, trust=trust) as server, Ground(server, most) as ground:
+    done, whole = 0, (rounds + 1) * len(report.entries)
+    with (
+        until_interrupted(report),
+        open_server(postgres, durable=True, trust=trust) as server,
+        Ground(server, most) as ground,
+    ):
+        report.method |= method(server, ground, seconds) | {
+            "rounds": rounds,
+            "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
+        }
         for number in range(rounds + 1):
             for shape, compared in cells:
                 turn = number % len(compared)
                 best = 0.0
                 for queue, entry in compared[turn:] + compared[:turn]:
-                    what = f"round {number}/{rounds}: {entry.queue}, {_spoken(shape)}"
-                    progress(what)
-                    measured = _measure(ground, queue, entry, jobs[shape], seconds)
+                    what = f"round {number}/{rounds}: {entry.queue}, {spoken_shape(shape)}"
+                    progress(what, done / whole)
+                    done += 1
+                    measured = measure_once(ground, queue, entry, jobs[shape], seconds)
                     if measured is None:
                         continue
                     best = max(best, measured.rate)
                     if number:
                         entry.runs.append(measured)
-                jobs[shape] = _enough(best * seconds, shape)
-        report.method = {
-            "server": _server(server),
-            "settings": {name: ground.setting(name) for name in SETTINGS},
-            "durable": server.durable,
-            "cores": processors(),
-            "load_before": round(load_before, 2),
-            "rounds": rounds,
-            "seconds": seconds,
-            "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
-        }
+                jobs[shape] = enough(best * seconds, shape)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
     return report
 
 
-def _measure(
+@contextmanager
+def until_interrupted(report: BenchReport) -> Iterator[None]:
+    """Let a signal end the rounds: those that are whole are kept; without any it goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, StoppedError):
+        whole = min((len(entry.runs) for entry in report.entries if not entry.reason), default=0)
+        if not whole:
+            raise
+        for entry in report.entries:
+            del entry.runs[whole:]
+        report.method |= {"rounds": whole, "interrupted": True}
+
+
+def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
+    """What is to be told beside the figures: the server, its settings, the machine.
+
+    Args:
+        server: Where.
+        ground: The database on it.
+        seconds: Of measured work in a cell of the fastest queue.
+    """
+    return {
+        "server": _server(server),
+        "settings": {name: ground.setting(name) for name in SETTINGS},
+        "durable": server.durable,
+        "cores": processors(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "seconds": seconds,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def measure_once(
     ground: Ground, queue: SqlFileQueue, entry: Entry, jobs: int, seconds: float
 ) -> Measured | None:
+    """Measure a queue under one load; None where it cannot be, and the entry says why.
+
+    Args:
+        ground: Where.
+        queue: The queue.
+        entry: Its entry in the report.
+        jobs: How many to put in.
+        seconds: That the fastest queue needs for them.
+    """
     if entry.reason:
         return None
     shape = entry.shape
@@ -162,13 +204,23 @@ def _measure(
         return None
 
 
-def _enough(jobs: float, shape: Shape) -> int:
+def enough(jobs: float, shape: Shape) -> int:
     """Jobs for a cell, rounded up to whole claims of all workers."""
     step = shape.batch * shape.workers
     return min(MOST_JOBS // step * step or step, step * max(4, round(jobs / step)))
 
 
-def _refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
+def refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
+    """Refuse numbers that are out of range.
+
+    Args:
+        plan: What is to be measured.
+        rounds: How often.
+        seconds: Of measured work in each.
+
+    Raises:
+        BenchError: One is.
+    """
     if not any(group.queues for group in plan):
         raise BenchError("there is nothing to measure: name a queue file")
     if rounds < 1 or not 0 < seconds <= 60:  # noqa: PLR2004
@@ -176,17 +228,18 @@ def _refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
     for shape, _ in plan:
         if shape.batch < 1 or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
             raise BenchError(
-                f"{_spoken(shape)}: a batch has 1 job or more, there are 1 to 64 workers, and a"
-                " hold is at most 1 s"
+                f"{spoken_shape(shape)}: a batch has 1 job or more, there are 1 to 64 workers, and"
+                " a hold is at most 1 s"
             )
 
 
-def _spoken(shape: Shape) -> str:
+def spoken_shape(shape: Shape) -> str:
+    """A load in words."""
     hold = f", hold {shape.hold * 1000:g} ms" if shape.hold else ""
     return f"batch {shape.batch}, workers {shape.workers}{hold}"
 
 
-def _names(queues: Sequence[SqlFileQueue]) -> dict[str, str]:
+def names_of(queues: Sequence[SqlFileQueue]) -> dict[str, str]:
     """Short names: the files' own, or their paths where two files have the same."""
     paths = {queue.name for queue in queues}
     stems = [Path(path).stem for path in paths]

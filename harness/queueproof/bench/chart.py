@@ -12,6 +12,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
+from queueproof.bench import numbers
+
 if TYPE_CHECKING:
     from queueproof.bench.figures import BenchReport, Entry
 
@@ -173,7 +175,7 @@ def _convoy(axes: Axes, entries: list[Entry], looks: Looks) -> None:
                 continue
             x = place + (number - (len(queues) - 1) / 2) * width
             axes.bar(x, entry.rate, width * 0.9, color=looks[queue][0])
-            shown = f"{entry.rate:,.0f}"
+            shown = numbers.median([run.rate for run in entry.runs])
             if base is not None and base is not entry:
                 slower = 1 / statistics.median(entry.ratios(base))
                 shown = f"÷{slower:.0f}" if slower >= 10 else f"÷{slower:.1f}"  # noqa: PLR2004

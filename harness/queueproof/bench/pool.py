@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from queueproof import waits
+from queueproof import ending, waits
 from queueproof.bench import worker
 from queueproof.bench.worker import PATIENCE, Load, Order, Tally
 from queueproof.ending import in_one_piece
@@ -146,7 +146,7 @@ class Pool:
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.close()
-        give_up = time.monotonic() + CLOSE_SECONDS
+        give_up = min(time.monotonic() + CLOSE_SECONDS, ending.at() - ending.GRACE)
         for process in self._processes:
             process.join(timeout=max(0.0, give_up - time.monotonic()))
             if process.is_alive():

@@ -6,6 +6,8 @@ import statistics
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
+from queueproof.bench import numbers
+from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 
 if TYPE_CHECKING:
@@ -31,6 +33,14 @@ def method(report: BenchReport) -> list[str]:
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     rounds = f"{facts['rounds']} round" + "s" * (facts["rounds"] > 1)
     durable = "" if facts["durable"] else " **These settings are not durable.**"
+    compared = facts.get("comparison")
+    warm = (
+        "of both queues, in an order drawn by lot, after two that are not counted"
+        if compared
+        else "over all queues after one that is not counted"
+    )
+    if facts.get("interrupted"):
+        warm += "; **it was interrupted, and only whole rounds count**"
     text = f"""\
 {facts["server"]}. {settings}.{durable}
 
@@ -38,9 +48,9 @@ def method(report: BenchReport) -> list[str]:
 {facts["load_before"]} when it began). On such a machine compare the ratios, which come from cells
 next to each other in time, before the figures.
 
-{rounds} over all queues after one that is not counted. A figure is the median of
-the rounds, ± half their range; in brackets the median of its ratios to the first queue, round by
-round.
+{rounds} {warm}. A figure is the median of the rounds, ± half
+their range, with no more digits than that allows; in brackets the median of its ratios to the
+first queue, round by round.
 
 A cell: the queue is installed anew, without the movable clock; jobs go in through its own
 `enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, a process with one
@@ -55,6 +65,45 @@ than autovacuum's naptime, so that it makes no difference.
 
 {facts["date"][:10]}."""
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def comparison(report: BenchReport) -> list[str]:
+    """What a comparison has found, and by which rule; nothing where there was none."""
+    facts = report.method.get("comparison")
+    if facts is None:
+        return []
+    found = Finding(**facts)
+    first, second = (entry.queue for entry in report.entries)
+    verdict = (
+        f"no difference seen between {first} and {second}"
+        if found.verdict == "no difference seen"
+        else f"{second} is {found.verdict} than {first}"
+    )
+    width = (found.high - found.low) / 10  # a digit more than it allows: ends near 1 matter
+    ratio, low, high = (numbers.rounded(v, width) for v in (found.ratio, found.low, found.high))
+    ended = "sure" if found.sure else "the budget ended before it was sure"
+    rule = (
+        f"Rule: a signed-rank test over the rounds, at most {len(LOOKS)} planned looks, all"
+        f" together wrong about equal queues in less than {ERROR:.1%} of comparisons; the interval"
+        " must agree."
+    )
+    size = (
+        f"**{verdict}**: {second} does {ratio} times the jobs/s of {first}"
+        f" ({low} to {high}; bootstrap, {found.level:.1%})."
+    )
+    took = f"{found.rounds} rounds, {found.looks} look{'s' * (found.looks > 1)}: {ended}."
+    took = f"{took} {_would_have(found)}".strip()
+    return [size, took, rule]
+
+
+def _would_have(found: Finding) -> str:
+    """What a comparison that saw nothing rules out."""
+    if found.verdict != "no difference seen":
+        return ""
+    if found.rounds < LEAST:
+        return f"With fewer than {LEAST} rounds nothing can be said: give it a larger --budget."
+    most = max(1 / found.low, found.high) - 1
+    return f"A difference of more than {most:.0%} is ruled out."
 
 
 def tables(report: BenchReport) -> list[Table]:
@@ -108,10 +157,10 @@ def _throughput(title: str, entries: list[Entry]) -> Table:
 def _figure(entry: Entry | None, base: Entry | None) -> str:
     if entry is None or not entry.runs:
         return "failed" if entry and entry.failed else NOTHING
-    shown = f"{entry.rate:,.0f} ±{entry.spread:.0%}"
+    shown = numbers.with_spread([run.rate for run in entry.runs])
     if base is None or base is entry or not base.runs:
         return shown
-    return f"{shown} ({statistics.median(entry.ratios(base)):.2f}x)"
+    return f"{shown} ({numbers.median(entry.ratios(base))}x)"
 
 
 def _comparison(entries: list[Entry]) -> Table:
@@ -125,7 +174,9 @@ def _comparison(entries: list[Entry]) -> Table:
             waits = NOTHING
             if entry and entry.runs and first and first.runs:
                 ratios = [1 / ratio for ratio in entry.ratios(first)]
-                lost = f"{statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})"
+                spread = numbers.half_range(ratios)
+                low, high = (numbers.rounded(f(ratios), spread) for f in (min, max))
+                lost = f"{numbers.median(ratios)}x ({low} to {high})"
                 waits = _share([r.lock_waits for r in entry.runs if r.lock_waits is not None])
             hold = f"{shape.hold * 1000:g} ms" if shape.hold else "none"
             where = (str(shape.workers), str(shape.batch), hold)
@@ -164,7 +215,7 @@ def _percentiles(entry: Entry | None) -> str:
     if entry is None or not entry.runs:
         return NOTHING
     columns = zip(*((run.p50, run.p95, run.p99) for run in entry.runs), strict=True)
-    return " / ".join(f"{statistics.median(column) * 1000:.2f}" for column in columns)
+    return " / ".join(numbers.median([1000 * value for value in column]) for column in columns)
 
 
 def _correctness(entries: Sequence[Entry]) -> Table:
@@ -223,6 +274,9 @@ def markdown(report: BenchReport, chart: str | None = None) -> str:
     """
     parts = ["# Throughput: claim to completion", "## Method"]
     parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
+    if compared := comparison(report):
+        parts.append("## Comparison")
+        parts += compared
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
     for table in tables(report):
@@ -243,6 +297,7 @@ def html(report: BenchReport) -> str:
     parts = ["<h2>Throughput: claim to completion</h2>", "<ul>"]
     parts += [f"<li>{_html(sentence)}</li>" for sentence in [*method(report), *notes(report)]]
     parts.append("</ul>")
+    parts += [f"<p>{_html(sentence)}</p>" for sentence in comparison(report)]
     for table in tables(report):
         parts.append(f"<h3>{_html(table.title)}</h3><table><thead><tr>")
         parts += [f"<th>{_html(cell)}</th>" for cell in table.header]

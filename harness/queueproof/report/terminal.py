@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -42,14 +41,6 @@ class Output(Console):
             self.print(Markdown(text))
         else:
             self.say(text.rstrip())
-
-
-@contextmanager
-def rewriting_status() -> Iterator[Callable[[str], None]]:
-    """One line on the terminal that says what is being done; nothing elsewhere."""
-    console = Console(stderr=True, markup=False)
-    with console.status("") as status:
-        yield lambda text: status.update(Text(text))
 
 
 def print_card(out: Output, card: Card, replay: str) -> None:

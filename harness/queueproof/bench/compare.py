@@ -1,0 +1,158 @@
+"""Two queues beside each other, round by round, until it is sure which is faster or time is up."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import NamedTuple, Self
+
+from queueproof.bench import decide
+from queueproof.bench.bench import (
+    PILOT_JOBS,
+    Group,
+    Progress,
+    enough,
+    measure_once,
+    method,
+    names_of,
+    refuse_plan,
+    until_interrupted,
+)
+from queueproof.bench.cell import Ground, Shape
+from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.load import refuse
+from queueproof.errors import QueueError
+from queueproof.postgres import open_server
+from queueproof.queues.model import Queue
+
+BUDGET = 180.0  # seconds
+MOST = 100  # rounds, however long the budget
+SECONDS = 0.3  # of measured work of the faster queue in a round: many short rounds tell more
+PILOTS = 2  # rounds that are not counted: they set the number of jobs, and warm up
+
+
+class Budget(NamedTuple):
+    """What a comparison may take; None where it is not limited.
+
+    Attributes:
+        seconds: So long.
+        rounds: So many rounds.
+    """
+
+    seconds: float | None = BUDGET
+    rounds: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Read `90`, `90s`, or `30 rounds`.
+
+        Raises:
+            BenchError: It is neither.
+        """
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|seconds?|r|rounds?)?\s*", text)
+        if not found or not float(found[1]):
+            raise BenchError(
+                f"--budget {text!r}: write seconds, such as 90, or rounds, such as '30 rounds'"
+            )
+        if (found[2] or "s").startswith("s"):
+            return cls(seconds=float(found[1]))
+        rounds = int(float(found[1]))
+        if rounds > MOST:
+            raise BenchError(f"--budget {text!r}: at most {MOST} rounds")
+        decide.Rule(rounds)  # refuses too few
+        return cls(seconds=None, rounds=rounds)
+
+
+def compare(
+    queues: Sequence[Queue],
+    shape: Shape,
+    *,
+    budget: Budget | None = None,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    postgres: str | None = None,
+    trust: bool = False,
+    progress: Progress = lambda _what, _share: None,
+) -> BenchReport:
+    """Say whether the second of two queues is faster or slower than the first under one load.
+
+    Each round measures both, in an order drawn by lot. `decide` says when there are enough.
+
+    Args:
+        queues: Two queue files; the same one twice shows what the machine's noise does.
+        shape: Of the load.
+        budget: When to stop unsure; 180 seconds unless given.
+        seed: Of the order within the rounds, and of the bootstrap.
+        seconds: Of measured work of the faster queue in a round.
+        postgres: Where, as `open_server` takes it; what is started for this is durable.
+        trust: As `open_server` takes it.
+        progress: Told what is measured now, and which share of the budget is used.
+
+    Returns:
+        A report with both queues' rounds, and the finding in `method["comparison"]`.
+
+    Raises:
+        QueueError: One of the queues cannot be measured; the message says why.
+        BenchError: There are not two queues, or a number is out of range.
+        ServerUnavailableError: There is no server.
+    """
+    if len(queues) != 2:  # noqa: PLR2004
+        raise BenchError(f"--compare takes two queues, not {len(queues)}")
+    budget = budget or Budget()
+    pair = [refuse(queue) for queue in queues]
+    refuse_plan([Group(shape, tuple(pair))], 1, seconds)
+    known = names_of(pair)
+    names = [known[queue.name] for queue in pair]
+    if names[0] == names[1]:
+        names[1] += " (2)"
+    entries = [Entry(name, shape) for name in names]
+    report = BenchReport({"comparison": None}, entries)
+    sides = list(zip(pair, entries, strict=True))
+    lots = random.Random(seed)  # noqa: S311 - who goes first
+    jobs = enough(PILOT_JOBS, shape)
+    rule: decide.Rule | None = None
+    finding: decide.Finding | None = None
+    began = time.monotonic()
+    with (
+        until_interrupted(report),
+        open_server(postgres, durable=True, trust=trust) as server,
+        Ground(server, shape.workers) as ground,
+    ):
+        report.method |= method(server, ground, seconds)
+        report.method["queues"] = {n: q.digest for n, q in zip(names, pair, strict=True)}
+        for number in range(1 - PILOTS, MOST + 1):
+            round_began = time.monotonic()
+            for queue, entry in lots.sample(sides, 2):
+                planned = f"/{rule.looks[-1]}" if rule else ""
+                what = f"round {max(0, number)}{planned}: {entry.queue}"
+                progress(what, _used(budget, began, number, rule))
+                measured = measure_once(ground, queue, entry, jobs, seconds)
+                if measured is None:
+                    raise QueueError(f"{queue.name}: {entry.reason}")
+                entry.runs.append(measured)
+            took = time.monotonic() - round_began
+            if number < 1:
+                jobs = enough(max(entry.runs.pop().rate for entry in entries) * seconds, shape)
+                continue
+            left = budget.seconds - (time.monotonic() - began) if budget.seconds else MOST * took
+            if rule is None:
+                rounds = budget.rounds or max(decide.LEAST, min(MOST, 1 + int(left / took)))
+                rule = decide.Rule(rounds, seed=seed)
+            finding = rule.look(entries[1].ratios(entries[0]), last=left < took)
+            if finding is not None:
+                break
+    if finding is None:  # interrupted
+        rule = rule or decide.Rule(seed=seed)
+        finding = rule.look(entries[1].ratios(entries[0]), last=True)
+    assert finding is not None  # after a last look there always is one
+    report.method |= {"rounds": finding.rounds, "comparison": asdict(finding)}
+    return report
+
+
+def _used(budget: Budget, began: float, number: int, rule: decide.Rule | None) -> float:
+    if budget.seconds:
+        return min(1.0, (time.monotonic() - began) / budget.seconds)
+    return max(0, number - 1) / rule.looks[-1] if rule else 0.0

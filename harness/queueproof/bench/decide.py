@@ -1,0 +1,160 @@
+"""Is one queue faster than another? A rule that may look again and still err as rarely as it says.
+
+Whoever looks after every round and stops at the first "significant" difference finds one between
+equal queues sooner or later. So the looks are planned: five, at fixed numbers of rounds, each at a
+fifth of the whole level (Bonferroni; Pocock's or O'Brien and Fleming's boundaries would save a few
+rounds and need normal data). What decides is Wilcoxon's signed-rank test, exact: who goes first in
+a round is drawn by lot, so between equal queues each sign is a coin's, whatever the noise is like,
+neighbours and stalls included. The interval is a bootstrap's, at the same level, and must agree.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from queueproof.bench.figures import BenchError
+
+ROUNDS = 40  # at most
+LEAST = 12  # rounds of the first look: with fewer even one-sided rounds may all be chance
+LOOKS = (0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the rounds after which to look
+ERROR = 0.005  # chance that equal queues are called different, over all looks together
+ALIKE = 0.05  # an interval inside this much around 1 needs no further rounds
+RESAMPLES = 4000
+
+Verdict: TypeAlias = Literal["faster", "slower", "no difference seen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a comparison has come to.
+
+    Attributes:
+        verdict: On the second queue, beside the first.
+        ratio: Its jobs/s divided by the first one's: the mean of the middle half of the rounds.
+        low: Lower end of the ratio's bootstrap interval.
+        high: Its upper end.
+        level: How often such an interval holds the true ratio, nominally.
+        rounds: How many rounds it took.
+        looks: How many looks at the figures.
+        sure: Whether it stopped because it was sure, not because its budget ended.
+    """
+
+    verdict: Verdict
+    ratio: float
+    low: float
+    high: float
+    level: float
+    rounds: int
+    looks: int
+    sure: bool
+
+
+class Rule:
+    """When to look at the rounds of one comparison, and when to stop.
+
+    Attributes:
+        looks: After how many rounds there is a look.
+    """
+
+    def __init__(self, rounds: int = ROUNDS, *, seed: int = 0) -> None:
+        """Plan the looks.
+
+        Args:
+            rounds: At most.
+            seed: Of the bootstrap.
+
+        Raises:
+            BenchError: So few rounds show nothing, whatever comes out.
+        """
+        if rounds < LEAST:
+            raise BenchError(
+                f"{rounds} rounds: a comparison needs {LEAST}; with fewer, chance alone could put"
+                " one queue ahead in all of them"
+            )
+        self.looks = tuple(sorted({max(LEAST, round(share * rounds)) for share in LOOKS}))
+        self._seed = seed
+        self._taken = 0
+
+    def look(self, ratios: Sequence[float], *, last: bool = False) -> Finding | None:
+        """Look at the rounds where one is planned; None where there is none, or more are needed.
+
+        Args:
+            ratios: The second queue's jobs/s divided by the first one's, by round.
+            last: Whether there will be no more rounds. A look is left then, unless one was just
+                taken: the plan's next one, which comes early.
+        """
+        planned = len(ratios) in self.looks
+        self._taken += planned or last
+        if not planned and not last:
+            return None
+        error = ERROR / len(LOOKS)
+        logs = [math.log(ratio) for ratio in ratios]
+        low, high = interval(logs, 1 - error, random.Random(self._seed))  # noqa: S311 - resampling
+        differs = chance(logs) <= error and (low > 0 or high < 0)
+        alike = -math.log1p(ALIKE) < low and high < math.log1p(ALIKE) and len(ratios) >= LEAST
+        if not (differs or alike or last or len(ratios) == self.looks[-1]):
+            return None
+        middle = centre(logs)
+        return Finding(
+            verdict=("faster" if middle > 0 else "slower") if differs else "no difference seen",
+            ratio=math.exp(middle),
+            low=math.exp(low),
+            high=math.exp(high),
+            level=1 - error,
+            rounds=len(ratios),
+            looks=self._taken,
+            sure=differs or alike,
+        )
+
+
+def centre(values: Sequence[float]) -> float:
+    """The mean of the middle half: a stall in a round or two does not move it."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    return math.fsum(middle) / len(middle)
+
+
+def interval(values: Sequence[float], level: float, chances: random.Random) -> tuple[float, float]:
+    """The bootstrap's percentile interval of the centre (Efron and Tibshirani, chapter 13).
+
+    Args:
+        values: One for each round.
+        level: From 0 to 1.
+        chances: What draws the resamples.
+    """
+    centres = sorted(centre(chances.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    outside = math.floor((1 - level) / 2 * RESAMPLES)
+    return centres[outside], centres[-1 - outside]
+
+
+def chance(values: Sequence[float]) -> float:
+    """Wilcoxon's signed-rank test: how likely such one-sided rounds are between equal queues.
+
+    Two-sided and exact: all signs are counted out. Zeros are left out, equal sizes share a rank.
+
+    Args:
+        values: Logarithms of the ratios, one for each round.
+    """
+    sizes = sorted(abs(value) for value in values if value)
+    first: dict[float, int] = {}
+    for place, size in enumerate(sizes):
+        first.setdefault(size, place)
+    # Twice the rank, so that a shared one is whole: the first place and the last of its size.
+    ranks = {size: first[size] + 1 + first[size] + sizes.count(size) for size in first}
+    above = sum(ranks[value] for value in values if value > 0)
+    whole = sum(ranks[size] for size in sizes)
+    if not sizes:
+        return 1.0
+    # How many choices of signs have which sum: the digits of a number in a base above them all.
+    bits = len(sizes) + 1
+    ways = 1
+    for size in sizes:
+        ways += ways << ranks[size] * bits
+    low = ways & ((1 << bits * (min(above, whole - above) + 1)) - 1)
+    sides = 2 * (low % ((1 << bits) - 1))  # twice the sum of its digits, by casting out nines
+    return min(1.0, sides / (1 << len(sizes)))

@@ -1,0 +1,45 @@
+"""Figures with no more digits than their spread allows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+MOST_DIGITS = 3  # however small the spread: no second run would give a fourth again
+ALONE = 2  # digits of a figure without a spread
+
+
+def rounded(value: float, spread: float | None) -> str:
+    """A figure, its last digit the first that the spread makes uncertain.
+
+    Args:
+        value: The figure.
+        spread: By how much it may be off, in its own unit; None where that is not known.
+    """
+    if not value or not math.isfinite(value):
+        return f"{value:g}"
+    first = math.floor(math.log10(abs(value)))
+    digits = ALONE if spread is None else MOST_DIGITS
+    last = first - digits + 1
+    if spread:
+        last = max(last, min(first, math.floor(math.log10(spread))))
+    return f"{round(value, -last):,.{max(0, -last)}f}"
+
+
+def half_range(values: Sequence[float]) -> float | None:
+    """Half the distance from the least to the greatest; None with a single one."""
+    return (max(values) - min(values)) / 2 if len(values) > 1 else None
+
+
+def median(values: Sequence[float]) -> str:
+    """The median, rounded to what the values' range allows."""
+    return rounded(statistics.median(values), half_range(values))
+
+
+def with_spread(values: Sequence[float]) -> str:
+    """The median and how far the values lie around it: `31,000 ±12%`."""
+    spread = half_range(values)
+    if spread is None:
+        return f"{median(values)} (1 round)"
+    return f"{median(values)} ±{spread / statistics.median(values):.0%}"

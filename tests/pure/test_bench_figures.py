@@ -1,0 +1,178 @@
+"""The benchmark's arithmetic: when two queues differ, and how many digits a figure has."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from queueproof.bench import decide, numbers
+from queueproof.bench.compare import Budget
+from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
+from queueproof.bench.figures import BenchError
+
+# Logarithms of a queue's jobs/s divided by its own, by round, on a machine with four times more to
+# do than it has processors.
+# fmt: off
+RECORDED = [
+    0.03, 0.12, 0.24, 0.27, 0.63, 0.32, -0.56, 0.04, -0.01, 0.38, 0.31, 0.04, -0.29, -0.24,
+    -0.09, 0.19, 0.35, 0.63, -0.36, 0.36, 0.37, -0.49, 0.09, -0.10, 0.25, 0.16, 0.06, -0.13,
+    -0.06, -0.14, 0.43, -0.01, 0.10, -0.38, -0.04, -0.14, -0.01, -0.38, 0.59, -0.34, 0.11,
+    -0.07, -0.09, -0.24, 0.40, 0.19, -0.23, 0.11, -0.17, 0.21, 0.16, -0.48, 0.37, 0.24,
+    -0.03, 0.27, -0.39, -0.25, 0.07, 0.05, -0.30, -0.19, -0.23, -0.35, -0.36, -0.03, -0.04,
+]
+# fmt: on
+
+
+def by_hand(values: list[float]) -> float:
+    """The signed-rank test by trying all signs."""
+    sizes = sorted(abs(value) for value in values)
+    ranks = [sizes.index(abs(v)) + 1 + (sizes.count(abs(v)) - 1) / 2 for v in values]
+    above = sum(rank for rank, value in zip(ranks, values, strict=True) if value > 0)
+    sums = [
+        sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=len(values))
+    ]
+    least = min(above, sum(ranks) - above)
+    return min(1.0, 2 * sum(total <= least for total in sums) / len(sums))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.1], [0.1, 0.2, -0.3], [1, 2, 3, 4, 5], [-1, -2, -3, 4, -5, -6], [1, 1, -1, 2, 2, 3]],
+)
+def test_the_chance_of_one_sided_rounds_is_exact(values: list[float]) -> None:
+    """It is what trying all signs gives, equal sizes included."""
+    assert chance(values) == pytest.approx(by_hand(values))
+
+
+def test_rounds_without_a_difference_say_nothing() -> None:
+    """Where both queues take the same time in every round, chance explains it."""
+    assert chance([]) == chance([0.0, 0.0]) == 1.0
+
+
+def differs(logs: list[float]) -> bool:
+    """Whether one of the planned looks calls two queues different; the interval may still veto."""
+    looks = Rule(len(logs)).looks
+    return any(chance(logs[:rounds]) <= ERROR / len(LOOKS) for rounds in looks)
+
+
+@pytest.mark.parametrize("noise", ["even", "with stalls", "recorded", "drifting"])
+def test_equal_queues_are_hardly_ever_called_different(noise: str) -> None:
+    """In 2,000 comparisons of 40 rounds, five looks each, no more than the rule allows."""
+    lots = random.Random(noise)  # noqa: S311 - rounds, not secrets
+
+    def one() -> float:
+        if noise == "even":
+            return lots.gauss(0, 0.1)
+        if noise == "with stalls":
+            return lots.gauss(0, 0.6 if lots.random() < 0.15 else 0.05)
+        size = lots.choice(RECORDED) if noise == "recorded" else 0.1 + lots.gauss(0, 0.02)
+        return lots.choice((-1, 1)) * size  # who went first was drawn by lot
+
+    wrong = sum(differs([one() for _ in range(40)]) for _ in range(2000))
+    assert wrong <= 2000 * ERROR
+
+
+def test_looking_after_every_round_would_err() -> None:
+    """At a plain 5 % and a look after each round, one in five equal queues would differ."""
+    lots = random.Random(0)  # noqa: S311 - the same
+    series = [[lots.gauss(0, 0.1) for _ in range(40)] for _ in range(200)]
+    careless = [any(chance(s[:n]) <= 0.05 for n in range(6, 41)) for s in series]
+    assert sum(careless) > 0.2 * 200
+
+
+def judged(true_ratio: float, noise: float, seed: int) -> Finding:
+    """A whole comparison of made-up rounds."""
+    lots = random.Random(seed)  # noqa: S311 - the same
+    rule, ratios = Rule(40, seed=seed), []
+    for _ in range(40):
+        ratios.append(true_ratio * math.exp(lots.gauss(0, noise)))
+        if finding := rule.look(ratios):
+            return finding
+    raise AssertionError
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fifteen_percent_more_work_is_found(seed: int) -> None:
+    """With a noise of 10 % between rounds it is slower, and its interval says by how much."""
+    found = judged(1 / 1.15, 0.10, seed)
+    assert (found.verdict, found.sure) == ("slower", True)
+    assert found.low < 1 / 1.15 < found.high < 1
+    assert judged(1.15, 0.10, seed).verdict == "faster"
+
+
+def test_a_quiet_machine_ends_an_even_comparison_early() -> None:
+    """An interval close around 1 needs no further rounds."""
+    found = judged(1.0, 0.01, 0)
+    assert (found.verdict, found.sure, found.rounds) == ("no difference seen", True, LEAST)
+
+
+def test_the_same_rounds_and_seed_give_the_same_finding() -> None:
+    """The bootstrap is seeded."""
+    assert judged(1.1, 0.2, 3) == judged(1.1, 0.2, 3)
+
+
+def test_a_budget_that_ends_leaves_one_look() -> None:
+    """It is the plan's next one, at its level; with fewer than twelve rounds nothing is sure."""
+    rule = Rule(40)
+    assert rule.look([0.5] * 5) is None
+    found = rule.look([0.5] * 6, last=True)
+    assert found
+    assert (found.verdict, found.sure, found.rounds) == ("no difference seen", False, 6)
+    later = Rule(40).look([0.5 + n / 1000 for n in range(13)], last=True)
+    assert later
+    assert (later.verdict, later.looks) == ("slower", 1)
+
+
+def test_the_middle_does_not_move_with_a_stall() -> None:
+    """A round that took ten times as long is not in it."""
+    assert decide.centre([0.1, 0.1, 0.1, 0.1, 2.3]) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("90", Budget(90.0, None)),
+        ("1.5 s", Budget(1.5, None)),
+        ("30 rounds", Budget(None, 30)),
+        ("12r", Budget(None, 12)),
+    ],
+)
+def test_a_budget_is_seconds_or_rounds(text: str, budget: Budget) -> None:
+    """A bare number is seconds."""
+    assert budget == Budget.of(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "ten", "5 rounds", "5 minutes", "101 rounds", "-1"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    """Too few rounds to be sure of anything are refused before the work."""
+    with pytest.raises(BenchError, match="rounds"):
+        Budget.of(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "shown"),
+    [
+        (30835, 3000, "31,000"),
+        (30835, 40000, "30,000"),
+        (30835, 20, "30,800"),
+        (30835, None, "31,000"),
+        (1.0493, 0.02, "1.05"),
+        (0.00123, 0.0002, "0.0012"),
+        (0, 1, "0"),
+    ],
+)
+def test_a_figure_has_the_digits_that_its_spread_allows(
+    value: float, spread: float | None, shown: str
+) -> None:
+    """The last digit is the first uncertain one; there are three at most, two without a spread."""
+    assert shown == numbers.rounded(value, spread)
+
+
+def test_a_single_round_says_so() -> None:
+    """It has no spread that it could name."""
+    assert numbers.with_spread([1234.0]) == "1,200 (1 round)"
+    assert numbers.with_spread([900.0, 1000.0, 1100.0]) == "1,000 ±10%"
