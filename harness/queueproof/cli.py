@@ -52,6 +52,13 @@ app = typer.Typer(
 )
 
 
+class Annotate(StrEnum):
+    """Where a check's verdicts are shown beside its output."""
+
+    github = "github"
+    none = "none"
+
+
 class ProfileName(StrEnum):
     """How thorough a check is."""
 
@@ -153,6 +160,13 @@ def check(
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the card as JUnit XML.")
     ] = None,
+    annotate: Annotated[
+        Annotate | None,
+        typer.Option(
+            help="For GitHub: breaks at their lines, and the job's summary ($GITHUB_STEP_SUMMARY).",
+            show_default="github where $GITHUB_ACTIONS is true",
+        ),
+    ] = None,
     replay: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Run one story again, and nothing else.")
     ] = None,
@@ -184,16 +198,12 @@ def check(
     """
     from queueproof.guarantees.catalogue import select
     from queueproof.queues.resolve import resolve
-    from queueproof.report.junit import to_junit
-    from queueproof.report.page import to_page
     from queueproof.report.terminal import print_card, print_whole
 
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
-    paths = [path for path in (json, html, junit) if path is not None]
-    if len(set(paths)) < len(paths):
-        raise QueueproofError("--json, --html and --junit need a file each")
-    if replay is not None and (paths or mutate or only or skip or require):
+    reports = _Reports(json, html, junit, annotate)
+    if replay is not None and (reports.files or mutate or only or skip or require):
         raise QueueproofError(
             "--replay runs one story: --only, --skip, --require, --mutate and reports do not go"
             " with it"
@@ -206,9 +216,9 @@ def check(
                 f"--export {export}: the file's name says what it becomes; end it in .spec"
                 " (isolationtester) or .py (pytest)"
             )
-        paths.append(export)
-    for path in paths:
-        _refuse_unwritable(path)
+        _refuse_unwritable(export)
+    if replay is None:
+        reports.refuse_unwritable()
     target = resolve(queue)
     thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
     where = _Where(postgres, trust)
@@ -225,7 +235,7 @@ def check(
             mutants = mutants_of(target)
         with _lab(target, where) as lab:
             command = _again(queue, lab, where)
-            out = _output(json, html, junit)
+            out = _output(*reports.files)
             out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
             out.say()
             with _progress() as progress:
@@ -242,14 +252,69 @@ def check(
         print_card(out, card, command)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
+    reports.annotate(out, card)
     print_whole(out, card)
-    if json is not None:
-        _write(json, card.to_json() + "\n")
-    if html is not None:
-        _write(html, to_page([card], command))
-    if junit is not None:
-        _write(junit, to_junit(card))
+    reports.write(card, command)
     return card.exit_code
+
+
+class _Reports:
+    """What a check writes beside its output.
+
+    Args:
+        json: The card as JSON.
+        html: As a page.
+        junit: As JUnit XML.
+        annotate: Where it is shown as well; None: on GitHub, where that runs us.
+
+    Raises:
+        QueueproofError: Two of them are one file.
+    """
+
+    def __init__(
+        self, json: Path | None, html: Path | None, junit: Path | None, annotate: Annotate | None
+    ) -> None:
+        self._json, self._html, self._junit = json, html, junit
+        self.files = [path for path in (json, html, junit) if path is not None]
+        if len(set(self.files)) < len(self.files):
+            raise QueueproofError("--json, --html and --junit need a file each")
+        here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none
+        self._github = (annotate or here) is Annotate.github
+        summary = os.environ.get("GITHUB_STEP_SUMMARY") if self._github else None
+        self._summary = Path(summary) if summary else None
+
+    def refuse_unwritable(self) -> None:
+        """Find out before the minute of work whether they can be written."""
+        for path in (*self.files, self._summary):
+            if path is not None:
+                _refuse_unwritable(path)
+
+    def annotate(self, out: Output, card: Card) -> None:
+        """Say to whoever runs us at which lines of the queue it breaks."""
+        from queueproof.report.github import commands
+
+        for line in commands(card, os.environ.get("GITHUB_WORKSPACE", "")) if self._github else ():
+            out.say(line)
+
+    def write(self, card: Card, replay: str) -> None:
+        """Write them all.
+
+        Args:
+            card: The verdicts.
+            replay: The command that replays a story, up to its token.
+        """
+        from queueproof.report.github import to_summary
+        from queueproof.report.junit import to_junit
+        from queueproof.report.page import to_page
+
+        if self._json is not None:
+            _write(self._json, card.to_json() + "\n")
+        if self._html is not None:
+            _write(self._html, to_page([card], replay))
+        if self._junit is not None:
+            _write(self._junit, to_junit(card))
+        if self._summary is not None:
+            _append(self._summary, to_summary(card, replay))
 
 
 class _Where(NamedTuple):
@@ -719,6 +784,19 @@ def _write(path: Path, text: str) -> None:
             beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _append(path: Path, text: str) -> None:
+    """Write to the end of a file that others write to as well.
+
+    Raises:
+        QueueproofError: It cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 

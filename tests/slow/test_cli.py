@@ -52,6 +52,7 @@ def dsn() -> Iterator[str]:
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in this process."""
     monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
 
     def command(*arguments: object) -> Ran:
         code = run([str(argument) for argument in arguments])

@@ -1,0 +1,116 @@
+"""A card where GitHub shows it: annotations at a file's lines, and the summary of a job."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from queueproof.report.card import Break, Card, Judgement, Place
+
+SUMMARY_BYTES = 900_000  # GitHub drops a step's summary of more than a megabyte
+_KINDS = {"broken": "error", "inconclusive": "warning", "accepted": "notice"}
+_MARKS = {
+    "holds": "✅",
+    "broken": "❌",
+    "inconclusive": "❔",
+    "accepted": "⚠️",
+    "not-offered": "\N{EN DASH}",
+}
+
+
+def commands(card: Card, root: str = "") -> Iterator[str]:
+    """The workflow commands that put each break at its line.
+
+    Args:
+        card: The verdicts.
+        root: The directory that holds the checkout: GitHub knows files by their place in it.
+    """
+    file = Place(card.queue, 1) if Path(card.queue).is_file() else None
+    for judgement in card.guarantees:
+        kind = _KINDS.get(judgement.verdict)
+        if kind is None:
+            continue
+        if judgement.verdict == "inconclusive":
+            yield _command(kind, judgement.id, judgement.reason, file, root)
+        for found in judgement.stories:
+            yield _command(kind, judgement.id, found.reason, found.place or file, root)
+
+
+def _command(kind: str, name: str, reason: str, place: Place | None, root: str) -> str:
+    facts = {"title": f"queueproof: {name}"}
+    if place is not None:
+        facts = {"file": _below(place.file, root), "line": str(place.line), **facts}
+    told = ",".join(f"{key}={_property(value)}" for key, value in facts.items())
+    return f"::{kind} {told}::{_data(reason)}"
+
+
+def _below(file: str, root: str) -> str:
+    real = Path(file).resolve()
+    base = Path(root).resolve()
+    return os.fspath(real.relative_to(base)) if root and real.is_relative_to(base) else file
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def to_summary(card: Card, replay: str) -> str:
+    """The card as Markdown: a table, and each story of what is broken.
+
+    Args:
+        card: The verdicts.
+        replay: The command that replays a story, up to its token.
+    """
+    lines = [
+        f"## {_MARKS[card.verdict]} {card.verdict}: {_cell(card.queue)}",
+        "",
+        f"{_cell(card.postgres)}; seed {card.seed}; {card.seconds:.0f} s",
+        "",
+        "| guarantee | verdict | because |",
+        "|---|---|---|",
+        *(_row(judgement) for judgement in card.guarantees),
+        "",
+    ]
+    text = "\n".join(lines)
+    for judgement in card.guarantees:
+        for found in judgement.stories if judgement.verdict == "broken" else ():
+            told = _story(judgement.id, found, replay)
+            if len((text + told).encode()) > SUMMARY_BYTES:
+                return f"{text}\nFurther stories stand in the reports.\n"
+            text += told
+    return text
+
+
+def _row(judgement: Judgement) -> str:
+    verdict = f"{_MARKS[judgement.verdict]} {judgement.verdict}"
+    return f"| `{judgement.id}` | {verdict} | {_cell(judgement.reason)} |"
+
+
+def _cell(text: str) -> str:
+    """Text that is no Markup, whatever a queue's own words are."""
+    plain = " ".join(text.split())
+    return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", plain)
+
+
+def _story(name: str, found: Break, replay: str) -> str:
+    parts = [
+        f"\n<details><summary><code>{name}</code>: the story</summary>\n",
+        _fenced(found.story),
+        _fenced(found.diagram, "mermaid") if found.diagram else "",
+        _fenced(f"{replay} {found.replay}", "sh") if found.replay else "",
+        "</details>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """A block that its text cannot end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}\n"

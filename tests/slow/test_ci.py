@@ -1,0 +1,88 @@
+"""What is published for CI: it is YAML, and its commands do what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BROKEN = ROOT / "strategies" / "broken" / "single_claim_select_then_update.sql"
+SNIPPETS = ROOT / "docs" / "ci"
+
+
+def read(path: Path) -> Any:  # noqa: ANN401 - whatever the YAML holds
+    """A file's YAML."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def run(command: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a step as a CI runner does, with this queueproof ahead on PATH."""
+    scripts = Path(sys.executable).parent
+    path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(  # noqa: S603 - what is published
+        ["bash", "-eo", "pipefail", "-c", command],  # noqa: S607 - as a runner calls it
+        cwd=directory,
+        env={**os.environ, "PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> None:
+    """Its check step, as it stands, exits 1 on a broken queue, annotates the line and reports."""
+    steps = {step.get("name"): step for step in read(ROOT / "action.yml")["runs"]["steps"]}
+    step = steps["Check the queue"]
+    (tmp_path / "queueproof").symlink_to(Path(sys.executable).parents[1])
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "q.sql").write_text(BROKEN.read_text())
+    ran = run(
+        step["run"],
+        checkout,
+        QUEUE="q.sql",
+        PROFILE="quick",
+        REPORTS="reports",
+        ARGUMENTS="--only single-claim",
+        QUEUEPROOF_POSTGRES="embedded",
+        RUNNER_TEMP=str(tmp_path),
+        GITHUB_ACTIONS="true",
+        GITHUB_WORKSPACE=str(checkout),
+        GITHUB_STEP_SUMMARY=str(tmp_path / "summary"),
+    )
+    assert (ran.returncode, ran.stderr) == (1, "")
+    place = json.loads((checkout / "reports" / "card.json").read_text())["guarantees"][0]["place"]
+    title = "title=queueproof%3A single-claim"
+    assert f"::error file=q.sql,line={place['line']},{title}::" in ran.stdout
+    assert "❌ broken: q.sql" in (tmp_path / "summary").read_text()
+    assert {"card.json", "card.html", "junit.xml"} == {
+        p.name for p in (checkout / "reports").iterdir()
+    }
+
+
+@pytest.mark.parametrize("name", ["github.yml", "github-services.yml"])
+def test_a_snippet_gives_the_action_what_it_takes(name: str) -> None:
+    """Each workflow is YAML, and every input that it sets is one of the action's."""
+    inputs = read(ROOT / "action.yml")["inputs"]
+    used = read(SNIPPETS / name)["jobs"]["queue"]["steps"][-1]
+    assert used["uses"].partition("@")[0].endswith("/queueproof")
+    assert set(used["with"]) <= set(inputs)
+    assert {n for n, one in inputs.items() if one.get("required")} <= set(used["with"])
+
+
+def test_the_gitlab_job_s_command_writes_what_the_job_keeps(tmp_path: Path) -> None:
+    """The job's check, as it stands, passes the template and leaves every file of `artifacts`."""
+    job = read(SNIPPETS / "gitlab-ci.yml")["queue"]
+    command = f"queueproof init my_queue.sql && {job['script'][-1]} --only order --profile quick"
+    ran = run(command, tmp_path, QUEUEPROOF_POSTGRES="embedded")
+    assert ran.returncode == 0, ran.stderr
+    kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}
+    assert kept <= {path.name for path in tmp_path.iterdir()}
