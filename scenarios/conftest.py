@@ -16,6 +16,7 @@ from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner, Verdict
 from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.queues.offer import Offer
+from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run.lab import Lab
 
 from .matrix import PROFILE, SEED, Recorded
@@ -53,9 +54,11 @@ def _ours() -> list[Queue]:
 
 
 def _offers(queue: Queue, guarantee: Guarantee) -> bool:
-    # Which claims end inside their transaction only a run shows; of ours, those without a lease
-    # but for one, whose attempt is the only one.
-    held = queue.lease is None and Path(queue.name).stem != "append_only"
+    assert isinstance(queue, SqlFileQueue)
+    # Which claims end inside their transaction only a run shows; of ours, those that begin one and
+    # do not commit it.
+    ends = {one.text for one in queue.blocks["claim"].statements}
+    held = "BEGIN" in ends and "COMMIT" not in ends
     return guarantee.needs(Offer(queue, held=held)) is None
 
 

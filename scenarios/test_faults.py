@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from queueproof.guarantees import faults
 
-from queueproof.pytest_plugin import Verdict
+from .family import scenarios
 
-
-@pytest.mark.guarantee("crash-safe")
-def test_crash_safe(verdict: Verdict) -> None:
-    """Nothing acknowledged is lost or doubled when worker, connection or server dies at any step,
-    the acknowledgement of COMMIT included.
-    """  # noqa: D205 - the catalogue's sentence
-    verdict.must_hold()
+globals().update(scenarios(faults.GUARANTEES))

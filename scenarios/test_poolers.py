@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from queueproof.guarantees import poolers
 
-from queueproof.pytest_plugin import Verdict
+from .family import scenarios
 
-
-@pytest.mark.guarantee("pooler-safe")
-def test_pooler_safe(verdict: Verdict) -> None:
-    """It works through a transaction-pooling proxy."""
-    verdict.must_hold()
+globals().update(scenarios(poolers.GUARANTEES))

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from queueproof.guarantees import surroundings
 
-from queueproof.pytest_plugin import Verdict
+from .family import scenarios
 
-
-@pytest.mark.guarantee("server-clock")
-def test_server_clock(verdict: Verdict) -> None:
-    """Time is the database's; a worker's wrong clock changes nothing."""
-    verdict.must_hold()
-
-
-@pytest.mark.guarantee("isolation")
-def test_isolation(verdict: Verdict) -> None:
-    """Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error."""
-    verdict.must_hold()
+globals().update(scenarios(surroundings.GUARANTEES))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, ca
 import typer
 
 from queueproof.ending import end_on, is_first_to_tell, signal_that_came
-from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
+from queueproof.errors import SERVERS, Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -78,8 +78,7 @@ Postgres: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="SOURCE",
-        help="embedded[:16], local[:/path/to/bin], container[:image] or a DSN;"
-        " else $QUEUEPROOF_POSTGRES, else embedded.",
+        help=f"{', '.join(SERVERS)} or a DSN; else $QUEUEPROOF_POSTGRES, else embedded.",
     ),
 ]
 

@@ -72,6 +72,13 @@ class ServerError(Exception):
         return f"{self.sqlstate}: {self.message}"
 
 
+SERVERS = ("embedded[:16]", "local[:/path/to/bin]", "container[:image]")
+"""What `--postgres` takes, beside the DSN of a running server: a server of each we start."""
+
+*_FIRST, _LAST = (form.partition("[")[0] for form in SERVERS)
+OWN_SERVERS = f"{', '.join(_FIRST)} or {_LAST}"
+"""The same without what may follow, for a message."""
+
 COPYING = (
     "COPY from or to the client is no step of a queue, whose values are bound as parameters and"
     " whose rows are answered: write INSERT or SELECT"

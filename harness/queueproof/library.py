@@ -40,8 +40,8 @@ def check(
         seed: Of random programs and schedules: the same seed gives the same card.
         jobs: Processes that do the work. Those beside this one import its main module: a script
             calls this under `if __name__ == "__main__":` then.
-        postgres: `embedded[:16]`, `local[:/path/to/bin]`, `container[:image]` or a DSN; None for
-            $QUEUEPROOF_POSTGRES, or else the embedded server.
+        postgres: One of `errors.SERVERS`, or a DSN; None for $QUEUEPROOF_POSTGRES, or else the
+            embedded server.
         trust: Whether the queue's SQL may do what a superuser may.
 
     Returns:

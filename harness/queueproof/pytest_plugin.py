@@ -36,6 +36,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     config = cast("pytest.Config", pluginmanager.get_plugin("pytestconfig"))
     if not _are_run(config.invocation_params.args, config.invocation_params.dir):
         return
+    from queueproof.errors import SERVERS
+
     group = parser.getgroup("queueproof", "queueproof: a PostgreSQL job queue, proved or broken")
     group.addoption(
         "--queue",
@@ -46,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     group.addoption(
         "--postgres",
         metavar="SOURCE",
-        help="embedded[:16], local[:/path/to/bin], container[:image] or a DSN.",
+        help=f"{', '.join(SERVERS)} or a DSN.",
     )
     group.addoption(
         "--queueproof-trust",

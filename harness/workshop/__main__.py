@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     parser = argparse.ArgumentParser("python -m workshop", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="little, in under 20 seconds")
-    parser.add_argument("--postgres", help="embedded, local, container or a DSN")
+    parser.add_argument("--postgres", help="as `queueproof check` takes it")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     options = parser.parse_args(arguments)
 

@@ -404,7 +404,7 @@ def write(
 def main(arguments: list[str] | None = None) -> int:
     """Check every queue and write the matrix; the exit code."""
     parser = argparse.ArgumentParser("python -m workshop.conformance", description=__doc__)
-    parser.add_argument("--postgres", help="embedded, local, container or a DSN")
+    parser.add_argument("--postgres", help="as `queueproof check` takes it")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     parser.add_argument("--anew", action="store_true", help="keep no card of an earlier run")
     options = parser.parse_args(arguments)

@@ -14,11 +14,6 @@ from queueproof.guarantees.catalogue import CATALOGUE
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_guarantees_are_counted() -> None:
-    """Its first paragraph has as many as the catalogue."""
-    assert [str(len(CATALOGUE))] == re.findall(r"against (\d+) guarantees", README)
-
-
 def test_every_exit_code_has_a_line() -> None:
     """Those of the command line, and two more for the signals that end it."""
     told = re.findall(r"^\| ([\d, ]+) \|", README, re.MULTILINE)

@@ -248,6 +248,5 @@ def names_of(queues: Sequence[SqlFileQueue]) -> dict[str, str]:
 
 def _server(server: Server) -> str:
     """Version and kind; a DSN or a path would name somebody's machine."""
-    kind = server.source.partition(":")[0]
-    kind = kind if kind in {"embedded", "local", "container"} else "a server given by its DSN"
+    kind = server.source.partition(":")[0] if server.ours else "a server given by its DSN"
     return f"PostgreSQL {spoken(server.version)}, {kind}"

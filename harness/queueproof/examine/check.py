@@ -22,7 +22,7 @@ from hypothesis import seed as hypothesis_seed
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from queueproof.errors import QueueError, QueueproofError
+from queueproof.errors import OWN_SERVERS, QueueError, QueueproofError
 from queueproof.examine.processes import lent_server
 from queueproof.examine.work import (
     Crew,
@@ -616,7 +616,9 @@ class Examination:
     def _without(self, evidence: Mapping[str, int]) -> str:
         """The faults that no run was hit by, of those that can be had here."""
         wanted = [
-            told for fault, told in FAULTS.items() if fault != "restart" or self.lab.server.ours
+            fault.several
+            for fault in FAULTS.values()
+            if not fault.of_server or self.lab.server.ours
         ]
         return " and no ".join(told for told in wanted if not evidence.get(told))
 
@@ -710,7 +712,7 @@ def _unkilled(lab: Lab) -> Seen:
         return Seen(
             {},
             unable=f"a crash of the server empties what is UNLOGGED ({', '.join(emptied)}), and "
-            "this one is not ours to kill: use --postgres embedded, local or container",
+            f"this one is not ours to kill: use --postgres {OWN_SERVERS}",
         )
     return Seen({}, remark="the server was not killed, because it is not ours")
 

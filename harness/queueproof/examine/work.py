@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from queueproof import waits
-from queueproof.errors import QueueproofError
+from queueproof.errors import OWN_SERVERS, QueueproofError
 from queueproof.examine.processes import lab_here, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import Violation, check, declare
@@ -162,7 +162,7 @@ def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool =
     if conditions.killed and not lab.server.ours:
         raise QueueproofError(
             "in this story the server is killed, and this one is not ours: replay it with"
-            " --postgres embedded, local or container"
+            f" --postgres {OWN_SERVERS}"
         )
     where = lab.twin() if conditions.killed else lab
     return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)

@@ -24,9 +24,7 @@ from queueproof.schedule.programs import (
     fail,
     heartbeat,
     in_turn,
-    lose,
     script,
-    terminate,
 )
 
 if TYPE_CHECKING:  # the catalogue is light without
@@ -36,8 +34,9 @@ if TYPE_CHECKING:  # the catalogue is light without
 def _broken_off(pieces: Pieces, _: Life) -> list[Program]:
     """Programs in which a connection is cut or a backend ends, at any step of any operation."""
     return pieces.through_only(
-        _beside(program, fault)
-        for fault in (lose(1), terminate(1))
+        _beside(program, Do(kind, 1))
+        for kind, fault in FAULTS.items()
+        if not fault.of_server
         for program in (*_operations(pieces), *_meetings(pieces))
     )
 
@@ -104,7 +103,7 @@ def _beside(program: Program, fault: Do) -> Program:
 def _hits(run: Run) -> dict[str, int]:
     hit = Counter(fault for fault, _, _ in run.faults)
     hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
-    return {told: hit[fault] for fault, told in FAULTS.items()}
+    return {fault.several: hit[kind] for kind, fault in FAULTS.items()}
 
 
 GUARANTEES = (

@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof import waits
-from queueproof.errors import ServerUnavailableError
+from queueproof.errors import SERVERS, ServerUnavailableError
 from queueproof.postgres import container, local
 from queueproof.postgres.environment import no_libpq_variables
 from queueproof.postgres.server import (
@@ -43,10 +43,6 @@ SELECT EXISTS (
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
 )
 """
-SOURCES = (
-    "embedded[:16], local[:/path/to/bin], container[:image]"
-    " or a DSN such as postgresql://user@host/postgres"
-)
 
 
 @contextmanager
@@ -118,7 +114,8 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
         case _:
             # no more than its first word is repeated: the rest may hold a password
             raise ServerUnavailableError(
-                f"unknown PostgreSQL source that begins with {kind!r}: write {SOURCES}."
+                f"unknown PostgreSQL source that begins with {kind!r}: write {', '.join(SERVERS)}"
+                " or a DSN such as postgresql://user@host/postgres."
             )
     facts = examine(started.admin)
     if not trust:

@@ -27,7 +27,7 @@ from queueproof.queues.model import Parameter, Step, Value, Values
 from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
 from queueproof.run.lab import GATE_KEYS, Lab
 from queueproof.run.record import Beat
-from queueproof.schedule.programs import Do, JobSpec, Program
+from queueproof.schedule.programs import FAULTS, Do, JobSpec, Program
 from queueproof.search.shrink import Failure
 
 WIDTH = 96  # characters of a line of prose
@@ -40,18 +40,7 @@ _INTEGERS = frozenset({20, 21, INT4})
 _DEADLOCK = "40P01"
 # What begins something; everything else in a trace follows from what was begun.
 _BEGINNINGS = frozenset(
-    {
-        "start",
-        "connection",
-        "sql",
-        "commit",
-        "clock",
-        "rewrite",
-        "crash",
-        "cut",
-        "terminate",
-        "restart",
-    }
+    {"start", "connection", "sql", "commit", "clock", "rewrite", "crash", "fault"}
 )
 
 _TYPES = "SELECT oid::bigint, oid::regtype::text FROM pg_type"
@@ -273,12 +262,21 @@ class _Spec:
                 raise _cannot("a worker crashes behind a pooler in it")
             case "crash":
                 self._terminate(beat.actor)
+            case "fault":
+                self._strike(self._calls[beat.call].kind, beat.text)
+            case _:
+                pass
+
+    def _strike(self, fault: str, about: str) -> None:
+        match fault:
+            case "lose":
+                pass  # its answer's end is a beat of its own
             case "terminate":
-                self._terminate(beat.text)
+                self._terminate(about)
             case "restart":
                 raise _cannot("the server is killed in it")
             case _:
-                pass
+                raise _cannot(f"somebody {FAULTS[fault].told.format(about)} in it")
 
     def _send(self, n: int, beat: Beat, session: _Session, step: Step) -> None:
         if not session.gated and self._stops(n):

@@ -10,7 +10,7 @@ from queueproof.probes.backoff import Waits
 from queueproof.probes.buffers import Slope
 from queueproof.probes.plans import Overclaim
 from queueproof.report.card import joined
-from queueproof.report.story import Answered, Asked, Event, Fact, Passed, Probed, Sent, Story
+from queueproof.report.story import Answered, Asked, Event, Fact, Fault, Passed, Probed, Sent, Story
 from queueproof.report.text import bound, duration, to_text, worded, work
 
 _NOTED = frozenset({"connection", "uncommitted", "waits", "stops", "goes on", "rewrite", "crash"})
@@ -44,7 +44,7 @@ def _fact(actor: str, fact: Fact) -> Iterator[str]:
             yield f"Note over {actor}: {text}"
         case Event(kind=kind) if kind in _NOTED:
             yield f"Note over {actor}: {text}"
-        case Asked() | Event():
+        case Asked() | Event() | Fault():
             yield f"{actor}->>PostgreSQL: {text}"
         case Sent():
             yield f"{actor}->>PostgreSQL: {text}"

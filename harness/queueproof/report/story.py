@@ -91,7 +91,7 @@ class Event:
 
     Attributes:
         kind: What; `uncommitted`: somebody else acts before the COMMIT.
-        about: The connection, who is waited for, cut off or ended, or the gate it stops at.
+        about: The connection, who is waited for, or the gate it stops at.
     """
 
     kind: Literal[
@@ -103,14 +103,24 @@ class Event:
         "goes on",
         "rewrite",
         "crash",
-        "cut",
-        "terminate",
-        "restart",
     ]
     about: str = ""
 
 
-Fact: TypeAlias = Asked | Sent | Answered | Passed | Event
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One of `FAULTS` happened.
+
+    Attributes:
+        kind: Which.
+        about: The worker that it happened to; nothing where it was the server.
+    """
+
+    kind: str
+    about: str
+
+
+Fact: TypeAlias = Asked | Sent | Answered | Passed | Event | Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,18 +306,9 @@ class _Turns:
                 yield Passed(call.delay)
             case "commit" if turn.uncommitted:
                 pass  # the end of what was done, and nobody acted meanwhile
-            case (
-                "connection"
-                | "commit"
-                | "waits"
-                | "stops"
-                | "goes on"
-                | "rewrite"
-                | "crash"
-                | "cut"
-                | "terminate"
-                | "restart"
-            ):
+            case "fault" if call is not None:
+                yield Fault(call.kind, beat.text)
+            case "connection" | "commit" | "waits" | "stops" | "goes on" | "rewrite" | "crash":
                 yield Event(beat.event, beat.text)
 
     def _sent(self, beat: Beat) -> Sent:

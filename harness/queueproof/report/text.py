@@ -18,12 +18,14 @@ from queueproof.report.story import (
     Enqueued,
     Event,
     Fact,
+    Fault,
     Passed,
     Probed,
     Sent,
     Story,
 )
 from queueproof.schedule.conditions import PLANNERS
+from queueproof.schedule.programs import FAULTS
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 DAY = 86_400  # seconds
@@ -36,9 +38,6 @@ _EVENTS: Mapping[str, str] = {
     "goes on": "goes on",
     "rewrite": "the tables are rewritten, their rows in another physical order",
     "crash": "crashes",
-    "cut": "cuts {} off from its next answer",
-    "terminate": "ends the backend of {}",
-    "restart": "kills the server, and starts it again",
 }
 _ANSWERS: Mapping[str, str] = {
     "answer": "{}",
@@ -169,6 +168,8 @@ def worded(fact: Fact) -> str:
             return _STOPPED[fact.about]
         case Event():
             return _EVENTS[fact.kind].format(fact.about)
+        case Fault():
+            return FAULTS[fact.kind].told.format(fact.about)
         case _:
             assert_never(fact)
 

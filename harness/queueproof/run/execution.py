@@ -206,15 +206,17 @@ class Execution:
             case "claim":
                 # Its worker claims nothing else until it ends.
                 return not actor.holding and not (self._terms.one_each and actor.holds)
-            case "crash" | "terminate":
+            case "crash":
                 return self._victim(actor, do).alive
             case "lose":
                 victim = self._victim(actor, do)
                 return victim.alive and not victim.cut_off
             case "enqueue":
                 return bool(self._reserve)
-            case "advance" | "align" | "until" | "rewrite" | "restart":
+            case "advance" | "align" | "until" | "rewrite":
                 return True
+            case fault if fault in FAULTS:
+                return FAULTS[fault].of_server or self._victim(actor, do).alive
             case _:
                 return do.kind in self.queue.offers
 
@@ -721,25 +723,25 @@ class Execution:
 
     def _inflict(self, nemesis: Actor, do: Do) -> None:
         victim = self._victim(nemesis, do)
-        call = self.instant(do.kind, nemesis.name)
+        about = "" if FAULTS[do.kind].of_server else victim.name
+        self._note(nemesis, "fault", about, call=self.instant(do.kind, nemesis.name))
         self.disturbed = True
         match do.kind:
             case "lose":
-                self._note(nemesis, "cut", victim.name, call=call)
                 # The backend does not notice while it works or waits: what it does takes effect.
                 victim.cut_off = True
             case "terminate":
-                self._note(nemesis, "terminate", victim.name, call=call)
                 self._hit("terminate", victim)
                 for key in (victim.name, f"{victim.name}, second connection"):
                     self.lab.terminate(key)
                 self._disconnect(victim, _TERMINATED)
-            case _:
-                self._note(nemesis, "restart", call=call)
+            case "restart":
                 self.lab.restart()
                 for actor in [actor for actor in self.actors.values() if actor.alive]:
                     self._hit("restart", actor)
                     self._disconnect(actor, _KILLED)
+            case _:
+                raise NotImplementedError(do.kind)
 
     def _hit(self, fault: str, actor: Actor) -> None:
         """Record where a fault meets an actor: in the middle of an operation, or after one."""

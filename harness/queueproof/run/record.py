@@ -25,9 +25,7 @@ Event: TypeAlias = Literal[
     "rollback",
     "clock",
     "crash",
-    "cut",  # the connection
-    "terminate",
-    "restart",
+    "fault",  # one of `FAULTS`: the operation of the beat's call
 ]
 """What happens in a run."""
 
@@ -40,7 +38,7 @@ class Beat:
         actor: Who acted.
         call: Index of the call, -1 for none.
         event: What happened.
-        text: SQL, what was answered, or which gate it stops at.
+        text: SQL, what was answered, which gate it stops at, or whom a fault happens to.
         session: Whose connection it happened on; nothing where it was on none.
         step: What was sent, for `sql`.
     """

@@ -47,12 +47,26 @@ class JobSpec(NamedTuple):
     queue: str = "default"
 
 
-FAULTS: Mapping[str, str] = {
-    "lose": "answers lost",
-    "terminate": "backends terminated",
-    "restart": "server kills",
+class Fault(NamedTuple):
+    """What may happen to a connection, a backend or the server, as a step of a program.
+
+    Attributes:
+        several: What a card calls several of it.
+        told: What a story says; `{}` is the worker that it happens to.
+        of_server: Whether it happens to the whole server, and so to one that is ours only.
+    """
+
+    several: str
+    told: str
+    of_server: bool = False
+
+
+FAULTS: Mapping[str, Fault] = {
+    "lose": Fault("answers lost", "cuts {} off from its next answer"),
+    "terminate": Fault("backends terminated", "ends the backend of {}"),
+    "restart": Fault("server kills", "kills the server, and starts it again", of_server=True),
 }
-"""What happens to connections, backends and the server, to the words for several of it."""
+"""Faults by the operation that causes one."""
 
 
 Schedule: TypeAlias = tuple[int, ...]
