@@ -42,8 +42,8 @@ FreeFault: TypeAlias = Literal["kill", "pause", "terminate", "restart"]
 SEVERAL: Mapping[FreeFault, str] = {
     "kill": "workers killed",
     "pause": "workers paused past their lease",
-    "terminate": FAULTS["terminate"],
-    "restart": FAULTS["restart"],
+    "terminate": FAULTS["terminate"].several,
+    "restart": FAULTS["restart"].several,
 }
 """What happens to workers and the server, to the words for several of it."""
 
