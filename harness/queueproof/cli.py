@@ -174,7 +174,8 @@ def check(
         typer.Option(
             metavar="FILE",
             help="With --replay: write the story as a spec for PostgreSQL's isolationtester"
-            " (FILE.spec) or as a pytest test that passes once the queue is mended (FILE.py).",
+            " (FILE.spec), as a pytest test that passes once the queue is mended (FILE.py), or as a"
+            " Mermaid diagram (FILE.mmd).",
         ),
     ] = None,
     mutate: Annotated[
@@ -210,10 +211,10 @@ def check(
     if export is not None:
         if replay is None:
             raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
-        if export.suffix not in {".spec", ".py"}:
+        if export.suffix not in {".spec", ".py", ".mmd"}:
             raise QueueproofError(
                 f"--export {export}: the file's name says what it becomes; end it in .spec"
-                " (isolationtester) or .py (pytest)"
+                " (isolationtester), .py (pytest) or .mmd (Mermaid)"
             )
         _refuse_unwritable(export)
     if replay is None:
@@ -354,8 +355,8 @@ def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: 
 
 def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> int:
     from queueproof.examine.check import decode_token, replay
-    from queueproof.report.mermaid import to_markdown
     from queueproof.report.terminal import Output, print_story
+    from queueproof.report.text import WIDTH, to_text
 
     digest, guarantee, _, _ = decode_token(token)
     if digest != target.digest:
@@ -375,7 +376,7 @@ def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> in
     if replayed is None:
         out.say("It does not happen any more.")
         return Exit.HOLDS
-    print_story(out, to_markdown(replayed.told))
+    print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
     out.say()
     if export is not None:
         _write(export, text)
@@ -399,6 +400,8 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
             queue=_from(export, name),
             command=command,
         )
+    if export.suffix == ".mmd":
+        return _diagram(replayed, export)
     if lab.remembers:
         raise QueueproofError(
             f"--export {export}: what a worker prepares and keeps stands in no spec; export the"
@@ -419,6 +422,18 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
         guarantee=replayed.guarantee,
         command=command,
         name=export.name,
+    )
+
+
+def _diagram(replayed: Replayed, export: Path) -> str:
+    from queueproof.report.mermaid import to_mermaid
+    from queueproof.report.story import Story
+
+    if isinstance(replayed.told, Story):
+        return to_mermaid(replayed.told) + "\n"
+    raise QueueproofError(
+        f"--export {export}: this story of {replayed.guarantee} has no steps to be drawn; export it"
+        " as a test, FILE.py"
     )
 
 

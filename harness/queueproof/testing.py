@@ -14,8 +14,8 @@ from queueproof.judge.checker import declare
 from queueproof.postgres import open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.resolve import resolve
-from queueproof.report.mermaid import to_markdown
 from queueproof.report.story import tell, tell_found
+from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.record import Run
@@ -71,7 +71,7 @@ def must_hold(
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
         if program is None:
             found = PROBES[guarantee].replay(lab, calibrate(lab), probe)
-            story = to_markdown(tell_found(found, guarantee)) if found else ""
+            story = to_text(tell_found(found, guarantee)) if found else ""
         else:
             conditions = Conditions(**under) if under else PLAIN
             story = _search(
@@ -108,7 +108,7 @@ def _search(
     for run in _runs(again, runner, program, schedule, schedules):
         for violation in breaches(run, declared):
             if violation.guarantee == broken:
-                return to_markdown(tell(run, violation, conditions, guarantee))
+                return to_text(tell(run, violation, conditions, guarantee))
     return ""
 
 

@@ -25,7 +25,7 @@ def test_each_story_is_an_error_at_its_line() -> None:
     further = Break("w3 too", "another", None, place=Place("db/q.sql", 9))
     one = broken()
     both = Judgement(
-        one.id, one.verdict, one.reason, one.story, one.replay, {}, [further], "", one.place
+        one.id, one.verdict, one.reason, one.story, one.replay, {}, [further], None, one.place
     )
     assert list(commands(card(both))) == [
         "::error file=db/q.sql,line=7,title=queueproof%3A single-claim::w2 got job 1",

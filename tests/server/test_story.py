@@ -12,10 +12,10 @@ from queueproof.examine.check import calibrate
 from queueproof.judge.checker import declare
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
-from queueproof.report.mermaid import to_markdown
 from queueproof.report.page import read_card, to_page
 from queueproof.report.story import tell
 from queueproof.report.terminal import Output, print_card
+from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
@@ -35,7 +35,6 @@ FURTHER = Card(
             "TOKEN1",
             {"schedules": 2},
             (Break("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
-            "sequenceDiagram\n    participant w1",
         )
     ],
 )
@@ -93,21 +92,6 @@ GOLDEN = """\
         RETURNING id
 
     Why it matters: the job's effect happens twice: two mails, two payments.
-
-    ```mermaid
-    sequenceDiagram
-        participant w1
-        participant w2
-        participant PostgreSQL
-        w2->>PostgreSQL: claim, at most 1
-        w2->>PostgreSQL: [a] SELECT id FROM jobs WHERE status = 'queued' LIMIT 1
-        w1->>PostgreSQL: claim, at most 1
-        w1->>PostgreSQL: [a] SELECT id FROM jobs WHERE status = 'queued' LIMIT 1
-        w1->>PostgreSQL: [b] UPDATE jobs
-        PostgreSQL-->>w1: job 1
-        w2->>PostgreSQL: [b] UPDATE jobs
-        PostgreSQL-->>w2: job 1
-    ```
 """
 
 
@@ -123,7 +107,7 @@ def test_a_story(lab_of: LabOf) -> None:
     """A story names the guarantee, the breach, the turns, the SQL, and what it does to a user."""
     failure = double_claim(lab_of(QUEUE.format(id="bigserial")))
     story = tell(failure.run, failure.violation)
-    assert to_markdown(story) == textwrap.dedent(GOLDEN).strip()
+    assert to_text(story) == textwrap.dedent(GOLDEN).strip()
 
 
 @pytest.mark.parametrize("column", ["bigserial", "uuid DEFAULT gen_random_uuid()"])
@@ -133,7 +117,7 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     failure = double_claim(lab)
     runner = Runner(lab)
     stories = {
-        to_markdown(tell(runner.run(failure.program, failure.schedule), failure.violation))
+        to_text(tell(runner.run(failure.program, failure.schedule), failure.violation))
         for _ in range(10)
     }
     assert len(stories) == 1

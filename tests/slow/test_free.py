@@ -24,6 +24,7 @@ from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import WorkerQueue
 from queueproof.report.free import tell_free
+from queueproof.report.text import to_text
 from queueproof.run import free, wallclock
 from queueproof.run.free import Free, FreeFault, free_run
 from queueproof.run.host import Host, describe, load
@@ -242,7 +243,7 @@ def test_what_breaks_in_any_order_is_found(server: Server, name: str, guarantee:
     with installed(server, str(STRATEGIES / "broken" / f"{name}.sql")) as lab:
         found = run_free(lab, faults={})
     assert [guarantee] == list(found.broken)
-    story = tell_free(found, found.broken[guarantee])
+    story = to_text(tell_free(found, found.broken[guarantee]))
     assert story.startswith(f"{guarantee}: ")
     assert "Seen in a free run of 2 workers with seed 0; not replayable" in story
 
@@ -310,7 +311,7 @@ def test_a_story_tells_what_was_done_to_one_job() -> None:
         call("claim", "w3", "1", limit=5),
         call("complete", "w3", refs=(Ref(10, "1"),)),
     )
-    story = tell_free(found, Violation("retry-bound", "w3 started attempt 2", "1", 10))
+    story = to_text(tell_free(found, Violation("retry-bound", "w3 started attempt 2", "1", 10)))
     assert story.splitlines()[6:] == [
         "             seconds  who       what",
         "      0.000 .. 0.500  producer  enqueue (max_attempts 1): job 1",
@@ -322,7 +323,7 @@ def test_a_story_tells_what_was_done_to_one_job() -> None:
         "      9.000 .. 9.500  w1        complete job 1: no answer",
         "    10.000 .. 10.500  w3        claim of at most 5: job 1",
         "",
-        "Why it matters: a poisoned job takes down one worker after another, for ever.",
+        "Why it matters: a job that cannot succeed, or that kills its worker, is tried for ever.",
     ]
 
 
@@ -335,7 +336,7 @@ def test_a_story_of_no_single_job_tells_what_happened_around_the_guilty_call() -
     )
     guilty = found.history.calls[0]
     guilty.returned, guilty.ended = 4, 101.6
-    story = tell_free(found, Violation("claim-limit", "w1 was given 2", None, 0))
+    story = to_text(tell_free(found, Violation("claim-limit", "w1 was given 2", None, 0)))
     assert story.splitlines()[6:9] == [
         "           seconds  who  what",
         "    0.000 .. 1.600  w1   claim of at most 1: jobs 1, 2",

@@ -48,8 +48,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
-from queueproof.report.mermaid import to_mermaid
-from queueproof.report.story import Probed, Story, tell, tell_found
+from queueproof.report.story import Told, tell, tell_found
 from queueproof.report.text import to_text
 from queueproof.run import wallclock
 from queueproof.run.free import Free, FreeFault, free_run
@@ -570,7 +569,7 @@ class Examination:
                 first.replay,
                 evidence,
                 tuple(more),
-                first.diagram,
+                first.told,
                 first.place,
             )
         if lacks := self._lacks(guarantee, watched):
@@ -658,12 +657,13 @@ class Examination:
             token = encode_token(self.lab.queue.digest, name, self.seed, probe=seen.data)
             story = tell_found(seen.found, name)
             place = self._place(seen.found)
-            return [Break(seen.broken, to_text(story), token, to_mermaid(story), place)]
+            return [Break(seen.broken, to_text(story), token, story, place)]
         failure = self.failures.get(name)
         if failure is None and name in self.freed:
             free, violation = self.freed[name]
+            account = tell_free(free, violation)
             because = f"{violation.because} (in a free run)"
-            return [Break(because, tell_free(free, violation), None)]
+            return [Break(because, to_text(account), None, account)]
         if failure is None or self._explained(name):
             return []
         others = sorted(self.others.get(name, {}).values(), key=lambda one: one.violation.alone)
@@ -681,7 +681,7 @@ class Examination:
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
         place = self._place(failure)
-        return Break(failure.violation.because, to_text(story), token, to_mermaid(story), place)
+        return Break(failure.violation.because, to_text(story), token, story, place)
 
     def _place(self, found: Found) -> Place | None:
         """Where the last statement of a story's workers stands; a probe measures a whole block."""
@@ -1064,7 +1064,7 @@ class Replayed:
     """
 
     guarantee: str
-    told: Story | Probed
+    told: Told
     data: Mapping[str, Any]
     failure: Failure | None = None
 

@@ -220,7 +220,7 @@ GUARANTEES = (
     Guarantee(
         id="order",
         sentence="Jobs that are free are claimed in the declared order.",
-        why="urgent work waits behind bulk work",
+        why="urgent work, or what came first, waits behind the rest",
         source="https://github.com/procrastinate-org/procrastinate/issues/212",
         wild=(
             "The claim has no ORDER BY, or sorts one page of the oldest rows: jobs come as the "
@@ -240,7 +240,7 @@ GUARANTEES = (
     Guarantee(
         id="not-early",
         sentence="A job is not claimed before its time, nor before its enqueue commits.",
-        why="a reminder is sent before it is due, or for an order that was rolled back",
+        why="a reminder is sent before it is due, or for an order that is not committed",
         source="https://github.com/pgmq/pgmq/issues/367",
         wild=(
             "The delay is asked of retries only, is rounded to whole seconds, or is written by a "

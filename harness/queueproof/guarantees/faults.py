@@ -113,7 +113,7 @@ GUARANTEES = (
             "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
             "step, the acknowledgement of COMMIT included."
         ),
-        why="an outage of a second costs jobs",
+        why="an outage of a second loses jobs, or runs finished ones again",
         source="https://github.com/rails/solid_queue/issues/748",
         wild=(
             "synchronous_commit = off answers before the commit is on disk, and a crash of the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from queueproof.guarantees.programs import Pieces
@@ -37,6 +37,8 @@ class Guarantee:
         id: Public and frozen: it stands in files, reports and exit messages.
         sentence: The guarantee.
         why: What its breach does to a user.
+        whys: The same where it depends on the operation whose answer breaks it, by its name;
+            `complete alone`: where nobody is hurt but the worker itself.
         source: Where the idea or a known case is written down.
         wild: How it breaks in real queues.
         safe: How it is kept in PostgreSQL.
@@ -77,6 +79,7 @@ class Guarantee:
     told_anyway: bool = False
     life: bool = False
     acknowledged: bool = False
+    whys: Mapping[str, str] = field(default_factory=dict)
 
 
 def finishing(offer: Offer) -> str | None:

@@ -253,6 +253,11 @@ GUARANTEES = (
         id="live-lease",
         sentence="A worker whose lease or heartbeat is fresh keeps its job.",
         why="a long job is started again while it still runs",
+        whys=dict.fromkeys(
+            ("complete", "complete_many", "fail"),
+            "what a worker has done is not taken down, and is done once more",
+        )
+        | {"heartbeat": "a worker gives up a job that is still its own"},
         source="https://github.com/janbjorge/pgqueuer/issues/430",
         wild=(
             "The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id IN "
@@ -279,6 +284,13 @@ GUARANTEES = (
             "worker has claimed it again."
         ),
         why="a paused worker wakes up and marks somebody else's attempt as done",
+        whys={
+            "complete alone": "the answer of an attempt that was given up ends the one that runs",
+            "fail": "a paused worker wakes up and ends somebody else's attempt as failed",
+            "fail alone": "the failure of an attempt that was given up ends the one that runs",
+            "heartbeat": "a paused worker wakes up and keeps alive what is no longer its own: when"
+            " the holder dies, nobody notices",
+        },
         source="https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html",
         wild=(
             "complete, fail or the heartbeat ask for the id alone, or for the worker's name: a "

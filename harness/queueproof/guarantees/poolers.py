@@ -31,7 +31,7 @@ GUARANTEES = (
     Guarantee(
         id="pooler-safe",
         sentence="It works through a transaction-pooling proxy.",
-        why="session locks and settings leak between workers",
+        why="what a session keeps is gone in the next transaction, or is another worker's",
         source="https://www.pgbouncer.org/features.html",
         wild=(
             "An advisory lock, a SET or currval() belongs to a session, and the next transaction "

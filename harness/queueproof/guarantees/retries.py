@@ -175,7 +175,7 @@ GUARANTEES = (
     Guarantee(
         id="retry-bound",
         sentence="A job is attempted at most max_attempts times, crashes included.",
-        why="a poisoned job takes down one worker after another, for ever",
+        why="a job that cannot succeed, or that kills its worker, is tried for ever",
         source="https://github.com/elizaOS/eliza/issues/10854",
         wild=(
             "Only failures are counted: a job that kills its worker is handed out for ever. Or one "
@@ -225,7 +225,7 @@ GUARANTEES = (
             "A failed job waits before its next attempt; the wait grows, is capped, and never "
             "overflows."
         ),
-        why="a failing dependency is hammered, or a job is retried in the year 9999",
+        why="a failing dependency is hammered, or a job comes back in the year 9999, or never",
         source="https://github.com/riverqueue/river/pull/698",
         wild=(
             "The cap is applied after the power: from some attempt on the product is no interval "

@@ -195,6 +195,10 @@ GUARANTEES = (
         id="non-blocking",
         sentence="A claim, a heartbeat or a recovery never waits for another worker's job.",
         why="workers form a convoy: adding some makes nothing faster",
+        whys={
+            "heartbeat": "a worker that waits with its heartbeat loses its lease while it lives",
+            "recover": "jobs of crashed workers stay away as long as one worker is slow",
+        },
         source="https://www.postgresql.org/docs/current/explicit-locking.html",
         wild=(
             "FOR UPDATE without SKIP LOCKED, a recovery that is a plain UPDATE, or a counter that "

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from queueproof.errors import Exit
+from queueproof.report.data import to_data
+from queueproof.report.mermaid import to_mermaid
+from queueproof.report.story import Story, Told
 
 SCHEMA = 1
 """Version of card.json (`queueproof schema`): one more when a key goes or means something else."""
@@ -36,20 +39,20 @@ class Break:
         reason: One sentence.
         story: How it broke, as text.
         replay: A token for `--replay`; None where it cannot be repeated at will.
-        diagram: The same as Mermaid source; nothing where there is none.
+        told: The same as data, which a page draws; None in a card.json of earlier versions.
         place: Of the last statement of the queue's own in the story; None where it is in no file.
     """
 
     reason: str
     story: str
     replay: str | None
-    diagram: str = ""
+    told: Told | None = None
     place: Place | None = None
 
     @property
-    def whole(self) -> str:
-        """The story with its diagram."""
-        return joined(self.story, self.diagram)
+    def diagram(self) -> str:
+        """The story as Mermaid source; empty where it has no steps."""
+        return to_mermaid(self.told) if isinstance(self.told, Story) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Judgement:
         replay: A token for `--replay`; None where there is no story.
         evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
         more: Further stories, each of another operation that breaks the guarantee.
-        diagram: The story as Mermaid source; nothing where there is none.
+        told: The story as data; None where there is none, or none was written.
         place: Of the story, as of a `Break`.
         seconds: Wall-clock that was spent on it; what is asked for all of them together counts
             for none.
@@ -77,7 +80,7 @@ class Judgement:
     replay: str | None = None
     evidence: Mapping[str, int] = field(default_factory=dict)
     more: Sequence[Break] = ()
-    diagram: str = ""
+    told: Told | None = None
     place: Place | None = None
     seconds: float = field(default=0.0, compare=False)
 
@@ -86,27 +89,17 @@ class Judgement:
         """All of them, the one that says most first."""
         if not self.story:
             return list(self.more)
-        first = Break(self.reason, self.story, self.replay, self.diagram, self.place)
+        first = Break(self.reason, self.story, self.replay, self.told, self.place)
         return [first, *self.more]
 
 
-def joined(story: str, diagram: str) -> str:
-    """A story with its diagram, as Markdown draws it and as a card.json holds it."""
-    return f"{story}\n\n```mermaid\n{diagram}\n```" if diagram else story
-
-
-def apart(whole: str) -> tuple[str, str]:
-    """A story and its diagram, from what `joined` made: a card.json holds no more than that."""
-    story, _, rest = whole.rpartition("\n\n```mermaid\n")
-    return (story, rest.removesuffix("\n```")) if story else (whole, "")
-
-
 def _written(judgement: Judgement) -> dict[str, Any]:
-    facts = asdict(judgement) | {"seconds": round(judgement.seconds, 2)}
-    for told in (facts, *facts["more"]):
-        diagram = told.pop("diagram")
-        told["story"] = told["story"] and joined(told["story"], diagram)
-    return facts
+    facts = asdict(replace(judgement, told=None, more=()))
+    more = [
+        {**asdict(replace(one, told=None)), "told": to_data(one.told)} for one in judgement.more
+    ]
+    told = to_data(judgement.told)
+    return {**facts, "more": more, "told": told, "seconds": round(judgement.seconds, 2)}
 
 
 @dataclass(frozen=True, slots=True)

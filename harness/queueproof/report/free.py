@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call
 from queueproof.judge.checker import Violation
+from queueproof.report.story import Account, Part
 from queueproof.run.free import Free
 
 _TOLD = {
@@ -19,27 +19,26 @@ _TOLD = {
 _SHOWN = 12
 
 
-def tell_free(free: Free, violation: Violation) -> str:
-    """One violation of a free run as text: what was done to the job, and when.
+def tell_free(free: Free, violation: Violation) -> Account:
+    """One violation of a free run: what was done to the job, and when.
 
     Args:
         free: The run.
         violation: One of its findings'.
     """
-    guarantee = CATALOGUE[violation.guarantee]
     calls = _concerned(free.history.calls, violation)
     began = free.history.calls[0].began
-    parts = [
-        f"{guarantee.id}: {guarantee.sentence}",
-        f"Broken: {violation.because}.",
-        (
-            f"Seen in a free run of {free.workers} workers with seed {free.seed}; not replayable: "
-            "who came first was up to the operating system."
-        ),
-        _table([("seconds", "who", "what"), *(_line(call, violation, began) for call in calls)]),
-        f"Why it matters: {guarantee.why}.",
-    ]
-    return "\n\n".join(parts)
+    seen = (
+        f"Seen in a free run of {free.workers} workers with seed {free.seed}; not replayable: "
+        "who came first was up to the operating system."
+    )
+    lines = [("seconds", "who", "what"), *(_line(call, violation, began) for call in calls)]
+    parts = (
+        Part("prose", f"Broken: {violation.because}."),
+        Part("prose", seen),
+        Part("figures", _table(lines)),
+    )
+    return Account(violation.guarantee, parts)
 
 
 def _concerned(calls: Sequence[Call], violation: Violation) -> list[Call]:
@@ -106,6 +105,6 @@ def _jobs(ids: Iterable[str]) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as indented columns."""
+    """Rows as columns."""
     widths = [max(len(row[n]) for row in rows) for n in range(2)]
-    return "\n".join(f"    {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)
+    return "\n".join(f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}" for row in rows)

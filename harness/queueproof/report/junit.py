@@ -53,7 +53,7 @@ def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
 
 def _told(found: Break) -> str:
     token = f"\nReplay token: {found.replay}\n" if found.replay else ""
-    return f"{found.whole}\n{token}"
+    return f"{found.story}\n{token}"
 
 
 def _legal(text: str) -> str:

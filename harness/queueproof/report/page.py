@@ -12,16 +12,11 @@ from jinja2 import Environment, StrictUndefined
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import (
-    SCHEMA,
-    Break,
-    Card,
-    Judgement,
-    MutantJudgement,
-    Place,
-    apart,
-)
+from queueproof.report.card import SCHEMA, Break, Card, Judgement, MutantJudgement, Place
+from queueproof.report.data import from_data
+from queueproof.report.story import Told
 from queueproof.report.terminal import mutants_summary, summary
+from queueproof.report.text import to_text
 
 
 def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
@@ -60,7 +55,7 @@ def read_card(text: str) -> Card:
         mutants = [MutantJudgement(**mutant) for mutant in found.get("mutants", ())]
         facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
         unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
@@ -75,15 +70,20 @@ def _judgement(facts: dict[str, Any]) -> Judgement:
 
 
 def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same with the diagram beside its story: the file holds both as one text."""
-    if place := facts.get("place"):
-        facts = {**facts, "place": Place(**place)}
-    match facts:
-        case {"story": str(whole)}:
-            story, diagram = apart(whole)
-            return {**facts, "story": story, "diagram": diagram}
-        case _:
-            return facts
+    """The same, its story as data; earlier versions wrote a diagram behind its text."""
+    story, told, place = facts.get("story"), facts.get("told"), facts.get("place")
+    return {
+        **facts,
+        "story": story.partition("\n\n```mermaid\n")[0] if isinstance(story, str) else None,
+        "told": None if told is None else _readable(from_data(told)),
+        "place": None if place is None else Place(**place),
+    }
+
+
+def _readable(told: Told) -> Told:
+    """A story of which each word is known here."""
+    to_text(told)
+    return told
 
 
 def _pieces(story: str) -> list[tuple[bool, str]]:

@@ -6,18 +6,18 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
-from queueproof.history.calls import Call
+from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
-from queueproof.probes.backoff import Waits
-from queueproof.probes.buffers import Slope
-from queueproof.probes.plans import Overclaim
+from queueproof.probes.backoff import Wait, Waits
+from queueproof.probes.buffers import REMEDIES, Slope
+from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
-from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
 from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
@@ -39,6 +39,19 @@ class Enqueued:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """One of several claims of a job by the same worker.
+
+    Attributes:
+        number: Its place among them, from 1; 0 where the worker has claimed the job once.
+        known: What the claim was answered about the job: its attempt, if the queue tells it.
+    """
+
+    number: int
+    known: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """An operation began.
 
@@ -47,12 +60,14 @@ class Asked:
         limit: Most jobs that a claim may take.
         jobs: Those that it names.
         delay: Seconds that an enqueued job must wait.
+        claims: For each job which of its worker's claims of it is meant, where there are several.
     """
 
     operation: str
     limit: int
     jobs: tuple[str, ...]
     delay: float
+    claims: tuple[Claimed, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,27 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """An operation, as far as nobody acts meanwhile; or what an actor does apart from any.
+
+    What the drainer does without the clock in between is one.
+
+    Attributes:
+        actor: Who acts; nobody where the clock moves.
+        facts: What happens.
+        begins: Whether its operation begins here.
+        ends: Whether nothing of it is left to be done.
+        raced: Whether somebody else's operation is open meanwhile.
+    """
+
+    actor: str
+    facts: tuple[Fact, ...]
+    begins: bool
+    ends: bool
+    raced: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AllowedWait:
     """A claim that waits, and breaks nothing by that.
 
@@ -158,6 +194,8 @@ class Story:
         turns: In their order.
         allowed: Waits that are no breach, where that is not plain to see.
         statements: The SQL that was sent, each once.
+        cause: The operation whose answer broke it.
+        alone: Whether nobody but the worker itself is hurt.
     """
 
     guarantee: str
@@ -167,35 +205,169 @@ class Story:
     turns: tuple[Turn, ...]
     allowed: tuple[AllowedWait, ...]
     statements: tuple[str, ...]
+    cause: str = ""
+    alone: bool = False
+
+    @property
+    def moments(self) -> list[Moment]:
+        """What happens, one operation after the other where they do not meet."""
+        begun: set[str] = set()  # actors in the midst of an operation
+        moments = []
+        for turn in self.turns:
+            for facts in _by_operation(turn.facts, alone=turn.actor != DRAINER):
+                actor = "" if isinstance(facts[0], Passed) else turn.actor
+                begins = actor not in begun
+                raced = bool(begun - {actor})
+                begun.discard(actor)
+                if isinstance(facts[0], Asked) or not begins:
+                    begun.add(actor)
+                if any(map(_ends, facts)):
+                    begun.discard(actor)
+                moments.append(Moment(actor, facts, begins, actor not in begun, raced))
+        return moments
 
     @property
     def actors(self) -> list[str]:
-        """Workers by their number, then the others as they appear."""
-        actors = list(dict.fromkeys(turn.actor for turn in self.turns))
-        return sorted(actors, key=lambda actor: (not _WORKER.fullmatch(actor), len(actor), actor))
+        """Workers by their number, then the others as they appear; the clock is nobody."""
+        actors = filter(None, dict.fromkeys(moment.actor for moment in self.moments))
+        return sorted(actors, key=lambda actor: (not is_worker(actor), len(actor), actor))
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """What a probe measured, and the guarantee that it breaks."""
+class Part:
+    """A part of an account.
+
+    Attributes:
+        kind: Prose, or what keeps its lines: SQL, a plan of PostgreSQL's, figures.
+        text: As it is.
+        head: What stands above it.
+    """
+
+    kind: Literal["prose", "sql", "plan", "figures"]
+    text: str
+    head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """How a guarantee is broken where no order of steps tells it: measured, or seen.
+
+    Attributes:
+        guarantee: Its id.
+        parts: In their order, how it is broken first.
+    """
 
     guarantee: str
-    found: Overclaim | Waits | Slope
+    parts: tuple[Part, ...]
 
 
-# --- from a run to its story --------------------------------------------------------------------
+Told: TypeAlias = Story | Account
 
 
-def tell_found(found: Found, name: str) -> Story | Probed:
+def is_worker(actor: str) -> bool:
+    """Whether it is one of a program's workers, which are numbered."""
+    return _WORKER.fullmatch(actor) is not None
+
+
+def _by_operation(facts: Sequence[Fact], *, alone: bool) -> Iterator[tuple[Fact, ...]]:
+    """The facts of a turn, what stands apart from operations by itself.
+
+    Args:
+        facts: Of one actor, in their order.
+        alone: Whether each operation stands by itself, too.
+    """
+    found: list[Fact] = []
+    for fact in facts:
+        apart = isinstance(fact, Passed | Fault) or (
+            isinstance(fact, Event) and fact.kind in {"crash", "rewrite"}
+        )
+        after = bool(found) and isinstance(found[-1], Passed)
+        if found and (apart or after or (alone and isinstance(fact, Asked))):
+            yield tuple(found)
+            found = []
+        found.append(fact)
+    if found:
+        yield tuple(found)
+
+
+def _ends(fact: Fact) -> bool:
+    return isinstance(fact, Answered) or (isinstance(fact, Event) and fact.kind == "crash")
+
+
+# --- what probes found --------------------------------------------------------------------------
+
+
+def tell_found(found: Found, name: str) -> Told:
     """The story of what a probe found.
 
     Args:
         found: How the guarantee is broken.
         name: The guarantee.
     """
-    if isinstance(found, Failure):
-        return tell(found.run, found.violation, found.conditions, name)
-    return Probed(name, found)
+    match found:
+        case Failure():
+            return tell(found.run, found.violation, found.conditions, name)
+        case Overclaim():
+            parts = _overclaim(found)
+        case Waits():
+            parts = _waits(found)
+        case Slope():
+            parts = _growth(found)
+        case _:
+            assert_never(found)
+    return Account(name, tuple(parts))
+
+
+def _overclaim(over: Overclaim) -> Iterator[Part]:
+    yield Part("prose", f"Broken: w1 asked for at most {over.cell.limit} and took {over.taken}.")
+    yield Part("prose", f"The table held {over.cell.filling}; {over.cell.setting}.")
+    settings = "\n".join(f"SET {k} = {v};" for k, v in PLANNERS[over.cell.setting].items())
+    if settings:
+        yield Part("sql", settings, "Settings:")
+    for sql, plan in over.plans:
+        yield Part("sql", textwrap.dedent(sql).strip())
+        yield Part("plan", plan, "Its plan:")
+    yield Part("prose", REWRITE)
+
+
+def _waits(waits: Waits) -> Iterator[Part]:
+    yield Part("prose", f"Broken: {waits.broken}.")
+    failed = "Before: job 1 was enqueued, and its worker failed it again and again."
+    yield Part("prose", failed)
+    lines = [
+        f"attempt {wait.attempt} failed{_work(wait)}; the job was claimable after {_duration(wait)}"
+        for wait in waits.found
+    ]
+    yield Part("figures", "\n".join(lines))
+
+
+def _growth(slope: Slope) -> Iterator[Part]:
+    yield Part("prose", f"Broken: {slope.broken}.")
+    large = slope.costs[-1]
+    what = "Shared buffers touched by one warm claim on a vacuumed and analysed table:"
+    yield Part("prose", what)
+    lines = [f"{cost.buffers:>9,}  with {cost.content}" for cost in (slope.small, large)]
+    yield Part("figures", "\n".join(lines))
+    if slope.guilty is not None:
+        statement, plan = slope.guilty
+        yield Part("sql", textwrap.dedent(statement).strip())
+        yield Part("plan", plan, f"Its plan with {large.content}:")
+    yield Part("prose", REMEDIES[large.content.kind])
+
+
+def _duration(wait: Wait) -> str:
+    """Whole seconds, as they repeat from run to run."""
+    if wait.most == float("inf"):
+        return f"more than {wait.least:.0f} s"
+    return f"{wait.least:.0f} to {wait.most:.0f} s"
+
+
+def _work(wait: Wait) -> str:
+    """How long a job had taken, where it took long."""
+    return f" after {wait.worked:.0f} s of work" if wait.worked else ""
+
+
+# --- from a run to its story --------------------------------------------------------------------
 
 
 def tell(
@@ -225,6 +397,8 @@ def tell(
         if violation.guarantee == "non-blocking"
         else tuple(_allowed_waits(beats, calls, names)),
         statements=tuple(names.shortened(sql) for sql in turns.statements),
+        cause=_cause(calls, violation).kind,
+        alone=violation.alone,
     )
 
 
@@ -269,6 +443,7 @@ class _Turns:
         self._calls = calls
         self._names = names
         self._alone = alone
+        self._known: dict[int, str] = {}  # of the job of a claim, by its call
 
     def add(self, beat: Beat) -> None:
         """Take in what happened next."""
@@ -297,10 +472,13 @@ class _Turns:
         match beat.event:
             case "start" if call is not None:
                 jobs = tuple(self._names.shortened(ref.job) for ref in call.refs)
-                yield Asked(call.kind, call.limit, jobs, call.delay)
+                claims = tuple(self._claimed(call, ref) for ref in call.refs)
+                several = claims if any(claim.number for claim in claims) else ()
+                yield Asked(call.kind, call.limit, jobs, call.delay, several)
             case "sql":
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
+                self._note(beat, call)
                 yield Answered(beat.event, self._names.shortened(beat.text))
             case "clock" if call is not None:
                 yield Passed(call.delay)
@@ -310,6 +488,23 @@ class _Turns:
                 yield Fault(call.kind, beat.text)
             case "connection" | "commit" | "waits" | "stops" | "goes on" | "rewrite" | "crash":
                 yield Event(beat.event, beat.text)
+
+    def _note(self, beat: Beat, call: Call | None) -> None:
+        """Keep what a claim of one job was answered about it; a batch's is not taken apart."""
+        if call is not None and call.kind == "claim" and len(call.ids) == 1:
+            known = beat.text.removeprefix(f"job {call.ids[0]}").strip(" ()")
+            self._known[call.index] = self._names.shortened(known)
+
+    def _claimed(self, call: Call, ref: Ref) -> Claimed:
+        """Which of its worker's claims of a job an operation names."""
+        own = [
+            other.index
+            for other in self._calls[: call.index]
+            if other.kind == "claim" and other.actor == call.actor and ref.job in other.ids
+        ]
+        if len(own) == 1 or ref.call not in own:
+            return Claimed(0)
+        return Claimed(own.index(ref.call) + 1, self._known.get(ref.call, ""))
 
     def _sent(self, beat: Beat) -> Sent:
         text = textwrap.dedent(beat.text).strip()
@@ -330,7 +525,16 @@ def _abridged(sql: str) -> str:
     """A statement's beginning: its first line that is not a comment."""
     lines = [line.strip() for line in sql.splitlines()]
     text = next((line for line in lines if line and not line.startswith("--")), "")
-    return textwrap.shorten(text, SHOWN_SQL, placeholder=" …")
+    return textwrap.shorten(text.rstrip(" ("), SHOWN_SQL, placeholder=" …")
+
+
+def _cause(calls: Sequence[Call], violation: Violation) -> Call:
+    """The operation that a story is about: a late one may only show when the job is drained."""
+    guilty = calls[violation.call]
+    if violation.guarantee != "fencing" or guilty.actor != DRAINER:
+        return guilty
+    late = (call for call in reversed(calls[: guilty.index]) if call.refs and call.actor != DRAINER)
+    return next(late, guilty)
 
 
 # --- what belongs into the story ----------------------------------------------------------------

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, MutantJudgement
+from queueproof.report.text import to_text
 
 STYLES = {
     "holds": "green",
@@ -62,7 +63,8 @@ def print_card(out: Output, card: Card, replay: str) -> None:
         for story in judgement.stories:
             out.say()
             out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-            print_story(out, story.whole)
+            told = story.told if out.is_terminal else None
+            print_story(out, to_text(told, out.width) if told else story.story)
         out.say(f"\nHow to mend it: {CATALOGUE[judgement.id].safe}")
         out.say(f"More: queueproof explain {judgement.id}")
     tokens = [story.replay for story in stories if story.replay]
@@ -75,7 +77,7 @@ def print_card(out: Output, card: Card, replay: str) -> None:
 
 
 def print_story(out: Output, story: str) -> None:
-    """Print a story; its diagram's source is for a page or an issue that draws it."""
+    """Print a story, its first line as its title."""
     head, _, rest = story.partition("\n")
     out.say(Text(head, style="bold"))
     out.say(rest)

@@ -1,34 +1,42 @@
-"""A story as text: a timeline with a column per actor, the SQL, and the reason."""
+"""A story as text: a line for each operation, or a column per actor where they meet."""
 
 from __future__ import annotations
 
+import itertools
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 from typing import assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.probes.backoff import Wait, Waits
-from queueproof.probes.buffers import REMEDIES, Slope
-from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.report.story import (
+    Account,
     AllowedWait,
     Answered,
     Asked,
+    Claimed,
     Enqueued,
     Event,
     Fact,
     Fault,
+    Moment,
+    Part,
     Passed,
-    Probed,
     Sent,
     Story,
+    Told,
+    is_worker,
 )
-from queueproof.schedule.conditions import PLANNERS
 from queueproof.schedule.programs import FAULTS
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
+WIDTH = 106  # characters of a line, where there is no terminal: three workers
 DAY = 86_400  # seconds
+HOURS = 7200  # seconds; more are told in hours
+LONGEST = 3  # moments that may repeat together
+OFTEN = 3  # times from which on what repeats is told once
+FEW = 3  # names or answers that are listed, and not only the first and the last
 _SNAPSHOT = "(has its snapshot, has read nothing)"
 _EVENTS: Mapping[str, str] = {
     "connection": "on connection {}",
@@ -49,93 +57,74 @@ _STOPPED = {
     "query": _SNAPSHOT,
     "row": "(has locked a row, and not the next)",
 }
+_ROLES: Mapping[str, str] = {
+    "drainer": "when the workers are done it recovers, claims and completes what is left, and lets"
+    " time pass, so that it is seen what becomes of each job",
+    "promoter": "makes due jobs claimable, as the queue's own scheduler does",
+    "nemesis": "brings the faults",
+}
+_ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
-def to_text(story: Story | Probed) -> str:
-    """A story without its diagram."""
-    guarantee = CATALOGUE[story.guarantee]
+def to_text(told: Told, width: int = WIDTH) -> str:
+    """A story, as it is read on a terminal.
+
+    Args:
+        told: The story.
+        width: Characters that a line may have; SQL and plans keep theirs.
+    """
+    guarantee = CATALOGUE[told.guarantee]
     parts = [
         f"{guarantee.id}: {guarantee.sentence}",
-        *(_run(story) if isinstance(story, Story) else _probed(story.found)),
-        f"Why it matters: {guarantee.why}.",
+        *(_run(told, width) if isinstance(told, Story) else map(_part, told.parts)),
+        f"Why it matters: {why(told)}.",
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _run(story: Story) -> Iterator[str]:
+def why(told: Told) -> str:
+    """What a breach does to a user, as far as the story tells which."""
+    guarantee = CATALOGUE[told.guarantee]
+    if isinstance(told, Account):
+        return guarantee.why
+    alone = f"{told.cause} alone" if told.alone else told.cause
+    return guarantee.whys.get(alone, guarantee.whys.get(told.cause, guarantee.why))
+
+
+def _run(story: Story, width: int) -> Iterator[str]:
     yield f"Broken: {story.broken}."
-    if story.before:
-        yield "Before: " + "; ".join(map(_enqueued, story.before)) + "."
+    yield before(story)
     yield story.conditions.told()
-    yield _timeline(story)
-    yield "\n".join(map(_allowed, story.allowed))
+    yield "\n".join(roles(story))
+    columns = _columns(story)
+    room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
+    yield _timeline(story, columns, width) if room else _listing(story, width)
+    yield "\n".join(allowed(story))
     for number, sql in enumerate(story.statements):
-        yield f"[{_letter(number)}]\n{textwrap.indent(sql, '    ')}"
+        yield f"[{letter(number)}]\n{textwrap.indent(sql, '    ')}"
 
 
-def _probed(found: Overclaim | Waits | Slope) -> Iterator[str]:
-    match found:
-        case Overclaim():
-            return _overclaim(found)
-        case Waits():
-            return _waits(found)
-        case Slope():
-            return _growth(found)
-        case _:
-            assert_never(found)
-
-
-def _overclaim(over: Overclaim) -> Iterator[str]:
-    yield f"Broken: w1 asked for at most {over.cell.limit} and took {over.taken}."
-    yield f"The table held {over.cell.filling}; {over.cell.setting}."
-    settings = "\n".join(f"    SET {k} = {v};" for k, v in PLANNERS[over.cell.setting].items())
-    yield settings and f"Settings:\n{settings}"
-    for sql, plan in over.plans:
-        yield f"{_block(sql)}\n\nIts plan:\n{textwrap.indent(plan, '    ')}"
-    yield REWRITE
-
-
-def _waits(waits: Waits) -> Iterator[str]:
-    yield f"Broken: {waits.broken}."
-    yield "Before: job 1 was enqueued, and its worker failed it again and again."
-    yield "\n".join(
-        f"    attempt {wait.attempt} failed{work(wait)}; the job was claimable after "
-        f"{duration(wait)}"
-        for wait in waits.found
-    )
-
-
-def _growth(slope: Slope) -> Iterator[str]:
-    yield f"Broken: {slope.broken}."
-    large = slope.costs[-1]
-    statement, plan = slope.guilty or ("", "")
-    yield "Shared buffers touched by one warm claim on a vacuumed and analysed table:"
-    yield "\n".join(f"    {cost.buffers:>9,}  with {cost.content}" for cost in (slope.small, large))
-    yield _block(statement)
-    yield plan and f"Its plan with {large.content}:\n{textwrap.indent(plan, '    ')}"
-    yield REMEDIES[large.content.kind]
-
-
-def _block(sql: str) -> str:
-    return textwrap.indent(textwrap.dedent(sql).strip(), "    ")
-
-
-def duration(wait: Wait) -> str:
-    """Whole seconds, as they repeat from run to run."""
-    if wait.most == float("inf"):
-        return f"more than {wait.least:.0f} s"
-    return f"{wait.least:.0f} to {wait.most:.0f} s"
-
-
-def work(wait: Wait) -> str:
-    """How long a job had taken, where it took long."""
-    return f" after {wait.worked:.0f} s of work" if wait.worked else ""
+def _part(part: Part) -> str:
+    if part.kind == "prose":
+        return part.text
+    return (f"{part.head}\n" if part.head else "") + textwrap.indent(part.text, "    ")
 
 
 # --- sentences ----------------------------------------------------------------------------------
 
 
-def _enqueued(job: Enqueued) -> str:
+def before(story: Story) -> str:
+    """The jobs that a story begins with, those that are alike together; empty without any."""
+    told = []
+    for facts, jobs in itertools.groupby(story.before, _facts):
+        names = [job.job for job in jobs]
+        many = len(names) > 1
+        what = f"jobs {_several(names)} were" if many else f"job {names[0]} was"
+        told.append(f"{what} enqueued{facts}")
+    return f"Before: {'; '.join(told)}." if told else ""
+
+
+def _facts(job: Enqueued) -> str:
     facts = []
     if job.priority:
         facts.append(f"priority {job.priority}")
@@ -143,7 +132,19 @@ def _enqueued(job: Enqueued) -> str:
         facts.append(f"due in {job.delay:g} s")
     if job.bound is not None:
         facts.append(f"max_attempts {job.bound}")
-    return f"job {job.job} was enqueued" + (f" ({', '.join(facts)})" if facts else "")
+    return f" ({', '.join(facts)})" if facts else ""
+
+
+def roles(story: Story) -> Iterator[str]:
+    """Who is who, of those that are no workers."""
+    for actor in story.actors:
+        if actor in _ROLES:
+            yield f"{actor}: {_ROLES[actor]}."
+
+
+def allowed(story: Story) -> Iterator[str]:
+    """The waits that are no breach."""
+    return map(_allowed, story.allowed)
 
 
 def _allowed(wait: AllowedWait) -> str:
@@ -159,11 +160,11 @@ def worded(fact: Fact) -> str:
         case Asked():
             return _asked(fact)
         case Sent():
-            return f"[{_letter(fact.statement)}] {fact.beginning}"
+            return f"[{letter(fact.statement)}] {fact.beginning}"
         case Answered():
             return _ANSWERS[fact.kind].format(fact.text)
         case Passed():
-            return f"{_long(fact.seconds)} pass"
+            return f"the clock moves on by {_long(fact.seconds)}"
         case Event(kind="stops"):
             return _STOPPED[fact.about]
         case Event():
@@ -184,15 +185,29 @@ def _asked(asked: Asked) -> str:
     match asked.operation:
         case "claim":
             return f"claim, at most {asked.limit}"
+        case "heartbeat" if not asked.jobs:
+            return "heartbeat, without a job"
         case "complete" | "fail" | "heartbeat" | "complete_many":
-            return f"{asked.operation} job {', '.join(asked.jobs)}"
+            claims = asked.claims or (Claimed(0),) * len(asked.jobs)
+            named = zip(asked.jobs, claims, strict=True)
+            jobs = ", ".join(f"{job}{_claimed(claim)}" for job, claim in named)
+            return f"{asked.operation} job {jobs}"
         case "enqueue" if asked.delay:
             return f"enqueue, due in {asked.delay:g} s"
         case _:
             return asked.operation
 
 
-def _letter(number: int) -> str:
+def _claimed(claim: Claimed) -> str:
+    if not claim.number:
+        return ""
+    n = claim.number
+    which = _ORDINALS[n - 1] if n <= len(_ORDINALS) else f"{n}th"
+    known = f", {claim.known}" if claim.known else ""
+    return f" (its {which} claim{known})"
+
+
+def letter(number: int) -> str:
     """What a statement is called: a to z, then aa, ab, ..."""
     prefix = ascii_lowercase[number // 26 - 1] if number >= len(ascii_lowercase) else ""
     return prefix + ascii_lowercase[number % 26]
@@ -202,28 +217,229 @@ def _long(seconds: float) -> str:
     """A time that passes, as people say it."""
     seconds = float(f"{seconds:g}")  # so that two days and a moment are no days
     days = seconds / DAY
-    return f"{days:,.0f} days" if days > 2 else f"{seconds:g} s"  # noqa: PLR2004 - a few
+    if days > 2:  # noqa: PLR2004 - a few
+        return f"{days:,.0f} days"
+    if seconds > HOURS:
+        return f"{seconds / 3600:,.0f} hours"
+    return f"{round(seconds, 1):,g} s" if seconds >= 1 else f"{seconds:g} s"
 
 
-# --- the timeline -------------------------------------------------------------------------------
+def _several(names: Sequence[str]) -> str:
+    """Names, of many the first and the last."""
+    if len(names) <= FEW:
+        return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+    return f"{names[0]} to {names[-1]}"
 
 
-def _timeline(story: Story) -> str:
-    actors = story.actors
-    lines = [
-        "    " + "".join(actor.ljust(COLUMN + 2) for actor in actors).rstrip(),
-        "    " + "".join(("-" * COLUMN).ljust(COLUMN + 2) for _ in actors).rstrip(),
+# --- what repeats -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Moments that come several times, one after the other; most come once.
+
+    Attributes:
+        first: The number of the first moment, from 1.
+        times: How often.
+        moments: All of them, in their order.
+    """
+
+    first: int
+    times: int
+    moments: tuple[Moment, ...]
+
+    @property
+    def last(self) -> int:
+        """The number of the last moment."""
+        return self.first + len(self.moments) - 1
+
+    def columns(self) -> list[tuple[Moment, ...]]:
+        """What each moment of a passage is each time."""
+        size = len(self.moments) // self.times
+        return [self.moments[n::size] for n in range(size)]
+
+
+def passages(story: Story) -> Iterator[Passage]:
+    """The moments of a story; those in a row that differ only in who acts are one passage."""
+    moments = story.moments
+    kinds = [_kind(moment) for moment in moments]
+    place = 0
+    while place < len(moments):
+        size, times = 1, 1
+        for length in range(1, LONGEST + 1):
+            often = _repeats(kinds, place, length)
+            # What comes once more in part is told by itself; the last moment is what breaks.
+            if often >= OFTEN and often * length > size * times:
+                size, times = length, often
+        if times == 1:
+            size = 1
+        end = place + size * times
+        yield Passage(place + 1, times, tuple(moments[place:end]))
+        place = end
+
+
+def _repeats(kinds: Sequence[object], place: int, length: int) -> int:
+    """How often some moments come in a row, the last one of a story aside."""
+    pattern = kinds[place : place + length]
+    if None in pattern:
+        return 1
+    times = 1
+    while (end := place + (times + 1) * length) < len(kinds):
+        if kinds[end - length : end] != pattern:
+            break
+        times += 1
+    return times
+
+
+def _kind(moment: Moment) -> object:
+    """What two moments share that are told as one; None where it is told by itself."""
+    if not (moment.begins and moment.ends) or moment.raced:
+        return None
+    return is_worker(moment.actor) or moment.actor, tuple(map(_plain, moment.facts))
+
+
+def _plain(fact: Fact) -> object:
+    match fact:
+        case Answered(kind="answer"):
+            return replace(fact, text="")
+        case Sent():
+            return replace(fact, bound=())
+        case Passed():
+            return Passed
+        case _:
+            return fact
+
+
+# --- a line for each operation ------------------------------------------------------------------
+
+
+def _listing(story: Story, width: int) -> str:
+    found = list(passages(story))
+    numbers = [
+        str(one.first) if one.first == one.last else f"{one.first}-{one.last}" for one in found
     ]
-    for number, turn in enumerate(story.turns, 1):
-        margin = " " * ((COLUMN + 2) * actors.index(turn.actor))
+    margin = max(map(len, numbers), default=0)
+    lines: list[str] = []
+    for number, passage in zip(numbers, found, strict=True):
+        told = [textwrap.wrap(line, width - margin - 6) for line in lines_of(passage)]
         wrapped = [
-            piece
-            for fact in turn.facts
-            for line in _lines(fact)
-            for piece in textwrap.wrap(line, COLUMN, subsequent_indent="  ") or [""]
+            "  " * (line > 0) + "    " * (n > 0) + piece
+            for line, pieces in enumerate(told)
+            for n, piece in enumerate(pieces)
         ]
+        lines += [f"{number if n == 0 else '':>{margin}}  {line}" for n, line in enumerate(wrapped)]
+    return "\n".join(lines)
+
+
+def lines_of(passage: Passage) -> list[str]:
+    """A passage as lines: who, and what happened; what repeats below how often it does."""
+    columns = passage.columns()
+    if passage.times == 1:
+        return [_line(columns[0][0])]
+    told = [_line(_merged(column)) if column[0].actor else _jumps(column) for column in columns]
+    if len(told) == 1:
+        names = list(dict.fromkeys(moment.actor for moment in columns[0]))
+        what = told[0].partition(": ")[2]
+        if len(names) == passage.times:
+            return [f"{_several(names)}, one after the other: {what}"]
+        return [f"{_several(names)}, {passage.times} times: {what}"]
+    names = list(dict.fromkeys(m.actor for m in passage.moments if is_worker(m.actor)))
+    by = f", by {_several(names)}, one after the other" if names[1:] else ""
+    return [f"{passage.times} times{by}:", *told]
+
+
+def _jumps(column: Sequence[Moment]) -> str:
+    facts = [fact for moment in column for fact in moment.facts if isinstance(fact, Passed)]
+    return f"the clock moves on by {', then '.join(dict.fromkeys(map(_jump, facts)))}"
+
+
+def _jump(fact: Passed) -> str:
+    return _long(fact.seconds)
+
+
+def _merged(column: Sequence[Moment]) -> Moment:
+    """Moments as one: with the name that all have, and all the answers."""
+    first = column[0]
+    names = {moment.actor for moment in column}
+    facts = tuple(_merged_facts(facts) for facts in zip(*(m.facts for m in column), strict=True))
+    return replace(first, actor=first.actor if len(names) == 1 else "the worker", facts=facts)
+
+
+def _merged_facts(facts: Sequence[Fact]) -> Fact:
+    match facts[0]:
+        case Answered() as first:
+            texts = list(dict.fromkeys(fact.text for fact in facts if isinstance(fact, Answered)))
+            shown = texts if len(texts) <= FEW else [texts[0], "…", texts[-1]]
+            return replace(first, text="; ".join(shown))
+        case Sent() as first:
+            alike = all(fact == first for fact in facts)
+            return first if alike else replace(first, bound=())
+        case fact:
+            return fact
+
+
+def _line(moment: Moment) -> str:
+    """A moment as one line; a statement is told by its letter."""
+    if not moment.actor:
+        return "; ".join(map(worded, moment.facts))
+    told = _joined(moment.facts)
+    first = moment.facts[0]
+    on = not moment.begins and not (isinstance(first, Event) and first.kind in {"goes on", "crash"})
+    return f"{moment.actor}{', going on' if on else ''}: {told}"
+
+
+def _joined(facts: Iterable[Fact]) -> str:
+    told = ""
+    for fact in facts:
+        match fact:
+            case Sent():
+                told += f" [{letter(fact.statement)}]" + (f" {bound(fact)}" if fact.bound else "")
+            case Answered():
+                told += f" => {worded(fact)}"
+            case Event(kind="stops" | "uncommitted"):
+                told += f" {worded(fact)}"
+            case _:
+                told += f"; {worded(fact)}" if told else worded(fact)
+    return told.strip()
+
+
+# --- a column for each that meets others --------------------------------------------------------
+
+
+def _columns(story: Story) -> list[str]:
+    """Who gets a column: workers, and whose operations others get into; nobody where none do."""
+    moments = story.moments
+    if not any(moment.raced for moment in moments):
+        return []
+    open_ones = {moment.actor for moment in moments if not moment.ends or not moment.begins}
+    return [actor for actor in story.actors if is_worker(actor) or actor in open_ones]
+
+
+def _timeline(story: Story, columns: Sequence[str], width: int) -> str:
+    lines = [
+        "    " + "".join(actor.ljust(COLUMN + 2) for actor in columns).rstrip(),
+        "    " + "".join(("-" * COLUMN).ljust(COLUMN + 2) for _ in columns).rstrip(),
+    ]
+    for passage in passages(story):
+        actors = {moment.actor for moment in passage.moments}
+        if passage.times == 1 and actors <= {*columns}:
+            moment = passage.moments[0]
+            margin = " " * ((COLUMN + 2) * columns.index(moment.actor))
+            wrapped = [
+                margin + piece
+                for fact in moment.facts
+                for line in _lines(fact)
+                for piece in textwrap.wrap(line, COLUMN, subsequent_indent="  ") or [""]
+            ]
+        else:
+            told = lines_of(passage)
+            wrapped = [
+                ("   " if n or m else "-- ") + "  " * (m > 0) + piece
+                for n, line in enumerate(told)
+                for m, piece in enumerate(textwrap.wrap(line, width - 9))
+            ]
         for n, piece in enumerate(wrapped):
-            lines.append(f"{number if n == 0 else '':>2}  {margin}{piece}".rstrip())
+            lines.append(f"{passage.first if n == 0 else '':>2}  {piece}".rstrip())
     return "\n".join(lines)
 
 

@@ -1,0 +1,252 @@
+"""A story as it is read: what is told in which words, where it stands, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pytest
+
+from queueproof.report.card import Break, Card, Judgement
+from queueproof.report.data import from_data, to_data
+from queueproof.report.mermaid import to_mermaid
+from queueproof.report.page import read_card
+from queueproof.report.story import (
+    Account,
+    Answered,
+    Asked,
+    Claimed,
+    Enqueued,
+    Event,
+    Fact,
+    Part,
+    Passed,
+    Sent,
+    Story,
+    Turn,
+)
+from queueproof.report.text import to_text
+from queueproof.schedule.conditions import Conditions
+
+SQL = Sent(0, "UPDATE jobs", ())
+
+
+def story(*turns: Turn, **facts: object) -> Story:
+    """A story of one statement."""
+    known: dict[str, object] = {
+        "guarantee": "fencing",
+        "broken": "w1 was allowed to complete",
+        "before": (Enqueued("1", 0, 0.0, 3),),
+        "conditions": Conditions(planner="no index"),
+        "allowed": (),
+        "statements": ("UPDATE jobs",),
+        **facts,
+    }
+    return Story(turns=turns, **known)  # type: ignore[arg-type]  # by name, as they come
+
+
+def claim(job: str, *, limit: int = 1) -> tuple[Fact, ...]:
+    """A claim that nobody gets into."""
+    return (Asked("claim", limit, (), 0.0), SQL, Answered("answer", job))
+
+
+def complete(
+    answer: str, *claims: Claimed, kind: Literal["answer", "error", "lost"] = "answer"
+) -> tuple[Fact, ...]:
+    """A completion of job 1."""
+    return (Asked("complete", 0, ("1",), 0.0, claims), SQL, Answered(kind, answer))
+
+
+AGAIN = story(
+    Turn("w1", claim("job 1 (attempt 1)")),
+    Turn("clock", (Passed(33.401),)),
+    Turn("reaper", (Asked("recover", 0, (), 0.0), SQL, Answered("answer", "job 1"))),
+    Turn(
+        "w1",
+        claim("job 1 (attempt 2)") + complete("accepted", Claimed(1, "attempt 1")),
+    ),
+    cause="complete",
+    alone=True,
+)
+RACE = story(
+    Turn("w2", (Asked("claim", 1, (), 0.0), SQL, Event("uncommitted"))),
+    Turn("w1", (Asked("claim", 1, (), 0.0), SQL, Event("waits", "w2"))),
+    Turn("clock", (Passed(90_061.7),)),
+    Turn("w2", (Event("commit"), Answered("answer", "job 1"))),
+    guarantee="non-blocking",
+)
+
+
+def steps(told: Story, width: int = 80) -> str:
+    """The part of a text in which the steps stand: before the first statement."""
+    return to_text(told, width).partition("\n\n[a]\n")[0].rpartition("\n\n")[2]
+
+
+def test_operations_in_turn_are_a_line_each() -> None:
+    """Where nobody acts in the midst of another's operation, no columns are needed at any width."""
+    assert steps(AGAIN, 200).splitlines() == [
+        "1  w1: claim, at most 1 [a] => job 1 (attempt 1)",
+        "2  the clock moves on by 33.4 s",
+        "3  reaper: recover [a] => job 1",
+        "4  w1: claim, at most 1 [a] => job 1 (attempt 2)",
+        "5  w1: complete job 1 (its first claim, attempt 1) [a] => accepted",
+    ]
+
+
+def test_operations_that_meet_stand_in_columns_where_they_fit() -> None:
+    """A column per worker, the clock across them; below their width a list says the same."""
+    assert steps(RACE, 80).splitlines() == [
+        "    w1                                w2",
+        "    --------------------------------  --------------------------------",
+        " 1                                    claim, at most 1",
+        "                                      [a] UPDATE jobs",
+        "                                      (not committed yet)",
+        " 2  claim, at most 1",
+        "    [a] UPDATE jobs",
+        "    waits for w2",
+        " 3  -- the clock moves on by 25 hours",
+        " 4                                    COMMIT",
+        "                                      => job 1",
+    ]
+    assert steps(RACE, 60).splitlines() == [
+        "1  w2: claim, at most 1 [a] (not committed yet)",
+        "2  w1: claim, at most 1 [a]; waits for w2",
+        "3  the clock moves on by 25 hours",
+        "4  w2, going on: COMMIT => job 1",
+    ]
+
+
+def test_lines_keep_the_width() -> None:
+    """No step of a story is wider than was asked for, whatever an answer says."""
+    long = story(Turn("w1", complete("57P01: " + "terminating connection " * 9, kind="error")))
+    for width in (40, 60, 80):
+        for told in (long, AGAIN, RACE):
+            assert max(map(len, steps(told, width).splitlines())) <= width
+
+
+def test_workers_that_do_the_same_are_told_once() -> None:
+    """Who acts one after the other in the same way shares a line, the last of a story aside."""
+    many = [Turn(f"w{n}", claim(f"job {n}")) for n in range(3, 9)]
+    assert steps(story(*many)).splitlines() == [
+        "1-5  w3 to w7, one after the other: claim, at most 1 [a] => job 3; …; job 7",
+        "  6  w8: claim, at most 1 [a] => job 8",
+    ]
+
+
+def test_a_worker_that_is_refused_again_and_again_is_told_once() -> None:
+    """Ten refusals in a row are one line with their number."""
+    refused = complete("rejected") * 11
+    assert steps(story(Turn("w1", refused))).splitlines() == [
+        "1-10  w1, 10 times: complete job 1 [a] => rejected",
+        "  11  w1: complete job 1 [a] => rejected",
+    ]
+
+
+def test_rounds_with_the_clock_are_told_once() -> None:
+    """A round of several steps that comes again is told with all its jumps."""
+    rounds = [
+        turn
+        for n, seconds in ((2, 5.0), (3, 5.0), (4, 3607.3), (5, 5.0))
+        for turn in (
+            Turn(f"w{n}", (*claim("job 1"), Event("crash"))),
+            Turn("clock", (Passed(seconds),)),
+        )
+    ]
+    assert steps(story(*rounds, Turn("w6", claim("job 1")))).splitlines() == [
+        "1-12  4 times, by w2 to w5, one after the other:",
+        "        the worker: claim, at most 1 [a] => job 1",
+        "        the worker: crashes",
+        "        the clock moves on by 5 s, then 3,607.3 s",
+        "  13  w6: claim, at most 1 [a] => job 1",
+    ]
+
+
+def test_the_drainer_is_explained_where_it_acts() -> None:
+    """Who is no worker of the program is introduced, before the steps; its sweep is one line."""
+    swept = (Asked("recover", 0, (), 0.0), Answered("answer", "nothing"), *claim("job 1", limit=10))
+    told = story(Turn("w1", claim("job 1")), Turn("drainer", swept))
+    assert "\n\ndrainer: when the workers are done it recovers, claims" in to_text(told)
+    assert steps(told).endswith("2  drainer: recover => nothing; claim, at most 10 [a] => job 1")
+    assert "drainer" not in to_text(AGAIN)
+
+
+def test_jobs_that_are_alike_are_introduced_together() -> None:
+    """Eleven jobs are no paragraph."""
+    jobs = tuple(Enqueued(str(n), 0, 0.0, 3) for n in range(1, 12))
+    urgent = Enqueued("12", 9, 1.5, None)
+    assert (
+        "Before: jobs 1 to 11 were enqueued (max_attempts 3); "
+        "job 12 was enqueued (priority 9, due in 1.5 s)."
+    ) in to_text(story(before=(*jobs, urgent)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"cause": "complete"}, "marks somebody else's attempt as done"),
+        ({"cause": "complete", "alone": True}, "the answer of an attempt that was given up"),
+        ({"cause": "fail"}, "ends somebody else's attempt as failed"),
+        ({"cause": "heartbeat", "alone": True}, "keeps alive what is no longer its own"),
+        ({"guarantee": "non-blocking", "cause": "claim"}, "workers form a convoy"),
+        ({"guarantee": "non-blocking", "cause": "recover"}, "as long as one worker is slow"),
+    ],
+)
+def test_why_it_matters_fits_the_operation(facts: dict[str, object], why: str) -> None:
+    """What a breach does depends on the operation that breaks it, and on whom it hurts."""
+    assert why in to_text(story(**facts)).rpartition("\n\nWhy it matters: ")[2]
+
+
+def test_a_diagram_names_everybody_and_the_clock() -> None:
+    """The source of a Mermaid diagram has the actors, and the clock beside them."""
+    drawn = to_mermaid(AGAIN).splitlines()
+    assert drawn[1:4] == [f"    participant {who}" for who in ("w1", "reaper", "PostgreSQL")]
+    assert "    Note over w1,PostgreSQL: the clock moves on by 33.4 s" in drawn
+
+
+ACCOUNT = Account("steady-cost", (Part("prose", "Broken: x."), Part("plan", "Scan", "Its plan:")))
+
+
+@pytest.mark.parametrize("told", [AGAIN, RACE, ACCOUNT])
+def test_a_story_is_read_back_as_it_was(told: Story | Account) -> None:
+    """JSON holds all of a story."""
+    assert from_data(json.loads(json.dumps(to_data(told)))) == told
+
+
+def test_a_card_holds_its_stories_as_data() -> None:
+    """A card.json is read back whole, whatever its stories are."""
+    more = (Break("b", to_text(ACCOUNT), None, ACCOUNT),)
+    card = Card(
+        "q.sql",
+        "PostgreSQL",
+        0,
+        1.0,
+        [Judgement("fencing", "broken", "a", to_text(AGAIN), "T", {}, more, AGAIN)],
+    )
+    assert read_card(card.to_json()) == card
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"turns": 5},
+        {"turns": [{"is": "turn", "actor": "w1", "facts": [{"is": "sung"}]}]},
+        {"turns": [{"is": "turn", "actor": 1, "facts": []}]},
+        {"conditions": {"gate": "door"}},
+        {"is": "poem"},
+        {"before": [{"job": "1"}]},
+        {"statements": ["a", None]},
+    ],
+)
+def test_what_is_no_story_is_refused(change: dict[str, object]) -> None:
+    """Data that a page could not be made from is a ValueError, which `read_card` tells."""
+    with pytest.raises(ValueError, match=r"story|missing"):
+        from_data({**to_data(AGAIN), **change})
+
+
+def test_the_diagram_of_an_earlier_card_is_left_out() -> None:
+    """Cards that were written before stories were data have a diagram's source in their text."""
+    card = Card("q.sql", "PostgreSQL", 0, 1.0, [Judgement("fencing", "broken", "a", "told", "T")])
+    data = json.loads(card.to_json())
+    data["guarantees"][0]["story"] += "\n\n```mermaid\nsequenceDiagram\n```"
+    del data["guarantees"][0]["told"]
+    assert read_card(json.dumps(data)) == card
