@@ -155,7 +155,7 @@ class Ground:
             connection = waits.Connection.open(self._conninfo)
             connection.seconds = waits.BULK
             self._conninfo = server.for_queue(self._conninfo)
-            self._hand_over = f"ALTER SCHEMA {SCHEMA} OWNER TO {server.owner}"
+            self._owner = server.owner
             self._admin = self._stack.enter_context(connection)
             if server.superuser:
                 # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
@@ -198,10 +198,11 @@ class Ground:
         """
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
-        self._admin.execute(f"CREATE SCHEMA {SCHEMA}")
-        self._admin.execute(self._hand_over)
+        for schema in (SCHEMA, "public"):
+            self._admin.execute(f"CREATE SCHEMA {schema}")
+            self._admin.execute(f"ALTER SCHEMA {schema} OWNER TO {self._owner}")
         try:
-            setup = f"SET search_path = {SCHEMA}; SET client_min_messages = error".encode()
+            setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
             session = _Session(self._conninfo, setup)
             try:
                 compiled, ids = _fill(queue, session, shape, jobs)

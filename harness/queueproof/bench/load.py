@@ -218,7 +218,7 @@ class _Compiler:
 
     def _setup(self) -> bytes:
         return (
-            f"SET search_path = {SCHEMA};"
+            f"SET search_path = {SCHEMA}, public;"
             f"SET default_transaction_isolation = '{self._queue.isolation}'"
         ).encode()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from queueproof.errors import COPYING, QueueError, Source
-from queueproof.queues import sqltext
+from queueproof.queues import included, sqltext
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import (
     OPERATIONS,
@@ -65,6 +65,7 @@ class Block:
         mode: `!` counts the rows affected, `#` marks the schema.
         parameters: The declared list, None where there is none.
         statements: At least one.
+        path: The file that it stands in; that of a statement may be an included one.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Block:
     mode: Mode
     parameters: tuple[str, ...] | None
     statements: tuple[Statement, ...]
+    path: Path
 
     @property
     def used(self) -> dict[str, Source]:
@@ -91,17 +93,20 @@ def load(path: Path | str) -> SqlFileQueue:
     Raises:
         QueueError: It cannot be read or breaks the format; the message says where and what to do.
     """
+    return load_text(_read(Path(path)), path)
+
+
+def _read(path: Path) -> str:
     try:
-        content = Path(path).read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
     try:
-        text = content.decode()
+        return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = "the file is not UTF-8; save it as UTF-8"
-        raise QueueError(message, Source(Path(path), line)) from None
-    return load_text(text, path)
+        raise QueueError(message, Source(path, line)) from None
 
 
 def load_text(text: str, path: Path | str) -> SqlFileQueue:
@@ -109,14 +114,20 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
 
     Args:
         text: What stands in the file.
-        path: Its name in messages.
+        path: Its name in messages, and where the paths of included files begin.
 
     Raises:
         QueueError: The text breaks the format; the message says where and what to do.
     """
     file = _File(text, Path(path))
-    header = _header(file)
+    keys = _header_lines(file)
+    header = _header(keys)
     blocks = {block.name: block for block in _blocks(file)}
+    if patterns := header.pop("include", None):
+        files = [one for pattern in patterns for one in _files(keys, pattern)]
+        blocks["schema"] = _including(keys, files, blocks.get("schema"))
+        # What is sent is the file's too: a token must not outlive a change of it.
+        text = "\0".join([text, *(one.text for one in files)])
     for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
             raise QueueError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
@@ -133,11 +144,13 @@ class SqlFileQueue(Queue):
     """
 
     def __init__(
-        self, name: str, text: str, header: Mapping[str, object], blocks: Mapping[str, Block]
+        self, name: str, text: str, header: Mapping[str, Any], blocks: Mapping[str, Block]
     ) -> None:
         """Take the parts of a file that `load` has checked."""
+        self._states: Mapping[str, State] = header.get("states", {})
         for key, value in header.items():
-            setattr(self, key, value)
+            if key in HEADER_KEYS:
+                setattr(self, key, value)
         self.blocks = blocks
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self._name = name
@@ -177,6 +190,8 @@ class SqlFileQueue(Queue):
                 return _renewed(block, {**job.token, **own}, job)
             case "complete" | "fail", {"job": Claim() as job}:
                 return _accepted(block, {**job.token, **own})
+            case "jobs", _:
+                return _job_rows(block, own, self._states)
             case _:
                 return _ANSWERS.get(operation, _accepted)(block, own)
 
@@ -286,7 +301,7 @@ def _rows(
 
 
 def _source(block: Block) -> Source:
-    return Source(block.statements[0].source.path, block.line)
+    return Source(block.path, block.line)
 
 
 def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]]:
@@ -300,18 +315,24 @@ def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[C
     return [Claim(str(row["id"]), dict(row)) for row in rows]
 
 
-def _job_rows(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[JobRow]]:
+def _job_rows(
+    block: Block, bindings: Mapping[str, Parameter], states: Mapping[str, State]
+) -> Operation[list[JobRow]]:
     rows = _rows(block, (yield from _run(block, bindings)), ["id", "state"])
-    return [_job_row(block, row) for row in rows]
+    return [_job_row(block, row, states) for row in rows]
 
 
-def _job_row(block: Block, row: Mapping[str, Value]) -> JobRow:
+def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
     if row["id"].text is None:
         raise QueueError(f"{block.name} returned a row whose id is NULL", _source(block))
-    state: State | None = next((s for s in get_args(State) if s == str(row["state"])), None)
+    found = str(row["state"])
+    state = states.get(found) or next((s for s in get_args(State) if s == found), None)
     if state is None:
-        message = f"{block.name} returned the state {row['state']}; use {_list(get_args(State))}"
-        raise QueueError(message, _source(block))
+        known = _list(get_args(State))
+        how = "; a name of your own stands in the header, below [states]"
+        raise QueueError(
+            f"{block.name} returned the state {found}; use {known}{how}", _source(block)
+        )
     attempts = row.get("attempts", Value(None, _INT4))
     try:
         return JobRow(str(row["id"]), state, None if attempts.text is None else int(attempts))
@@ -401,7 +422,6 @@ _ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]
     "enqueue": _ids,
     "claim": _claims,
     "recover": _ids,
-    "jobs": _job_rows,
     "cleanup": _nothing,
     "promote": _promoted,
     "start": _nothing,
@@ -452,14 +472,14 @@ class _File:
         try:
             comments = list(sqltext.line_comments(self.text))
         except sqltext.UnterminatedError as error:
-            self._fail_unterminated(error.offset)
+            self.fail_unterminated(error.offset)
         for token in sqltext.tokens(self.text):
             # A marker inside a string: its quote is missing, and the next string's closes it.
             if token.kind in sqltext.QUOTED and _MARKER_LINE.search(token.raw):
-                self._fail_unterminated(token.start)
+                self.fail_unterminated(token.start)
         return comments
 
-    def _fail_unterminated(self, offset: int) -> NoReturn:
+    def fail_unterminated(self, offset: int) -> NoReturn:
         """Look for the culprit block by block: a missing quote shifts all that follow."""
         starts = [0, *(m.start() for m in _MARKER_LINE.finditer(self.text)), len(self.text)]
         for start, end in pairwise(starts):
@@ -514,9 +534,8 @@ def _block(file: _File, start: int, marker: re.Match[str], end: int) -> Block:
     if not statements:
         file.fail(start, f"block {name} is empty")
     parameters = None if listed is None else _parameter_list(file, start, listed)
-    block = Block(
-        name, file.source(start).line, _mode(file, start, name, suffix), parameters, statements
-    )
+    line, mode = file.source(start).line, _mode(file, start, name, suffix)
+    block = Block(name, line, mode, parameters, statements, file.path)
     _check_parameters(file, start, block)
     return block
 
@@ -614,14 +633,13 @@ class _Header(NamedTuple):
         return 0
 
 
-def _header(file: _File) -> dict[str, object]:
-    header = _header_lines(file)
+def _header(header: _Header) -> dict[str, Any]:
     try:
         values = tomllib.loads("\n".join(header.lines))
     except (ValueError, RecursionError) as error:
         number = re.search(r"at line (\d+)", str(error))
         index = int(number[1]) - 1 if number else -1
-        file.fail(header.starts[index], f"the header is not TOML: {error}")
+        header.file.fail(header.starts[index], f"the header is not TOML: {error}")
     return {key: _header_value(header, key, value) for key, value in values.items()}
 
 
@@ -658,15 +676,70 @@ def _between(file: _File, opening: int, closing: int) -> _Header:
 
 
 def _header_value(header: _Header, key: str, value: object) -> object:
-    if key not in HEADER_KEYS:
-        message = f"unknown key {key}; {_nearest(key, HEADER_KEYS)}"
+    if key not in _FILE_KEYS:
+        message = f"unknown key {key}; {_nearest(key, _FILE_KEYS)}"
         header.file.fail(header.offset(key), message)
     try:
-        return HEADER_KEYS[key](value)
+        return _FILE_KEYS[key](value)
     except _EntryError as error:
         header.file.fail(header.offset(error.entry), f"{key}: {error}")
     except ValueError as error:
         header.file.fail(header.offset(key), f"{key}: {error}")
+
+
+def _files(header: _Header, pattern: str) -> list[_File]:
+    """The files that a path or a glob in `include` names, 2_b before 10_a."""
+    path = header.file.path.parent / pattern
+    at = header.offset("include")
+    if not re.search(r"[*?\[]", pattern):
+        paths = [path]
+    elif not (paths := sorted(_glob(path), key=_place)):
+        header.file.fail(at, f"include: no file is named {path}")
+    files: list[_File] = []
+    for path in paths:
+        try:
+            text = _read(path)
+        except QueueError as error:
+            if error.source is not None:
+                raise
+            header.file.fail(at, f"include: {error}")
+        # What stands there is not ours: line ends of Windows, and its byte order mark, go.
+        plain = text.removeprefix("\N{BYTE ORDER MARK}").replace("\r\n", "\n")
+        files.append(_File(plain, path))
+    return files
+
+
+def _glob(path: Path) -> Iterable[Path]:
+    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+
+
+def _place(path: Path) -> tuple[object, ...]:
+    """Where a file stands among others: by name, with numbers in their order."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return tuple(int(one) if n % 2 else one for n, one in enumerate(parts))
+
+
+def _including(header: _Header, files: Sequence[_File], own: Block | None) -> Block:
+    """The schema's block with what is included ahead of its own statements."""
+    statements = [
+        _statement(file, statement.text, statement.offset)
+        for file in files
+        for statement in _script(file)
+    ]
+    place = header.file.source(header.offset("include"))
+    block = own or Block("schema", place.line, "#", None, (), place.path)
+    block = replace(block, statements=(*statements, *block.statements))
+    if not block.statements:
+        raise QueueError("include: nothing in these files makes a table", place)
+    _check_parameters(header.file, 0, block)
+    return block
+
+
+def _script(file: _File) -> list[sqltext.Statement]:
+    try:
+        return list(included.statements(file.text, file.fail))
+    except sqltext.UnterminatedError as error:
+        file.fail_unterminated(error.offset)
 
 
 class _EntryError(ValueError):
@@ -793,6 +866,17 @@ def _guarantees(value: object) -> frozenset[str]:
     return frozenset(_strings(value))
 
 
+def _states(value: object) -> dict[str, State]:
+    if not isinstance(value, dict):
+        how = 'write [states] and `done = "completed"` below it'
+        raise ValueError(f"{value!r} is not a table; {how}")  # noqa: TRY004 - as every wrong value
+    known = get_args(State)
+    for name, state in value.items():
+        if state not in known:
+            raise _EntryError(name, f"{name} = {json.dumps(state)}: use {_list(known)}")
+    return value
+
+
 def _breaks(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError(f'{value!r} is not a table; write [breaks] and `order = "why"` below it')  # noqa: TRY004 - one kind of error for every wrong value
@@ -820,3 +904,11 @@ HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "jobs_per_worker": partial(_only, 1),
     "stale": partial(_only, "fails"),
 }
+"""The facts that any queue may declare."""
+
+_FILE_KEYS: Mapping[str, Callable[[object], object]] = {
+    **HEADER_KEYS,
+    "include": _strings,
+    "states": _states,
+}
+"""The same, and what only a file needs to say."""

@@ -25,7 +25,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Parameter, Step, Value, Values
 from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
-from queueproof.run.lab import GATE_KEYS, Lab
+from queueproof.run.lab import GATE_KEYS, SEARCH_PATH, Lab
 from queueproof.run.record import Beat
 from queueproof.schedule.programs import FAULTS, Do, JobSpec, Program
 from queueproof.search.shrink import Failure
@@ -416,7 +416,7 @@ class _Spec:
     def _settings(self) -> list[str]:
         """What the lab sets for its whole database, whose sessions begin after that."""
         return [
-            "SET search_path = queue, clock, pg_catalog",
+            f"SET search_path = {SEARCH_PATH}",
             f"SET default_transaction_isolation = '{self._around.isolation}'",
             "SET timezone = 'UTC'",
             "SET client_min_messages = error",

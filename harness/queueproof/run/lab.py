@@ -45,7 +45,25 @@ _UNTRUSTED = (
     "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
     " EXTENSION does for some: --trust"
 )
+# Of functions, types, operators, schemas, tables, extensions (58P01 in older servers).
+_MISSING = frozenset({"42883", "42704", "3F000", "42P01", "0A000", "58P01"})
+_EXTENSION = re.compile(r'CREATE EXTENSION (?:IF NOT EXISTS )?"?([\w-]+)', re.IGNORECASE)
+_LACKING = """
+SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
+FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
+"""
+CONTRIB = frozenset(
+    """
+    amcheck autoinc bloom btree_gin btree_gist citext cube dblink dict_int dict_xsyn earthdistance
+    file_fdw fuzzystrmatch hstore insert_username intagg intarray isn lo ltree moddatetime
+    pageinspect pg_buffercache pg_freespacemap pg_prewarm pg_stat_statements pg_trgm pg_visibility
+    pg_walinspect pgcrypto pgrowlocks pgstattuple postgres_fdw refint seg sslinfo tablefunc tcn
+    tsm_system_rows tsm_system_time unaccent uuid-ossp xml2
+    """.split()  # noqa: SIM905 - a list of forty strings is no easier to read
+)
+"""The extensions that PostgreSQL itself comes with (manual, appendix F)."""
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
+SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
 _EMPTY = Step("DISCARD ALL")
@@ -265,7 +283,7 @@ class Lab:
         run("CREATE SCHEMA queue")
         run(f"ALTER SCHEMA queue OWNER TO {self.server.owner}")
         for setting in (
-            sql.SQL("search_path = queue, clock, pg_catalog"),
+            sql.SQL("search_path = {}").format(sql.SQL(SEARCH_PATH)),
             sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
             sql.SQL("timezone = 'UTC'"),
             sql.SQL("client_min_messages = error"),
@@ -626,7 +644,22 @@ class Lab:
 
     def _hint(self, error: ServerError) -> str:
         """What else to say of an error that a superuser would not have met."""
-        return "" if self.server.trusted or error.sqlstate != _FORBIDDEN else _UNTRUSTED
+        if error.sqlstate == _FORBIDDEN and not self.server.trusted:
+            return _UNTRUSTED
+        if error.sqlstate not in _MISSING:
+            return ""
+        asked = {name.lower() for step in self.schema for name in _EXTENSION.findall(step.sql)}
+        missing: dict[str, bool] = dict(self._admin.execute(_LACKING, [sorted(asked)]).fetchall())
+        if not missing:
+            return ""
+        if any(missing.values()):
+            where = "here it needs a superuser's rights: --trust"
+        elif missing.keys() <= CONTRIB:
+            where = "PostgreSQL's own packages bring it: --postgres local, or --postgres container"
+        else:
+            where = "name a server that has it: --postgres container:IMAGE, or a DSN"
+        names = ", ".join(missing)
+        return f"\nIs it of an extension that the schema asks for and has not got? {names}: {where}"
 
     def shown(self, step: Step) -> Step:
         """A statement that has not answered, as it is shown to the user."""

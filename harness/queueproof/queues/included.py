@@ -1,0 +1,192 @@
+r"""What a team keeps of its schema, as statements for the server: migrations, and pg_dump's output.
+
+Both are written for psql (`\restrict`, data after `COPY ... FROM stdin`) and for a server with the
+team's roles. Whoever owns a table here is one role, which may do everything: who may do what is
+left out, and so is what belongs to a whole database or cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
+
+from queueproof.queues import sqltext
+from queueproof.queues.sqltext import Statement, Token
+
+Fail = Callable[[int, str], NoReturn]
+
+_MARK = re.compile(
+    r"""
+    ^ (?: \\ (?P<command> \S+ ) .*
+        | (?P<copy> COPY \s+ (?P<table> [^;(]+? ) \s* (?P<columns> \( [^;]*? \) )? \s+
+            FROM \s+ stdin \b [^;]* ; ) [^\n]*
+        | --+ [ \t]* (?P<down> \+goose[ ]Down | \+migrate[ ]Down | migrate:down
+            | create[ ]above[ ]/[ ]drop[ ]below ) .*
+    ) $
+    """,
+    re.VERBOSE | re.MULTILINE | re.IGNORECASE,
+)
+# psql's own commands that change nothing of what is made; any other is refused.
+_HARMLESS = frozenset({"restrict", "unrestrict", "connect", "c", "set", "pset", "echo", "encoding"})
+_END_OF_DATA = re.compile(r"^\\\.$", re.MULTILINE)
+_ROWS = 1000  # of an INSERT
+_ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
+_CONTROLS = dict(zip("bfnrtv", "\b\f\n\r\t\v", strict=True))
+
+
+def statements(text: str, fail: Fail) -> Iterator[Statement]:
+    """The statements of an included file that make tables, functions and rows, in order.
+
+    A migration that says how it is undone (goose, dbmate, sql-migrate, tern) ends there.
+
+    Args:
+        text: The file's, for psql.
+        fail: Reports an offset and what is wrong there.
+
+    Raises:
+        UnterminatedError: Something is opened and never closed.
+    """
+    begin = position = 0
+    while mark := _MARK.search(text, position):
+        position = mark.end()
+        if not _closed(text[begin : mark.start()]):
+            continue  # in a string or a function's body
+        yield from _kept(text, begin, mark.start())
+        if mark["down"]:
+            return
+        if mark["copy"]:
+            end = _END_OF_DATA.search(text, position)
+            if end is None:
+                fail(mark.start(), "the data of this COPY never ends; its last line is `\\.`")
+            yield from _inserts(text, mark, end.start())
+            position = end.end()
+        elif mark["command"] not in _HARMLESS:
+            does = "it is psql's, and not carried out; name a file's path in `include`"
+            fail(mark.start(), f"\\{mark['command']}: {does}")
+        begin = position
+    yield from _kept(text, begin, len(text))
+
+
+def _closed(text: str) -> bool:
+    """Whether a text ends outside of every string, comment and dollar quote."""
+    try:
+        sqltext.tokens(text)
+    except sqltext.UnterminatedError:
+        return False
+    return True
+
+
+def _kept(text: str, begin: int, end: int) -> Iterator[Statement]:
+    try:
+        found = sqltext.split(text[begin:end])
+    except sqltext.UnterminatedError as error:
+        raise sqltext.UnterminatedError(begin + error.offset) from None
+    for statement in found:
+        tokens = sqltext.tokens(statement.text)
+        if not _left_out(tokens):
+            sql = _where_there_is_one(tokens, statement.text)
+            yield Statement(sql, begin + statement.offset)
+
+
+# --- what is left out ---------------------------------------------------------------------------
+
+_FIRST = frozenset({"GRANT", "REVOKE", "COMMENT"})
+_OF_THE_CLUSTER = frozenset(
+    {"DATABASE", "ROLE", "USER", "GROUP", "TABLESPACE", "POLICY", "PUBLICATION", "SUBSCRIPTION"}
+)
+_SETTINGS = frozenset(
+    {
+        "client_encoding",
+        "client_min_messages",
+        "default_tablespace",
+        "default_with_oids",
+        "idle_in_transaction_session_timeout",
+        "idle_session_timeout",
+        "lock_timeout",
+        "role",
+        "row_security",
+        "statement_timeout",
+        "transaction_timeout",
+        "xmloption",
+    }
+)
+_STATISTICS = frozenset({"pg_restore_relation_stats", "pg_restore_attribute_stats"})
+
+
+def _left_out(tokens: Sequence[Token]) -> bool:
+    """Whether a statement is about roles, rights, a whole database, or how psql reads a dump."""
+    words = [token.name.upper() for token in tokens]
+    names = {token.name for token in tokens}
+    match words:
+        case [first, *_] if first in _FIRST:
+            return True
+        case ["ALTER", "DEFAULT", "PRIVILEGES", *_] | ["SECURITY", "LABEL", *_]:
+            return True
+        case ["CREATE" | "ALTER" | "DROP", kind, *after] if kind in _OF_THE_CLUSTER:
+            return after[:1] != ["MAPPING"]
+        case ["ALTER", *_, "OWNER", "TO", _] | ["ALTER", *_, "ROW", "LEVEL", "SECURITY"]:
+            return True
+        case ["SET", "LOCAL" | "SESSION", setting, *_] | ["SET" | "RESET", setting, *_] if (
+            setting.lower() in _SETTINGS or setting == "AUTHORIZATION"
+        ):
+            return True
+        case ["RESET" | "SET", "SESSION", "AUTHORIZATION", *_]:
+            return True
+        case ["CREATE" | "DROP", "SCHEMA", *_, "PUBLIC"]:
+            return True
+        case ["SELECT", *_]:
+            # An empty search_path would hide the clock from the DEFAULTs: they say now() in a dump.
+            empties = [token.value for token in tokens[3:8:2]] == ["set_config", "search_path", ""]
+            return empties or not names.isdisjoint(_STATISTICS)
+        case _:
+            return False
+
+
+def _where_there_is_one(tokens: Sequence[Token], sql: str) -> str:
+    """CREATE EXTENSION IF NOT EXISTS, as every dump has some, on a server that may lack it.
+
+    Many extensions of a database are nothing to its queue. What needs one that is missing is
+    rejected, and the message names it.
+    """
+    words = [token.word for token in tokens]
+    if words[:5] != ["CREATE", "EXTENSION", "IF", "NOT", "EXISTS"]:
+        return sql
+    name = tokens[5].name.replace("'", "''")
+    return (
+        f"DO $queueproof$ BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_available_extension_versions"
+        f" WHERE name = '{name}' AND (trusted OR NOT superuser"
+        f" OR current_setting('is_superuser') = 'on')) THEN {sql}; END IF; END $queueproof$"
+    )
+
+
+# --- the data of COPY ---------------------------------------------------------------------------
+
+
+def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[Statement]:
+    """The rows behind a COPY as INSERTs, whose literals take the columns' types, as COPY's do."""
+    into = f"INSERT INTO {copy['table']} {copy['columns'] or ''} OVERRIDING SYSTEM VALUE VALUES"
+    rows = text[copy.end() + 1 : end].split("\n")[:-1]
+    for first in range(0, len(rows), _ROWS):
+        values = ",\n".join(
+            f"({', '.join(map(_literal, row.split(chr(9))))})"
+            for row in rows[first : first + _ROWS]
+        )
+        yield Statement(f"{into}\n{values}", copy.start())
+
+
+def _literal(field: str) -> str:
+    r"""A field of COPY's text format (manual, COPY, File Formats) as a literal; \N is NULL."""
+    if field == r"\N":
+        return "NULL"
+    plain = _ESCAPE.sub(lambda escape: _character(escape[1]), field)
+    quoted = plain.replace("'", "''")
+    return f"'{quoted}'"
+
+
+def _character(escaped: str) -> str:
+    if escaped[0] in "01234567":
+        return chr(int(escaped, 8))
+    if escaped[0] == "x" and len(escaped) > 1:
+        return chr(int(escaped[1:], 16))
+    return _CONTROLS.get(escaped, escaped)

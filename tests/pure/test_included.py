@@ -1,0 +1,196 @@
+"""Included files: which are read, what of them is sent, and where their errors are told."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from queueproof.errors import QueueError, Source
+from queueproof.mutate import mutants_of
+from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+
+BLOCKS = """
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+
+-- name: claim
+DELETE FROM jobs WHERE id = (SELECT id FROM jobs LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
+"""
+
+
+def including(folder: Path, patterns: str, extra: str = "") -> SqlFileQueue:
+    """A queue file in a folder `queues`, which includes what some patterns name."""
+    (folder / "queues").mkdir(exist_ok=True)
+    path = folder / "queues" / "q.sql"
+    path.write_text(f"-- /// queue\n-- include = {patterns}\n-- ///\n{extra}{BLOCKS}")
+    return load(path)
+
+
+def sent(queue: SqlFileQueue) -> list[str]:
+    """What the schema sends, each statement in one line."""
+    return [" ".join(one.text.split()) for one in queue.blocks["schema"].statements]
+
+
+def read(folder: Path, script: str) -> list[str]:
+    """What is sent of an included file."""
+    (folder / "dump.sql").write_text(script)
+    return sent(including(folder, '["../dump.sql"]'))
+
+
+def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -> None:
+    """Paths begin at the queue file, globs go by name with numbers in their order."""
+    for name in ("10_c.sql", "2_b.sql", "1_a.sql"):
+        (tmp_path / name).write_text(f"CREATE TABLE t{name[0]}();")
+    (tmp_path / "types.sql").write_text("\N{BYTE ORDER MARK}CREATE TYPE t AS\r\nENUM ();")
+    queue = including(
+        tmp_path, '["../types.sql", "../*_*.sql"]', "-- name: schema#\nCREATE TABLE own();\n"
+    )
+    assert sent(queue) == [
+        "CREATE TYPE t AS ENUM ()",
+        "CREATE TABLE t1()",
+        "CREATE TABLE t2()",
+        "CREATE TABLE t1()",
+        "CREATE TABLE own()",
+    ]
+    assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 4)
+
+
+def test_a_file_with_includes_needs_no_schema_of_its_own(tmp_path: Path) -> None:
+    """The schema then begins where the header names the files."""
+    (tmp_path / "dump.sql").write_text("CREATE TABLE jobs (id serial);")
+    queue = including(tmp_path, '["../dump.sql"]')
+    assert sent(queue) == ["CREATE TABLE jobs (id serial)"]
+    assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 2)
+
+
+def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path) -> None:
+    """The digests of a queue and of its mutants are made from what is sent, wherever it stands."""
+    digests = []
+    for width in ("int", "bigint"):
+        (tmp_path / "dump.sql").write_text(f"CREATE TABLE jobs (id {width});")
+        queue = including(tmp_path, '["../dump.sql"]')
+        digests.append({queue.digest, *(one.queue.digest for one in mutants_of(queue).mutants)})
+    assert min(map(len, digests)) > 1
+    assert not digests[0] & digests[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("\nSELECT ':x', :x;", r"dump.sql:2: schema takes no parameters, and uses :x"),
+        ("SELECT 1;\nSELECT 'a\n;\n", r"dump.sql:2: a string, .* never closed: SELECT 'a"),
+        ("\n\\i other.sql\n", r"dump.sql:2: \\i: it is psql's, .* path in `include`"),
+        ("COPY t (a) FROM stdin;\n1\n", r"dump.sql:1: the data of this COPY never ends"),
+        ("GRANT ALL ON t TO x;", r"q.sql:2: include: nothing in these files makes a table"),
+        ("COPY t TO STDOUT;", r"dump.sql:1: COPY from or to the client"),
+    ],
+)
+def test_errors_of_an_included_file_are_told_where_they_stand(
+    tmp_path: Path, script: str, says: str
+) -> None:
+    """The message names the included file and its line."""
+    with pytest.raises(QueueError, match=says):
+        read(tmp_path, script)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        ('["no.sql"]', r"q.sql:2: include: .*no.sql: No such file"),
+        ('["no*.sql"]', r"q.sql:2: include: no file is named .*no\*.sql"),
+        ('"no.sql"', r"q.sql:2: include: 'no.sql' is not a list of strings"),
+    ],
+)
+def test_a_file_that_is_not_there_is_told_at_the_header(
+    tmp_path: Path, patterns: str, says: str
+) -> None:
+    """Whoever misspells a path is shown the line that names it."""
+    with pytest.raises(QueueError, match=says):
+        including(tmp_path, patterns)
+
+
+def test_what_is_for_psql_or_about_roles_is_left_out(tmp_path: Path) -> None:
+    """Of a dump remain the statements that make types, functions, tables and rows."""
+    script = """
+\\restrict abc
+SET transaction_timeout = 0;
+SET check_function_bodies = false;
+SELECT pg_catalog.set_config('search_path', '', false);
+CREATE DATABASE d;
+\\connect d
+CREATE SCHEMA public;
+COMMENT ON SCHEMA public IS 'x';
+ALTER SCHEMA public OWNER TO app;
+CREATE FUNCTION f() RETURNS void LANGUAGE sql AS $$
+/*
+\\restrict in a comment
+COPY t FROM stdin;
+*/
+$$;
+ALTER FUNCTION f() OWNER TO app;
+CREATE TABLE public.jobs (id int);
+ALTER TABLE ONLY public.jobs OWNER TO "App";
+ALTER TABLE public.jobs ENABLE ROW LEVEL SECURITY;
+CREATE POLICY p ON public.jobs TO app;
+REVOKE ALL ON public.jobs FROM app;
+ALTER DEFAULT PRIVILEGES FOR ROLE app GRANT SELECT ON TABLES TO app;
+CREATE PUBLICATION p FOR ALL TABLES;
+SELECT * FROM pg_catalog.pg_restore_relation_stats('version', 1);
+\\unrestrict abc
+"""
+    kept = [one.partition("(")[0].split(" AS ")[0] for one in read(tmp_path, script)]
+    assert kept == [
+        "SET check_function_bodies = false",
+        "CREATE FUNCTION f",
+        "CREATE TABLE public.jobs ",
+    ]
+
+
+def test_the_data_of_copy_becomes_rows(tmp_path: Path) -> None:
+    """Escapes, NULL and quotes of COPY's text format come through; what follows is SQL again."""
+    data = "1\t\\N\n2\ta\\tb\\\\c'd\\n\\x41\\101\N{NEXT LINE}\n"
+    script = f"COPY public.t (id, note) FROM stdin;\n{data}\\.\n\nCREATE TABLE jobs();"
+    (tmp_path / "dump.sql").write_text(script)
+    rows, table = including(tmp_path, '["../dump.sql"]').blocks["schema"].statements
+    assert rows.text == (
+        "INSERT INTO public.t (id, note) OVERRIDING SYSTEM VALUE VALUES\n"
+        "('1', NULL),\n('2', 'a\tb\\c''d\nAA\N{NEXT LINE}')"
+    )
+    assert (rows.source.line, table.source.line) == (1, 6)
+
+
+@pytest.mark.parametrize("down", ["-- +goose Down", "-- migrate:down", "-- +migrate Down"])
+def test_a_migration_ends_where_it_says_how_it_is_undone(tmp_path: Path, down: str) -> None:
+    """The way down, which would drop the tables again, is not taken."""
+    script = f"-- up\nCREATE TABLE jobs();\n{down}\nDROP TABLE jobs;\n"
+    assert read(tmp_path, script) == ["CREATE TABLE jobs()"]
+
+
+def test_states_have_the_names_that_the_header_gives_them() -> None:
+    """A state of `jobs` may have a name of its own; a wrong one is told at its line."""
+    text = f"-- /// queue\n-- [states]\n-- done = 'complete'\n-- ///{BLOCKS}"
+    with pytest.raises(QueueError, match=r'^q.sql:3: states: done = "complete": use queued, '):
+        load_text(text, "q.sql")
+
+
+README = (Path(__file__).parents[2] / "strategies" / "README.md").read_text(encoding="utf-8")
+FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("example", FENCED)
+def test_the_examples_of_the_reference_are_queue_files(tmp_path: Path, example: str) -> None:
+    """Each loads, with the blocks that it leaves out and the files that it includes beside it."""
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "schema.sql").write_text("CREATE TABLE jobs ();")
+    (tmp_path / "migrations").mkdir()
+    (tmp_path / "migrations" / "1.up.sql").write_text("CREATE TABLE more ();")
+    missing = {"schema#": "SELECT;", "enqueue": "SELECT 1 AS id;", "claim": "SELECT 1 AS id;"}
+    blocks = [f"-- name: {name}\n{sql}" for name, sql in missing.items()]
+    others = [one for one in blocks if one.split("\n")[0].rstrip("#") not in example]
+    (tmp_path / "queues").mkdir()
+    assert load_text(
+        "\n".join([textwrap.dedent(example), *others]), tmp_path / "queues" / "q.sql"
+    ).blocks

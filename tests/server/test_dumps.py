@@ -1,0 +1,93 @@
+"""Schemas that pg_dump has written, installed as they are."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from queueproof.errors import QueueError
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import select
+from queueproof.postgres import Server
+from queueproof.postgres.local import find_embedded
+from queueproof.queues.sqlfile import load
+from queueproof.run.open import open_lab
+
+TEAM = r"""
+CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');
+CREATE TABLE accounts (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL);
+INSERT INTO accounts (name) VALUES (E'tab\tback\\slash ''quote''\nline'), ('other');
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, account_id bigint NOT NULL DEFAULT 1 REFERENCES accounts,
+  status job_status NOT NULL DEFAULT 'pending', attempts int NOT NULL DEFAULT 0,
+  run_at timestamptz NOT NULL DEFAULT now(), locked_at timestamptz, locked_by text
+);
+CREATE FUNCTION due(at timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE AS $$ BEGIN
+/*
+\. stands here
+*/
+RETURN at <= now(); END $$;
+COMMENT ON TABLE jobs IS 'the
+\restrict of jobs';
+ALTER TABLE accounts ENABLE ROW LEVEL SECURITY;
+"""
+QUEUE = """
+-- /// queue
+-- include = ["dump.sql"]
+-- lease = "30 seconds"
+-- order = "fifo"
+-- [states]
+-- pending = "queued"
+-- processing = "running"
+-- done = "completed"
+-- ///
+-- name: enqueue(delay)
+INSERT INTO jobs (run_at) VALUES (now() + :delay) RETURNING id;
+-- name: claim(worker, limit)
+UPDATE public.jobs SET status = 'processing', locked_at = now(), locked_by = :worker,
+  attempts = attempts + 1
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs
+  WHERE (status = 'pending' OR status = 'processing' AND locked_at < now() - interval '30 s')
+    AND due(run_at) AND account_id = (SELECT id FROM accounts WHERE name LIKE '%quote%')
+  ORDER BY run_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+)) RETURNING id, attempts AS attempt;
+-- name: complete(id, attempt)!
+UPDATE jobs SET status = 'done' WHERE id = :id AND attempts = :attempt AND status = 'processing';
+-- name: jobs
+SELECT id, status AS state, attempts FROM jobs;
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--create"], ["--schema=public", "--inserts"]])
+def test_a_dump_is_taken_as_it_is(server: Server, tmp_path: Path, options: list[str]) -> None:
+    """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
+    with server.database() as conninfo:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(TEAM)
+        command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", conninfo]
+        dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
+    (tmp_path / "dump.sql").write_bytes(dumped.stdout)
+    (tmp_path / "q.sql").write_text(QUEUE)
+    wanted = select(["single-claim", "not-early", "stale-recovery"])
+    with open_lab(load(tmp_path / "q.sql"), server) as lab:
+        card = check_queue(lab, wanted, profile="quick")
+    assert card.exit_code == 0, card.to_json()
+
+
+def test_what_needs_a_missing_extension_is_told_where_there_is_one(
+    server: Server, tmp_path: Path
+) -> None:
+    """A dump's extension that nothing needs is nothing to the queue; else the message names it."""
+    dump = "CREATE EXTENSION IF NOT EXISTS no_such WITH SCHEMA public;\nCREATE TABLE jobs ();\n"
+    (tmp_path / "dump.sql").write_text(dump)
+    (tmp_path / "q.sql").write_text(QUEUE)
+    with open_lab(load(tmp_path / "q.sql"), server):
+        pass
+    (tmp_path / "dump.sql").write_text(f"{dump}ALTER TABLE jobs ADD x uuid DEFAULT public.f();")
+    says = r"dump.sql:3: (.|\n)*no_such: name a server that has it"
+    with pytest.raises(QueueError, match=says), open_lab(load(tmp_path / "q.sql"), server):
+        pass
