@@ -9,6 +9,7 @@ import os
 import secrets
 import select
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # click's, of which newer typers bring a copy of their own
 _UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 _DEBUG_OPTION = "--traceback"
+TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
 STDOUT = Path("-")  # what is written there is the report alone, and all else goes to stderr
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
@@ -187,6 +189,14 @@ def check(
             " given.",
         ),
     ] = False,
+    write_breaks: Annotated[
+        bool,
+        typer.Option(
+            "--write-breaks",
+            help="Accept what is broken today: write it into the file's [breaks], with a reason to"
+            " be filled in. Later only what is new fails.",
+        ),
+    ] = False,
     debug: Annotated[  # noqa: ARG001 - `run` looks for it
         bool, typer.Option(_DEBUG_OPTION, help="Show the traceback of an internal error.")
     ] = False,
@@ -203,10 +213,10 @@ def check(
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
     reports = _Reports(json, html, junit, annotate)
-    if replay is not None and (reports.files or mutate or only or skip or require):
+    if replay is not None and (reports.files or mutate or write_breaks or only or skip or require):
         raise QueueproofError(
-            "--replay runs one story: --only, --skip, --require, --mutate and reports do not go"
-            " with it"
+            "--replay runs one story: --only, --skip, --require, --mutate, --write-breaks and"
+            " reports do not go with it"
         )
     if export is not None:
         if replay is None:
@@ -220,6 +230,9 @@ def check(
     if replay is None:
         reports.refuse_unwritable()
     target = resolve(queue)
+    if write_breaks:
+        target.with_breaks({})
+        _refuse_unwritable(Path(queue))
     thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
     where = _Where(postgres, trust)
     with _on_behalf_of(target):
@@ -252,10 +265,41 @@ def check(
         print_card(out, card, command)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
+    if write_breaks:
+        card = _accepted(out, target, card)
+    _tell_breaks(out, target, card)
     reports.annotate(out, card)
     print_whole(out, card)
     reports.write(card, command)
     return card.exit_code
+
+
+def _accepted(out: Output, target: Queue, card: Card) -> Card:
+    """The card once what is broken stands in the file's [breaks]."""
+    from queueproof.queues.resolve import resolve
+
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    if not broken:
+        out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
+        return card
+    if resolve(target.name).digest != target.digest:
+        raise QueueproofError(f"{target.name} has changed since it was read: check it again")
+    _write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
+    out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
+    return card.accepting(broken, TODO)
+
+
+def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
+    """Say which declared break is mended, and which still lacks its reason."""
+    for judgement in card.guarantees:
+        why = target.breaks.get(judgement.id)
+        if why is None:
+            continue
+        where = target.source_of_break(judgement.id) or target.name
+        if judgement.verdict == "holds":
+            out.say(f"{where}: {judgement.id} was not seen to break: take it out of [breaks]")
+        elif why.startswith("TODO"):
+            out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
 
 
 class _Reports:
@@ -795,6 +839,8 @@ def _write(path: Path, text: str) -> None:
             return
         try:
             beside.write_text(text, encoding="utf-8")
+            if real.exists():
+                shutil.copymode(real, beside)
             beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)

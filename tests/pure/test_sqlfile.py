@@ -711,3 +711,46 @@ def test_copy_has_its_line(block: str, copy: str) -> None:
     with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
         load_text(text, "q.sql")
     load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
+
+
+# --- accepted breaks ----------------------------------------------------------------------------
+
+ENTRY = "-- order = {}\n"
+HEADERS = {
+    "no header": ("-- A queue.\n", f"-- /// queue\n-- [breaks]\n{ENTRY}-- ///\n\n-- A queue.\n"),
+    "no table": (
+        '-- A queue.\n-- /// queue\n-- lease = "5 s" # why\n-- ///\n',
+        f'-- A queue.\n-- /// queue\n-- lease = "5 s" # why\n-- [breaks]\n{ENTRY}-- ///\n',
+    ),
+    "a table with comments": (
+        '-- /// queue\n-- [breaks]\n-- # one\n-- fencing = "why"\n--\n-- # end\n-- ///\n',
+        f'-- /// queue\n-- [breaks]\n-- # one\n-- fencing = "why"\n{ENTRY}--\n-- # end\n-- ///\n',
+    ),
+    "a key of the same name": (
+        '-- /// queue\n-- order = "fifo"\n-- [breaks]\n-- ///\n',
+        f'-- /// queue\n-- order = "fifo"\n-- [breaks]\n{ENTRY}-- ///\n',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_break_is_added_and_nothing_else_changes(name: str) -> None:
+    """Comments, order and layout stay; the file that results is read with both its old and new."""
+    before, after = HEADERS[name]
+    body = FILE[FILE.index("-- name: schema#") :].replace(":lease", "now()")
+    read = load_text(before + body, PATH)
+    text = read.with_breaks({"order": 'TODO: "why"'})
+    assert text == after.format('"TODO: \\"why\\""') + body
+    again = load_text(text, PATH)
+    assert again.breaks == {**read.breaks, "order": 'TODO: "why"'}
+    source = again.source_of_break("order")
+    assert source is not None
+    assert "TODO" in text.splitlines()[source.line - 1]
+
+
+def test_a_header_that_takes_no_entry_is_refused_with_its_line() -> None:
+    """Breaks that stand in one line are no table that could grow."""
+    header = '-- /// queue\n-- breaks = {fencing = "why"}\n-- ///\n'
+    body = FILE[FILE.index("-- name: schema#") :]
+    with pytest.raises(QueueError, match=r"q\.sql:3: no entry can be added to \[breaks\]"):
+        load_text(header + body, PATH).with_breaks({"order": "TODO: why"})

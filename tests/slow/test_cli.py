@@ -183,6 +183,35 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     assert "held by two workers" in (failure.text or "")
 
 
+def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
+    check: Run, tmp_path: Path
+) -> None:
+    """--write-breaks passes today's break; its TODO is told, and so is a break that is mended."""
+    file = tmp_path / "q.sql"
+    file.write_text(Path(BROKEN).read_text())
+    file.chmod(0o640)
+    first = check(file, "--only", "single-claim,order", "--write-breaks")
+    assert first.code == 0
+    assert f"Wrote [breaks] of {file}: single-claim. Say why each is accepted." in first.out
+    assert file.stat().st_mode & 0o777 == 0o640
+    line = file.read_text().splitlines().index('-- single-claim = "TODO: why"') + 1
+    again = check(file, "--only", "single-claim")
+    assert again.code == 0
+    assert f"{file}:{line}: single-claim is accepted, and its reason still says TODO" in again.out
+    file.write_text(file.read_text().replace('single-claim = "TODO: why"', 'order = "old"'))
+    mended = check(file, "--only", "single-claim,order")
+    assert mended.code == 1
+    assert f"{file}:{line}: order was not seen to break: take it out of [breaks]" in mended.out
+
+
+@pytest.mark.usefixtures("no_server")
+def test_breaks_of_what_is_no_file_are_not_written(command: Run) -> None:
+    """A program's breaks are its own to declare, which is said before anything runs."""
+    ran = command("check", "exec: true", "--write-breaks")
+    assert (ran.code, ran.out) == (4, "")
+    assert "no queue file: declare its breaks yourself" in ran.err
+
+
 def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     """One file: nothing is fetched, no script runs; SQL is shown as text."""
     page = (broken[1] / "html").read_text()

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from queueproof.errors import QueueError, Source
+from queueproof.errors import QueueError, QueueproofError, Source
 
 T = TypeVar("T")
 
@@ -269,6 +269,22 @@ class Queue(Facts):
     def source_of(self, operation: str) -> Source | None:  # noqa: ARG002 - a file's to tell
         """Where an operation stands, if it stands in a queue file."""
         return None
+
+    def source_of_break(self, guarantee: str) -> Source | None:  # noqa: ARG002 - the same
+        """Where a break is declared, if that stands in a queue file."""
+        return None
+
+    def with_breaks(self, reasons: Mapping[str, str]) -> str:  # noqa: ARG002 - the same
+        """The queue file with further breaks declared.
+
+        Args:
+            reasons: Why each is accepted, by the guarantee's id.
+
+        Raises:
+            QueueproofError: The queue is none that one file holds.
+        """
+        message = f"{self.name} is no queue file: declare its breaks yourself, in `breaks`"
+        raise QueueproofError(message)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the operation takes."""

@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
@@ -154,6 +155,7 @@ class SqlFileQueue(Queue):
         self.blocks = blocks
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self._name = name
+        self._text = text
 
     @property
     def name(self) -> str:
@@ -168,6 +170,16 @@ class SqlFileQueue(Queue):
     def source_of(self, operation: str) -> Source | None:
         """Where the operation's block begins."""
         return _source(self._block(operation))
+
+    def source_of_break(self, guarantee: str) -> Source | None:
+        """The line of [breaks] that declares it."""
+        file = _File(self._text, Path(self._name))
+        header = _header_lines(file)
+        return file.source(header.starts[_entry(header, guarantee)])
+
+    def with_breaks(self, reasons: Mapping[str, str]) -> str:
+        """The file with further breaks in its header, and nothing else changed."""
+        return _declaring(_File(self._text, Path(self._name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the block uses."""
@@ -673,6 +685,43 @@ def _between(file: _File, opening: int, closing: int) -> _Header:
         position += len(line) + 1
     contents = (line.lstrip().removeprefix("--").removeprefix(" ") for line in lines)
     return _Header(file, tuple(starts), tuple(contents))
+
+
+_BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
+
+
+def _entry(header: _Header, guarantee: str) -> int:
+    """The line of an entry of [breaks]; that of the table where it has none of its own."""
+    table = next((n for n, line in enumerate(header.lines) if _BREAKS.match(line)), 0)
+    entry = re.compile(rf"\s*[\"']?{re.escape(guarantee)}[\"']?\s*=")
+    lines = range(table, len(header.lines))
+    return next((n for n in lines if entry.match(header.lines[n])), table)
+
+
+def _declaring(file: _File, reasons: Mapping[str, str]) -> str:
+    """A file's text with further breaks; comments, order and layout stay as they are."""
+    entries = [f"{name} = {json.dumps(why, ensure_ascii=False)}" for name, why in reasons.items()]
+    header = _header_lines(file)
+    fences = [start for start, _ in file.comments(_FENCE)]
+    tables = [n for n, line in enumerate(header.lines) if _BREAKS.match(line)]
+    if not fences:
+        at, lines = 0, ["/// queue", "[breaks]", *entries, "///"]
+    elif not tables:
+        at, lines = file.text.rindex("\n", 0, fences[1]) + 1, ["[breaks]", *entries]
+    else:
+        after = range(tables[0] + 1, len(header.lines))
+        end = next((n for n in after if header.lines[n].lstrip().startswith("[")), after.stop)
+        written = [line.lstrip()[:1] not in {"", "#"} for line in header.lines]
+        last = next(n for n in reversed(range(end)) if written[n])
+        at, lines = file.text.index("\n", header.starts[last]) + 1, entries
+    added = "".join(f"-- {line}\n" for line in lines) + ("" if fences else "\n")
+    text = file.text[:at] + added + file.text[at:]
+    wanted = {**load_text(file.text, file.path).breaks, **reasons}
+    with suppress(QueueError):
+        if load_text(text, file.path).breaks == wanted:
+            return text
+    message = "no entry can be added to [breaks]; write it as a table, a line for each entry"
+    raise QueueError(message, file.source(at))
 
 
 def _header_value(header: _Header, key: str, value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -152,6 +152,21 @@ class Card:
             return "broken"
         judged = found - {"not-offered"}
         return "inconclusive" if "inconclusive" in judged or not judged else "holds"
+
+    def accepting(self, ids: Collection[str], why: str) -> Card:
+        """The card of the same queue with some of its breaks declared.
+
+        Args:
+            ids: Of guarantees that are broken.
+            why: The reason.
+        """
+        judgements = [
+            replace(one, verdict="accepted", reason=f"{one.reason} (declared: {why})")
+            if one.id in ids
+            else one
+            for one in self.guarantees
+        ]
+        return replace(self, guarantees=judgements)
 
     @property
     def exit_code(self) -> Exit:
