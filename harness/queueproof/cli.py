@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias, ca
 import typer
 
 from queueproof.ending import end_on, is_first_to_tell, signal_that_came
-from queueproof.errors import SERVERS, Exit, QueueError, QueueproofError, ServerError
+from queueproof.errors import SERVERS, Exit, FormatError, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -723,6 +723,43 @@ def guarantees() -> None:
         typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
 
 
+class Topic(StrEnum):
+    """A part of the reference that is installed."""
+
+    file_format = "file-format"
+    program = "program"
+    python_class = "class"
+
+
+_REFERENCE = {
+    Topic.file_format: ("queueproof.strategies", "README.md"),
+    Topic.program: ("queueproof.queues", "templates/README.md"),
+}
+
+
+@app.command("help")
+def tell(
+    topic: Annotated[
+        Topic,
+        typer.Argument(
+            help="file-format: a queue in one SQL file; program: a worker in any language;"
+            " class: a queue in Python."
+        ),
+    ],
+) -> None:
+    """Print a part of the reference, which needs no network."""
+    if topic is Topic.python_class:
+        from inspect import getdoc
+
+        from queueproof.queues.model import Facts, Queue
+
+        text = f"{getdoc(Queue)}\n\n{getdoc(Facts)}"
+    else:
+        package, path = _REFERENCE[topic]
+        text = files(package).joinpath(path).read_text(encoding="utf-8")
+    typer.echo(text)
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of what `check --json` writes."""
@@ -994,6 +1031,9 @@ def run(arguments: Sequence[str]) -> int:
         if told := next(filter(None, map(_outage, causes)), None):
             return _say(told, Exit.UNUSABLE)
         for cause in causes:
+            if isinstance(cause, FormatError):
+                told = f"{cause}\nThe format of a queue file: queueproof help file-format"
+                return _say(told, Exit.UNUSABLE, prefix="")
             if isinstance(cause, QueueError):
                 return _say(str(cause), Exit.UNUSABLE, prefix="")
             if isinstance(cause, QueueproofError):

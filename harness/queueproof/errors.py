@@ -56,6 +56,10 @@ class QueueError(QueueproofError):
         self.source = source
 
 
+class FormatError(QueueError):
+    """A queue file breaks the format, which `queueproof help file-format` tells."""
+
+
 class ServerError(Exception):
     """What the server answered instead of rows: SQLSTATE and message, as PostgreSQL sent them.
 

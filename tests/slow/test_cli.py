@@ -357,7 +357,18 @@ def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None
     """`path:line: message`, and nothing before it."""
     path = tmp_path / "q.sql"
     path.write_text("-- name: schema#\nSELECT;\n-- name: clam\nSELECT 1;\n")
-    assert command("check", path).err.startswith(f"{path}:3: unknown block clam")
+    told = command("check", path).err
+    assert told.startswith(f"{path}:3: unknown block clam")
+    assert told.endswith("queueproof help file-format\n")
+
+
+@pytest.mark.parametrize(
+    ("topic", "part"),
+    [("file-format", "## Blocks"), ("program", "JSON"), ("class", "def claim(self, worker")],
+)
+def test_the_reference_is_printed(command: Run, topic: str, part: str) -> None:
+    """It is installed, and read without a network."""
+    assert ((ran := command("help", topic)).code, part in ran.out) == (0, True)
 
 
 def test_sql_that_the_server_rejects_exits_4(check: Run, tmp_path: Path) -> None:

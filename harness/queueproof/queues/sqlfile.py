@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
-from queueproof.errors import COPYING, QueueError, Source
+from queueproof.errors import COPYING, FormatError, QueueError, Source
 from queueproof.queues import included, sqltext
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import (
@@ -131,7 +131,7 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
         text = "\0".join([text, *(one.text for one in files)])
     for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
-            raise QueueError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
+            raise FormatError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
     if header.get("lease", "session") == "session":
         _reject_lease(blocks.values())
     return SqlFileQueue(str(path), text, header, blocks)
@@ -282,9 +282,9 @@ def _lookup(name: str, known: Mapping[str, Parameter], block: Block, source: Sou
     if name in known:
         return known[name]
     if not known:
-        raise QueueError(f"{block.name} has no parameter :{name}", source)
+        raise FormatError(f"{block.name} has no parameter :{name}", source)
     message = f"{block.name} has no parameter :{name}, only {_list(known)}; {_nearest(name, known)}"
-    raise QueueError(message, source)
+    raise FormatError(message, source)
 
 
 def _arrays(
@@ -308,7 +308,7 @@ def _rows(
         if column not in columns:
             returned = f"returned {_list(columns)}" if columns else "returned no columns"
             message = f"{block.name} must return a column {column}; it {returned}"
-            raise QueueError(message, _source(block))
+            raise FormatError(message, _source(block))
     return outcome.result.rows if outcome.result else ()
 
 
@@ -323,7 +323,7 @@ def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]
 def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[Claim]]:
     rows = _rows(block, (yield from _run(block, bindings)), ["id"])
     if any(row["id"].text is None for row in rows):
-        raise QueueError(f"{block.name} returned a row whose id is NULL", _source(block))
+        raise FormatError(f"{block.name} returned a row whose id is NULL", _source(block))
     return [Claim(str(row["id"]), dict(row)) for row in rows]
 
 
@@ -336,13 +336,13 @@ def _job_rows(
 
 def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
     if row["id"].text is None:
-        raise QueueError(f"{block.name} returned a row whose id is NULL", _source(block))
+        raise FormatError(f"{block.name} returned a row whose id is NULL", _source(block))
     found = str(row["state"])
     state = states.get(found) or next((s for s in get_args(State) if s == found), None)
     if state is None:
         known = _list(get_args(State))
         how = "; a name of your own stands in the header, below [states]"
-        raise QueueError(
+        raise FormatError(
             f"{block.name} returned the state {found}; use {known}{how}", _source(block)
         )
     attempts = row.get("attempts", Value(None, _INT4))
@@ -350,7 +350,7 @@ def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]
         return JobRow(str(row["id"]), state, None if attempts.text is None else int(attempts))
     except ValueError:
         message = f"{block.name} returned the attempts {attempts}, not a whole number"
-        raise QueueError(message, _source(block)) from None
+        raise FormatError(message, _source(block)) from None
 
 
 def _nothing(block: Block, bindings: Mapping[str, Parameter]) -> Operation[None]:
@@ -363,7 +363,7 @@ def _changed(block: Block, outcome: _Outcome) -> int:
         return 0
     if outcome.changed is None:
         message = f"{block.name}! changed no data; write INSERT, UPDATE, DELETE or MERGE, or drop !"
-        raise QueueError(message, _source(block))
+        raise FormatError(message, _source(block))
     return outcome.changed
 
 
@@ -396,7 +396,7 @@ def _is_accepted(block: Block, outcome: _Outcome) -> bool:
     if outcome.result is None:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
         message = f"{block.name} returned no columns; add RETURNING, or write {block.name}!"
-        raise QueueError(message, _source(block))
+        raise FormatError(message, _source(block))
     if outcome.cut:
         return False
     if "accepted" in outcome.result.columns:
@@ -412,7 +412,7 @@ def _truth(block: Block, accepted: Value) -> bool:
         return int(accepted) > 0
     except ValueError:
         message = f"{block.name} returned accepted = {accepted}, neither a boolean nor a count"
-        raise QueueError(message, _source(block)) from None
+        raise FormatError(message, _source(block)) from None
 
 
 def _complete_many(
@@ -467,7 +467,7 @@ class _File:
         return Source(self.path, bisect_right(self._breaks, offset - 1) + 1)
 
     def fail(self, offset: int, message: str) -> NoReturn:
-        raise QueueError(message, self.source(offset))
+        raise FormatError(message, self.source(offset))
 
     def line_at(self, offset: int) -> tuple[int, str]:
         """Where the line of an offset begins, and the line."""
@@ -589,7 +589,7 @@ def _check_parameters(file: _File, start: int, block: Block) -> None:
     for step, statement in enumerate(block.statements):
         for name, source in statement.parameters.items():
             if not _may_use(block.name, own, name, first=step == 0):
-                raise QueueError(_unknown_parameter(block.name, own, name), source)
+                raise FormatError(_unknown_parameter(block.name, own, name), source)
     if block.parameters is None:
         return
     for name in block.parameters:
@@ -600,7 +600,7 @@ def _check_parameters(file: _File, start: int, block: Block) -> None:
     for name, source in block.used.items():
         if name not in block.parameters:
             message = f"{block.name} uses :{name}; add {name} to its parameter list"
-            raise QueueError(message, source)
+            raise FormatError(message, source)
 
 
 def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool:
@@ -625,7 +625,7 @@ def _reject_lease(blocks: Iterable[Block]) -> None:
     for block in blocks:
         if "lease" in OPERATIONS[_OPERATION_OF[block.name]] and "lease" in block.used:
             message = ':lease without a lease in the header; write `-- lease = "30 seconds"` there'
-            raise QueueError(message, block.used["lease"])
+            raise FormatError(message, block.used["lease"])
 
 
 class _Header(NamedTuple):
@@ -779,7 +779,7 @@ def _including(header: _Header, files: Sequence[_File], own: Block | None) -> Bl
     block = own or Block("schema", place.line, "#", None, (), place.path)
     block = replace(block, statements=(*statements, *block.statements))
     if not block.statements:
-        raise QueueError("include: nothing in these files makes a table", place)
+        raise FormatError("include: nothing in these files makes a table", place)
     _check_parameters(header.file, 0, block)
     return block
 

@@ -3,6 +3,7 @@
 --
 -- Each block below is one operation; the words in brackets are its parameters, which the
 -- statement uses as :worker, :limit ... Enqueue and claim are required, the rest is optional.
+-- The whole format: queueproof help file-format
 
 -- The header declares what the queue promises. A key that is left out promises nothing.
 -- /// queue
