@@ -618,16 +618,35 @@ def bench(
             metavar="SECONDS|'N rounds'", show_default="180", help="Of a comparison, at most."
         ),
     ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=100,
+            show_default="5",
+            help="How often each is measured; 0 reads counters only.",
+        ),
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            metavar="CONDITION",
+            help="Exit 1 where it is true: 'buffers_per_claim > 1.2 * baseline.json' or '... > 9';"
+            " may be given again. The file is an earlier run's --json.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
     postgres: Postgres = None,
     trust: Trust = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
-) -> None:
-    """Measure jobs per second and the latency of a claim.
+) -> int:
+    """Measure jobs per second, the latency of a claim, and what a job costs in counters.
 
-    Ctrl-C ends it with the rounds that are whole.
+    Ctrl-C ends it with the rounds that are whole. Exits 1 when a condition of --fail-if is true.
     """
     from queueproof.queues.resolve import resolve
 
@@ -637,16 +656,21 @@ def bench(
         raise QueueproofError("--compare is under one load: name one --batch and one --workers")
     if budget is not None and not compare:
         raise QueueproofError("--budget is a comparison's: it goes with --compare")
+    if rounds is not None and compare:
+        raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
     if json is not None:
         _refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with _bench_extra():
         from queueproof.bench import render
+        from queueproof.bench.bench import ROUNDS
         from queueproof.bench.bench import run as measure
         from queueproof.bench.cell import Shape
         from queueproof.bench.compare import Budget
         from queueproof.bench.compare import compare as measure_pair
+        from queueproof.bench.gate import Condition
 
+        conditions = [Condition.of(text) for text in fail_if or ()]
         limits = Budget() if budget is None else Budget.of(budget)
         with _progress("starting PostgreSQL and the workers") as progress:
             if compare:
@@ -661,13 +685,23 @@ def bench(
                 )
             else:
                 report = measure(
-                    found, batches, processes, postgres=postgres, trust=trust, progress=progress
+                    found,
+                    batches,
+                    processes,
+                    rounds=ROUNDS if rounds is None else rounds,
+                    postgres=postgres,
+                    trust=trust,
+                    progress=progress,
                 )
     if json is not None:
         _write(json, report.to_json())
     _output(json).markdown(render.markdown(report))
     if report.method.get("interrupted"):
         _stop(signal_that_came() or signal.SIGINT)
+    failing = [told for condition in conditions for told in condition.judge(report.entries)]
+    for told in failing:
+        _say(f"--fail-if: {told}", Exit.BROKEN)
+    return Exit.BROKEN if failing else Exit.HOLDS
 
 
 @app.command()

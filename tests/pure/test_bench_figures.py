@@ -1,17 +1,20 @@
-"""The benchmark's arithmetic: when two queues differ, and how many digits a figure has."""
+"""The benchmark's arithmetic: when queues differ, when a build fails, how many digits count."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 
 from queueproof.bench import decide, numbers
+from queueproof.bench.cell import Shape
 from queueproof.bench.compare import Budget
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
-from queueproof.bench.figures import BenchError
+from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.gate import Condition
 
 # Logarithms of a queue's jobs/s divided by its own, by round, on a machine with four times more to
 # do than it has processors.
@@ -176,3 +179,77 @@ def test_a_single_round_says_so() -> None:
     """It has no spread that it could name."""
     assert numbers.with_spread([1234.0]) == "1,200 (1 round)"
     assert numbers.with_spread([900.0, 1000.0, 1100.0]) == "1,000 ±10%"
+
+
+def counted(queue: str, buffers: float, batch: int = 10) -> Entry:
+    """A queue of which only buffers were counted."""
+    return Entry(queue, Shape(batch, 1), counted={"buffers_per_claim": buffers})
+
+
+@pytest.fixture
+def baseline(tmp_path: Path) -> Path:
+    """A report of before, of one queue at two batch sizes."""
+    path = tmp_path / "base line.json"
+    entries = [counted("q", 100.0), counted("q", 15.0, 1)]
+    path.write_text(BenchReport({"cores": 2, "date": "2026-01-02"}, entries).to_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("condition", "buffers", "fails"),
+    [
+        ("buffers_per_claim > 99.5", 100, True),
+        ("buffers_per_claim > 100", 100, False),
+        ("buffers_per_claim>=100", 100, True),
+        ("buffers_per_claim < 100", 99, True),
+        ("buffers_per_claim <= 98", 99, False),
+        ("buffers_per_claim > {}", 101, True),
+        ("buffers_per_claim > {}", 100, False),
+        ("buffers_per_claim > 1.2 * {}", 121, True),
+        ("buffers_per_claim > 1.2*{}", 120, False),
+    ],
+)
+def test_a_condition_is_true_or_not(
+    baseline: Path, condition: str, buffers: float, *, fails: bool
+) -> None:
+    """A counter is held against a number, an earlier figure, or a multiple of that."""
+    asked = Condition.of(condition.format(baseline))
+    assert fails == bool(asked.judge([counted("q", buffers)]))
+    assert fails == bool(asked.judge([counted("renamed", buffers)]))
+
+
+def test_a_true_condition_says_where(baseline: Path) -> None:
+    """Each batch size is held against its own figure of before."""
+    asked = Condition.of(f"buffers_per_claim > 1.2 * {baseline}")
+    (told,) = asked.judge([counted("q", 110.0), counted("q", 20.0, 1)])
+    assert told.startswith("q, batch 1: buffers_per_claim is 20, which is > 18")
+
+
+def test_what_the_baseline_lacks_is_no_pass(baseline: Path) -> None:
+    """Neither another batch size nor one of two new queues is taken for a figure of before."""
+    asked = Condition.of(f"buffers_per_claim > {baseline}")
+    with pytest.raises(BenchError, match="of q at batch 100; write it anew"):
+        asked.judge([counted("q", 1.0, 100)])
+    with pytest.raises(BenchError, match="of new at batch 10"):
+        asked.judge([counted("q", 1.0), counted("new", 1.0)])
+    with pytest.raises(BenchError, match="counted for no queue"):
+        Condition.of("dead_rows_per_job > 1").judge([counted("q", 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        ("p99 > 1", "p99 is a time, .*with --compare"),
+        ("jobs_per_second < 1.2 * b.json", "is a time"),
+        ("buffer_per_claim > 1", "did you mean 'buffers_per_claim'"),
+        ("zzz > 1", "there are buffers_per_claim"),
+        ("buffers_per_claim = 1", "write COUNTER > NUMBER"),
+        ("buffers_per_claim >", "write COUNTER > NUMBER"),
+        ("1 < buffers_per_claim", "no counter 1|write COUNTER"),
+        ("buffers_per_claim > 2 * nowhere.json", "cannot read nowhere.json"),
+    ],
+)
+def test_what_is_no_condition_is_refused(condition: str, told: str) -> None:
+    """With what to write instead; a time is refused with the reason."""
+    with pytest.raises(BenchError, match=told):
+        Condition.of(condition)

@@ -331,6 +331,8 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
         (["bench", SOUND, "--budget", "9"], "goes with --compare"),
         (["bench", SOUND, SOUND, "--compare", "--batch", "1,10"], "name one --batch"),
+        (["bench", SOUND, "--fail-if", "p99 > 1"], "p99 is a time"),
+        (["bench", SOUND, SOUND, "--compare", "--rounds", "9"], "limit it by --budget"),
         (["bench", SOUND, "--compare"], "two queues, not 1"),
         (["bench", SOUND, SOUND, "--compare", "--budget", "soon"], "write seconds"),
         (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),
@@ -577,3 +579,15 @@ def test_benchmarks_name_what_they_lack(command: Run, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "queueproof.bench.bench", None)
     ran = command("bench", SOUND)
     assert (ran.code, "pip install 'queueproof[bench]'" in ran.err) == (4, True)
+
+
+def test_a_counter_gates_a_build(command: Run, tmp_path: Path) -> None:
+    """Exit 1 where a condition is true; the counters need no rounds."""
+    only = ["bench", SOUND, "--rounds", "0", "--batch", "1", "--workers", "1"]
+    base = tmp_path / "base.json"
+    assert command(*only, "--json", str(base)).code == 0
+    same = command(*only, "--fail-if", f"buffers_per_claim > 1.1 * {base}")
+    assert (same.code, same.err) == (0, "")
+    fewer = command(*only, "--fail-if", f"buffers_per_claim > 0.9 * {base}")
+    assert fewer.code == 1
+    assert "buffers_per_claim is" in fewer.err

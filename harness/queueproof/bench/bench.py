@@ -70,7 +70,7 @@ def run(
         batches: Jobs per claim.
         workers: Processes.
         holds: Seconds for which a claim's transaction is kept open before its COMMIT.
-        rounds: How often each is measured; figures are medians.
+        rounds: How often each is measured; figures are medians. With 0 only counters are read.
         seconds: Of measured work in each.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
@@ -121,7 +121,10 @@ def measure(
             "rounds": rounds,
             "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
         }
-        for number in range(rounds + 1):
+        for queue, entry in [pair for _, compared in cells for pair in compared]:
+            progress(f"counting: {entry.queue}, batch {entry.shape.batch}", 0.0)
+            count_once(ground, queue, entry, report)
+        for number in range(rounds + 1 if rounds else 0):
             for shape, compared in cells:
                 turn = number % len(compared)
                 best = 0.0
@@ -204,6 +207,28 @@ def measure_once(
         return None
 
 
+def count_once(ground: Ground, queue: SqlFileQueue, entry: Entry, report: BenchReport) -> None:
+    """Count what a queue costs one worker alone, once for all loads of a batch size.
+
+    Args:
+        ground: Where.
+        queue: The queue.
+        entry: Its entry in the report.
+        report: Whose other entries may have it already.
+    """
+    batch = entry.shape.batch
+    for other in report.entries:
+        if (other.queue, other.shape.batch) == (entry.queue, batch) and other.counted:
+            entry.counted = other.counted
+            return
+    entry.reason = why_not(queue, batch=batch, hold=entry.shape.hold) or ""
+    if not entry.reason:
+        try:
+            entry.counted = ground.count(queue, batch)
+        except QueueError as error:
+            entry.reason, entry.failed = str(error), True
+
+
 def enough(jobs: float, shape: Shape) -> int:
     """Jobs for a cell, rounded up to whole claims of all workers."""
     step = shape.batch * shape.workers
@@ -223,8 +248,8 @@ def refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
     """
     if not any(group.queues for group in plan):
         raise BenchError("there is nothing to measure: name a queue file")
-    if rounds < 1 or not 0 < seconds <= 60:  # noqa: PLR2004
-        raise BenchError("rounds: 1 or more; seconds: more than 0, at most 60")
+    if rounds < 0 or not 0 < seconds <= 60:  # noqa: PLR2004
+        raise BenchError("rounds: 0 or more; seconds: more than 0, at most 60")
     for shape, _ in plan:
         if shape.batch < 1 or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
             raise BenchError(

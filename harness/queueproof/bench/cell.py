@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,18 +12,19 @@ from typing import NamedTuple, Self
 
 import psycopg
 from psycopg import pq, sql
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGresult
 
 from queueproof import waits
-from queueproof.bench.load import SCHEMA, Compiled, compile_queue
+from queueproof.bench import counters
+from queueproof.bench.counters import NOTHING
+from queueproof.bench.fill import OwnSession, fill
+from queueproof.bench.load import SCHEMA, Compiled
 from queueproof.bench.pool import TICK, Pool
-from queueproof.bench.worker import Command, RejectedError, Session, Tally, values
+from queueproof.bench.session import RejectedError, Session, values
+from queueproof.bench.worker import PATIENCE, Tally, Worker
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
-
-PIPELINE = 500  # statements between two synchronisations while jobs are put in
-SHOWN = 60  # characters of a statement in a message
 
 _SCHEMAS = """
 SELECT nspname FROM pg_catalog.pg_namespace
@@ -36,11 +36,13 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.relkind IN ('r', 'p', 'm') AND NOT c.relispartition
   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
 """
-_WAITING = """
-SELECT count(*) FILTER (WHERE wait_event_type = 'Lock'), count(*)
+_DOING = """
+SELECT CASE WHEN wait_event_type IS NULL THEN 'none'
+  ELSE wait_event_type || ':' || wait_event END, count(*)
 FROM pg_catalog.pg_stat_activity
 WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
   AND pid <> pg_catalog.pg_backend_pid()
+GROUP BY 1
 """
 
 
@@ -76,9 +78,18 @@ class Measured:
         retries: Operations repeated after an error that means "nothing this time".
         deadlocks: Those of them that were deadlocks.
         lock_waits: Share of samples in which a worker waited for a lock; None without samples.
+        waits: Share of samples by what a worker's backend waited for, as pg_stat_activity names
+            it; `Client:ClientRead` is its worker's turn, `none` that it worked.
         p50: Seconds from wanting jobs to having them (retries and the hold included): median.
         p95: The same, 95th percentile.
         p99: The same, 99th percentile.
+        buffers: Shared buffers that all of it touched.
+        wal_bytes: WAL that the server wrote meanwhile.
+        rows_changed: Rows inserted, updated or deleted.
+        dead_rows: Row versions left for vacuum.
+        round_trips: Statements sent and answered.
+        worker_cpu: Processor seconds of the worker processes.
+        server_cpu: Those of the server's processes for them; None where they are elsewhere.
     """
 
     jobs: int
@@ -97,6 +108,14 @@ class Measured:
     p50: float
     p95: float
     p99: float
+    waits: dict[str, float] = field(default_factory=dict)
+    buffers: int = 0
+    wal_bytes: int = 0
+    rows_changed: int = 0
+    dead_rows: int = 0
+    round_trips: int = 0
+    worker_cpu: float = 0.0
+    server_cpu: float | None = None
 
     @property
     def rate(self) -> float:
@@ -107,32 +126,6 @@ class Measured:
     def exactly_once(self) -> bool:
         """Whether each job handed out was handed out once and completed, and none was lost."""
         return not (self.double_claims or self.unfinished or self.lost)
-
-
-class _Session(Session):
-    """One of this process, which has signals to hear: no answer is waited for without an end."""
-
-    def _connect(self, conninfo: str) -> PGconn:
-        return waits.connect(conninfo)
-
-    def _execute(self, sql: bytes) -> PGresult:
-        self.pgconn.send_query(sql)
-        return self._answer(sql)
-
-    def _prepare(self, command: Command) -> PGresult:
-        self.pgconn.send_prepare(command.name, command.sql, command.types)
-        return self._answer(command.sql)
-
-    def _execute_prepared(self, name: bytes, sent: list[bytes]) -> PGresult:
-        self.pgconn.send_query_prepared(name, sent)
-        return self._answer(name)
-
-    def _answer(self, sql: bytes) -> PGresult:
-        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
-        answer = waits.answer(self.pgconn, waits.BULK, what)
-        if answer is None:
-            raise RejectedError("the server closed the connection")
-        return answer
 
 
 class Ground:
@@ -196,6 +189,36 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
+        compiled, ids = self._install(queue, shape, jobs)
+        self._pool.prepare(self._conninfo, compiled.load, shape.workers)
+        return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids)
+
+    def count(self, queue: SqlFileQueue, batch: int) -> dict[str, float]:
+        """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
+
+        Args:
+            queue: The queue.
+            batch: Jobs per claim.
+
+        Raises:
+            NotApplicableError: The queue has no such claim.
+            QueueError: The server rejected the queue's SQL.
+        """
+        jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
+        compiled, _ = self._install(queue, Shape(batch, 1), jobs)
+        load = compiled.load
+        try:
+            session = OwnSession(self._conninfo, load.setup, load.retry_on)
+            try:
+                return counters.count(self._admin, _work(session, Worker(session, load, 0, [0])))
+            finally:
+                session.pgconn.finish()
+        except RejectedError as error:
+            raise QueueError(f"{queue.name}: {error}") from None
+
+    def _install(
+        self, queue: SqlFileQueue, shape: Shape, jobs: int
+    ) -> tuple[Compiled, list[bytes]]:
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
@@ -203,9 +226,9 @@ class Ground:
             self._admin.execute(f"ALTER SCHEMA {schema} OWNER TO {self._owner}")
         try:
             setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
-            session = _Session(self._conninfo, setup)
+            session = OwnSession(self._conninfo, setup)
             try:
-                compiled, ids = _fill(queue, session, shape, jobs)
+                compiled, ids = fill(queue, session, batch=shape.batch, hold=shape.hold, jobs=jobs)
             finally:
                 session.pgconn.finish()
         except RejectedError as error:
@@ -214,59 +237,28 @@ class Ground:
         if tables:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
-        self._pool.prepare(self._conninfo, compiled.load, shape.workers)
-        return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids)
+        return compiled, ids
 
 
-def _fill(
-    queue: SqlFileQueue, session: Session, shape: Shape, jobs: int
-) -> tuple[Compiled, list[bytes]]:
-    for statement in queue.blocks["schema"].statements:
-        try:
-            session.command(statement.text.encode())
-        except RejectedError as error:
-            raise QueueError(str(error), statement.source) from None
-    compiled = compile_queue(queue, session.pgconn, batch=shape.batch, hold=shape.hold, jobs=jobs)
-    session.prepare(compiled.enqueue)
-    if len(compiled.enqueue.commands) == 1:
-        return compiled, _pipelined(compiled, session, jobs)
-    ids: list[bytes] = []
-    for _ in range(jobs):
-        answer, _ = session.run(compiled.enqueue, dict(compiled.constants))
-        ids += [text or b"" for text in values(answer, compiled.enqueue_id)] if answer else []
-    return compiled, ids
+def _work(session: Session, worker: Worker) -> counters.Work:
+    answers: list[PGresult] = []
 
+    def claim() -> int:
+        answer = worker.claim()
+        answers[:] = [answer] if answer else []
+        return answer.ntuples if answer else 0
 
-def _pipelined(compiled: Compiled, session: Session, jobs: int) -> list[bytes]:
-    """Enqueue without waiting for each answer, in one transaction."""
-    (command,) = compiled.enqueue.commands
-    known = [compiled.constants[parameter] for parameter in command.parameters]
-    pgconn = session.pgconn
-    ids: list[bytes] = []
-    session.command(b"BEGIN")
-    for start in range(0, jobs, PIPELINE):
-        count = min(PIPELINE, jobs - start)
-        pgconn.enter_pipeline_mode()
-        for _ in range(count):
-            pgconn.send_query_prepared(command.name, known)
-        pgconn.pipeline_sync()
-        limit = waits.Limit(waits.BULK, f"PostgreSQL to enqueue {count} jobs")
-        waits.flush(pgconn, limit)
-        synchronised = False
-        while not synchronised:
-            while pgconn.is_busy():
-                if waits.readable(pgconn.socket, limit.left()):
-                    pgconn.consume_input()
-            result = pgconn.get_result()  # None stands between the answers
-            if result is None:
-                continue
-            synchronised = result.status == pq.ExecStatus.PIPELINE_SYNC
-            if not synchronised:
-                session.check(result, command.where)
-                ids.append(result.get_value(0, compiled.enqueue_id) or b"")
-        pgconn.exit_pipeline_mode()
-    session.command(b"COMMIT")
-    return ids
+    def complete() -> None:
+        for answer in answers:
+            worker.complete(answer, time.monotonic() + PATIENCE)
+
+    def hand_over() -> bool:
+        if session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return False
+        session.command(counters.HAND_OVER)
+        return True
+
+    return counters.Work(claim, complete, hand_over, lambda: session.trips)
 
 
 @dataclass(slots=True)
@@ -279,8 +271,8 @@ class Prepared:
     _compiled: Compiled
     _shape: Shape
     _ids: Sequence[bytes]
-    _waiting: int = 0  # samples of a worker that waits for a lock
-    _samples: int = 0
+    _doing: Counter[str] = field(default_factory=Counter)  # samples by what was waited for
+    _cost: counters.Totals = NOTHING
     _next_sample: float = 0.0
     _released: float = 0.0
     _tallies: list[Tally] = field(default_factory=list)
@@ -295,17 +287,19 @@ class Prepared:
             QueueError: The server rejected something under load.
             WorkerLostError: A worker died or did not answer.
         """
+        before = counters.Totals.read(self._admin)
         self._released, self._tallies = self._pool.release(
             self._shape.workers, seconds, self._sample
         )
+        counters.all_handed_over(self._admin)
+        self._cost = counters.Totals.read(self._admin).since(before)
 
     def _sample(self) -> None:
         if time.monotonic() < self._next_sample:
             return
         self._next_sample = time.monotonic() + TICK
-        for waiting, backends in self._admin.execute(_WAITING):
-            self._waiting += int(str(waiting))
-            self._samples += int(str(backends))
+        for doing, backends in self._admin.execute(_DOING):
+            self._doing[str(doing)] += int(str(backends))
 
     def verdict(self) -> Measured:
         """Compare what the workers say with what the table says.
@@ -324,6 +318,9 @@ class Prepared:
                 f"no job was completed: {claims.total()} were claimed, {rejected} completions"
                 f" rejected, {sum(tally.empty for tally in tallies)} claims empty"
             )
+        samples = self._doing.total()
+        locks = sum(count for doing, count in self._doing.items() if doing.startswith("Lock:"))
+        server_cpu = [t.server_cpu for t in tallies if t.server_cpu is not None]
         latencies = sorted(value for tally in tallies for value in tally.latencies)
         return Measured(
             jobs=len(self._ids),
@@ -338,10 +335,18 @@ class Prepared:
             empty=sum(tally.empty for tally in tallies),
             retries=sum(tally.retries for tally in tallies),
             deadlocks=sum(tally.deadlocks for tally in tallies),
-            lock_waits=self._waiting / self._samples if self._samples else None,
+            lock_waits=locks / samples if samples else None,
+            waits={doing: count / samples for doing, count in self._doing.most_common()},
             p50=percentile(latencies, 0.50),
             p95=percentile(latencies, 0.95),
             p99=percentile(latencies, 0.99),
+            buffers=self._cost.buffers,
+            wal_bytes=self._cost.wal_bytes,
+            rows_changed=self._cost.rows,
+            dead_rows=self._cost.dead,
+            round_trips=sum(tally.trips for tally in tallies),
+            worker_cpu=sum(tally.own_cpu for tally in tallies),
+            server_cpu=sum(server_cpu) if len(server_cpu) == len(tallies) else None,
         )
 
     def _states(self) -> dict[bytes, bytes]:
@@ -350,7 +355,7 @@ class Prepared:
         if script is None:
             claimed = {job for tally in self._tallies for job in tally.ids.split(b"\n")}
             return {job: b"queued" for job in self._ids if job not in claimed}
-        session = _Session(self._conninfo, self._compiled.load.setup)
+        session = OwnSession(self._conninfo, self._compiled.load.setup)
         try:
             session.prepare(script)
             answer, _ = session.run(script, {})

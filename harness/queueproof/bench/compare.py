@@ -14,6 +14,7 @@ from queueproof.bench.bench import (
     PILOT_JOBS,
     Group,
     Progress,
+    count_once,
     enough,
     measure_once,
     method,
@@ -123,6 +124,8 @@ def compare(
     ):
         report.method |= method(server, ground, seconds)
         report.method["queues"] = {n: q.digest for n, q in zip(names, pair, strict=True)}
+        for queue, entry in sides:
+            count_once(ground, queue, entry, report)
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
             for queue, entry in lots.sample(sides, 2):

@@ -27,6 +27,7 @@ class Entry:
         runs: One per round.
         reason: Why there is no figure: not applicable by contract, or it failed; else empty.
         failed: Whether the reason is a failure.
+        counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
     """
 
     queue: str
@@ -34,6 +35,7 @@ class Entry:
     runs: list[Measured] = field(default_factory=list)
     reason: str = ""
     failed: bool = False
+    counted: dict[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -72,7 +74,13 @@ class BenchReport:
         the shape. `queueproof` holds the method, and the entries without a figure.
         """
         missing = [
-            {"queue": e.queue, **e.shape._asdict(), "reason": e.reason, "failed": e.failed}
+            {
+                "queue": e.queue,
+                **e.shape._asdict(),
+                "reason": e.reason,
+                "failed": e.failed,
+                "counted": e.counted,
+            }
             for e in self.entries
             if not e.runs
         ]
@@ -138,6 +146,7 @@ def _benchmark(entry: Entry) -> dict[str, Any]:
         "params": {"queue": entry.queue, **shape._asdict()},
         "extra_info": {
             "jobs_per_second": round(entry.rate, 1),
+            "counted": entry.counted,
             "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
         },
         "options": {"timer": "monotonic", "warmup": False},
@@ -151,10 +160,13 @@ def _rounded(value: object) -> object:
 
 def _entry(params: dict[str, Any], content: dict[str, Any]) -> Entry:
     names = [f.name for f in fields(Measured)]
+    runs = content.get("runs", ())
     return Entry(
         params["queue"],
         Shape(params["batch"], params["workers"], params["hold"]),
-        [Measured(**{name: run[name] for name in names}) for run in content.get("runs", ())],
+        # What a file of before lacks has not been counted.
+        [Measured(**{name: run[name] for name in names if name in run}) for run in runs],
         content.get("reason", ""),
         content.get("failed", False),
+        content.get("counted", {}),
     )

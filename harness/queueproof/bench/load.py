@@ -13,7 +13,8 @@ from typing import NamedTuple
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
-from queueproof.bench.worker import Column, Command, Load, Script
+from queueproof.bench.session import Column, Command, Script
+from queueproof.bench.worker import Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.model import OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement

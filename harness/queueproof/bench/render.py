@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import statistics
 from html import escape
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from queueproof.bench import numbers
+from queueproof.bench import costs, numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
 from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.table import NOTHING, Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from queueproof.bench.cell import Shape
-
-NOTHING = "n/a"
-
-
-class Table(NamedTuple):
-    """A table with its title and what there is to say about it."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    note: str = ""
 
 
 def method(report: BenchReport) -> list[str]:
@@ -113,6 +103,7 @@ def tables(report: BenchReport) -> list[Table]:
     compared = {(e.shape.workers, e.shape.batch) for e in held}
     both = [e for e in report.entries if (e.shape.workers, e.shape.batch) in compared]
     # A row of a matrix is a queue that was measured with all of its batch sizes.
+    plain = [entry for entry in plain if entry.runs or entry.reason]
     matrix = [e for e in plain if (e.shape.workers, e.shape.batch) not in compared]
     found: list[Table] = []
     for workers in _distinct(e.shape.workers for e in matrix):
@@ -123,7 +114,9 @@ def tables(report: BenchReport) -> list[Table]:
     for workers in _distinct(e.shape.workers for e in matrix):
         part = [e for e in matrix if e.shape.workers == workers]
         found.append(_latency(f"Claim latency, {_count(workers)}", part))
-    found.append(_correctness(report.entries))
+    found += costs.tables(report.entries)
+    if any(entry.runs for entry in report.entries):
+        found.append(_correctness(report.entries))
     return found
 
 

@@ -1,0 +1,84 @@
+"""What was counted, as tables: by one worker alone, and under load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from queueproof.bench import numbers
+from queueproof.bench.cell import Measured
+from queueproof.bench.counters import COUNTED, COUNTERS
+from queueproof.bench.figures import Entry
+from queueproof.bench.table import NOTHING, Table
+
+SHOWN = 3  # of what was waited for
+LEAST = 0.02  # share of samples; less is left out
+
+UNDER_LOAD: dict[str, Callable[[Measured], float]] = {
+    "buffers": lambda run: run.buffers,
+    "WAL bytes": lambda run: run.wal_bytes,
+    "round trips": lambda run: run.round_trips,
+    "rows changed": lambda run: run.rows_changed,
+    "dead rows": lambda run: run.dead_rows,
+    "server CPU, µs": lambda run: 1e6 * (run.server_cpu or 0.0),
+    "worker CPU, µs": lambda run: 1e6 * run.worker_cpu,
+}
+
+
+def tables(entries: Sequence[Entry]) -> list[Table]:
+    """Both tables, as far as there are figures for them."""
+    return [table for table in (_alone(entries), _under_load(entries)) if table.rows]
+
+
+def _alone(entries: Sequence[Entry]) -> Table:
+    rows: dict[tuple[str, int], tuple[str, ...]] = {}
+    for entry in entries:
+        if entry.counted:
+            figures = (entry.counted.get(name) for name in COUNTERS)
+            shown = (NOTHING if figure is None else f"{figure:,.4g}" for figure in figures)
+            rows[entry.queue, entry.shape.batch] = (entry.queue, str(entry.shape.batch), *shown)
+    names = (name.replace("_", " ") for name in COUNTERS)
+    return Table(
+        "Counted, one worker alone",
+        ("strategy", "batch", *names),
+        list(rows.values()),
+        f"{COUNTED} claims and their completions on a vacuumed queue; nothing here depends on how"
+        " fast the machine is, so `--fail-if` asks for these. "
+        + "; ".join(f"{name.replace('_', ' ')}: {what}" for name, what in COUNTERS.items())
+        + ".",
+    )
+
+
+def _under_load(entries: Sequence[Entry]) -> Table:
+    rows = []
+    for entry in entries:
+        runs = [run for run in entry.runs if run.round_trips]
+        if not runs:
+            continue
+        hold = f"{entry.shape.hold * 1000:g} ms" if entry.shape.hold else "none"
+        shown = [
+            NOTHING
+            if "server" in name and any(run.server_cpu is None for run in runs)
+            else numbers.median([figure(run) / run.completed for run in runs])
+            for name, figure in UNDER_LOAD.items()
+        ]
+        where = (entry.queue, str(entry.shape.workers), str(entry.shape.batch), hold)
+        rows.append((*where, *shown, _waits(runs)))
+    header = ("strategy", "workers", "batch", "hold", *UNDER_LOAD, "the backends were")
+    return Table(
+        "Counted under load, per job",
+        header,
+        rows,
+        "Empty claims and retries included. WAL is the whole server's, CPU that of the backends and"
+        " of the worker processes. The last column: shares of samples, as pg_stat_activity names"
+        " what a backend waits for; `Client:ClientRead` is its worker's turn, and idle workers'.",
+    )
+
+
+def _waits(runs: Sequence[Measured]) -> str:
+    total: Counter[str] = Counter()
+    for run in runs:
+        total.update(run.waits)
+    shares = {name: share / len(runs) for name, share in total.most_common(SHOWN)}
+    said = {name: "working" if name == "none" else name for name in shares}
+    return ", ".join(f"{said[n]} {share:.0%}" for n, share in shares.items() if share >= LEAST)

@@ -1,0 +1,147 @@
+"""What a queue costs in things that do not depend on the machine: buffers, WAL, rows, round trips.
+
+PostgreSQL counts them by relation (manual, 27.2.21: pg_stat_get_blocks_fetched and its kin). A
+session hands its counts over when it asks for that or ends. All relations of the database's own
+are summed up: tables, indexes, TOAST, sequences, but not the catalogue.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+import psycopg
+
+from queueproof import waits
+
+WARM = 3  # claims before those that are counted, so that plans and caches are there
+COUNTED = 20  # claims
+LEAST_JOBS = 1000  # in the queue, so that a claim does not read it all
+
+COUNTERS: Mapping[str, str] = {
+    "buffers_per_claim": "shared buffers that a claim touches",
+    "buffers_per_job": "the same of a job's share of its claim, and of its completion",
+    "wal_bytes_per_job": "WAL written for a job, from claim to completion",
+    "round_trips_per_job": "statements sent and answered",
+    "rows_changed_per_job": "rows inserted, updated or deleted",
+    "dead_rows_per_job": "row versions that vacuum will have to remove",
+}
+"""What is counted by one worker alone, and what it means."""
+
+_TOTALS = """
+SELECT COALESCE(sum(pg_catalog.pg_stat_get_blocks_fetched(c.oid)), 0)::bigint,
+  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
+  COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid)
+    + pg_catalog.pg_stat_get_tuples_updated(c.oid)
+    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint,
+  COALESCE(sum(pg_catalog.pg_stat_get_dead_tuples(c.oid)), 0)::bigint
+FROM pg_catalog.pg_class c
+WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S')
+"""
+_OTHERS = """
+SELECT count(*) FROM pg_catalog.pg_stat_activity
+WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
+  AND pid <> pg_catalog.pg_backend_pid()
+"""
+HAND_OVER = b"SELECT pg_catalog.pg_stat_force_next_flush()"  # by PostgreSQL 15 and later
+
+
+class Totals(NamedTuple):
+    """Counts since the database was created, or between two moments.
+
+    Attributes:
+        buffers: Shared buffers touched, hits and reads.
+        wal_bytes: Of the whole server.
+        rows: Inserted, updated or deleted.
+        dead: Row versions that nobody sees any more and that are still there.
+    """
+
+    buffers: int
+    wal_bytes: int
+    rows: int
+    dead: int
+
+    @classmethod
+    def read(cls, admin: psycopg.Connection[Any]) -> Self:
+        """Ask the server."""
+        row = admin.execute(_TOTALS).fetchone()
+        assert row is not None  # an aggregate
+        return cls(*map(int, row))
+
+    def since(self, before: Totals) -> Totals:
+        """What has come since an earlier moment."""
+        return Totals(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+NOTHING = Totals(0, 0, 0, 0)
+
+
+def all_handed_over(admin: psycopg.Connection[Any]) -> None:
+    """Wait until the workers' sessions have ended, and with that handed over what they counted."""
+
+    def alone() -> bool:
+        row = admin.execute(_OTHERS).fetchone()
+        return row is not None and not row[0]
+
+    waits.until(alone, waits.GONE, "the workers' sessions to end")
+
+
+class Work(NamedTuple):
+    """One worker's operations, for counting.
+
+    Attributes:
+        claim: Claims once; how many jobs it got.
+        complete: Completes them.
+        hand_over: Has the session hand its counts over; False while a transaction is open.
+        trips: How many statements it has sent so far.
+    """
+
+    claim: Callable[[], int]
+    complete: Callable[[], None]
+    hand_over: Callable[[], bool]
+    trips: Callable[[], int]
+
+
+def count(admin: psycopg.Connection[Any], work: Work) -> dict[str, float]:
+    """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
+
+    A claim that holds its transaction open is not counted apart from its completion.
+
+    Args:
+        admin: Reads the counts.
+        work: The worker, before enough jobs.
+    """
+    claims: list[Totals] = []
+    whole: list[Totals] = []
+    jobs = trips = 0
+    for number in range(WARM + COUNTED):
+        work.hand_over()
+        before, sent = Totals.read(admin), work.trips()
+        got = work.claim()
+        apart = work.hand_over()
+        middle = Totals.read(admin)
+        work.complete()
+        sent = work.trips() - sent
+        work.hand_over()
+        after = Totals.read(admin)
+        if number < WARM or not got:
+            continue
+        jobs, trips = jobs + got, trips + sent
+        whole.append(after.since(before))
+        if apart:
+            claims.append(middle.since(before))
+    if not jobs:
+        return {}
+    each = jobs / len(whole)
+    counted = {
+        "buffers_per_job": statistics.median(one.buffers for one in whole) / each,
+        # A median leaves out the pages that a checkpoint makes whole again.
+        "wal_bytes_per_job": statistics.median(one.wal_bytes for one in whole) / each,
+        "round_trips_per_job": trips / jobs,
+        "rows_changed_per_job": sum(one.rows for one in whole) / jobs,
+        "dead_rows_per_job": sum(one.dead for one in whole) / jobs,
+    }
+    if len(claims) == len(whole):
+        counted["buffers_per_claim"] = statistics.median(one.buffers for one in claims)
+    return {name: round(counted[name], 3) for name in COUNTERS if name in counted}

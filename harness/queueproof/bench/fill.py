@@ -1,0 +1,108 @@
+"""A queue's schema installed, and jobs put in through its own `enqueue`."""
+
+from __future__ import annotations
+
+import textwrap
+
+from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from queueproof import waits
+from queueproof.bench.load import Compiled, compile_queue
+from queueproof.bench.session import Command, RejectedError, Session, values
+from queueproof.errors import QueueError
+from queueproof.queues.sqlfile import SqlFileQueue
+
+PIPELINE = 500  # statements between two synchronisations while jobs are put in
+SHOWN = 60  # characters of a statement in a message
+
+
+class OwnSession(Session):
+    """One of this process, which has signals to hear: no answer is waited for without an end."""
+
+    def _connect(self, conninfo: str) -> PGconn:
+        return waits.connect(conninfo)
+
+    def _execute(self, sql: bytes) -> PGresult:
+        self.pgconn.send_query(sql)
+        return self._answer(sql)
+
+    def _prepare(self, command: Command) -> PGresult:
+        self.pgconn.send_prepare(command.name, command.sql, command.types)
+        return self._answer(command.sql)
+
+    def _execute_prepared(self, name: bytes, sent: list[bytes | None]) -> PGresult:
+        self.pgconn.send_query_prepared(name, sent)
+        return self._answer(name)
+
+    def _answer(self, sql: bytes) -> PGresult:
+        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
+        answer = waits.answer(self.pgconn, waits.BULK, what)
+        if answer is None:
+            raise RejectedError("the server closed the connection")
+        return answer
+
+
+def fill(
+    queue: SqlFileQueue, session: Session, *, batch: int, hold: float, jobs: int
+) -> tuple[Compiled, list[bytes]]:
+    """Install a queue and put jobs in; what was compiled, and the jobs' ids.
+
+    Args:
+        queue: The queue.
+        session: A connection to its empty schema.
+        batch: Jobs per claim.
+        hold: Seconds for which a claim's transaction is kept open.
+        jobs: How many.
+
+    Raises:
+        NotApplicableError: The queue has no such claim.
+        QueueError: The server rejected the schema, or the text of a block.
+        RejectedError: The server rejected an enqueue.
+    """
+    for statement in queue.blocks["schema"].statements:
+        try:
+            session.command(statement.text.encode())
+        except RejectedError as error:
+            raise QueueError(str(error), statement.source) from None
+    compiled = compile_queue(queue, session.pgconn, batch=batch, hold=hold, jobs=jobs)
+    session.prepare(compiled.enqueue)
+    if len(compiled.enqueue.commands) == 1:
+        return compiled, _pipelined(compiled, session, jobs)
+    ids: list[bytes] = []
+    for _ in range(jobs):
+        answer, _ = session.run(compiled.enqueue, dict(compiled.constants))
+        ids += [text or b"" for text in values(answer, compiled.enqueue_id)] if answer else []
+    return compiled, ids
+
+
+def _pipelined(compiled: Compiled, session: Session, jobs: int) -> list[bytes]:
+    """Enqueue without waiting for each answer, in one transaction."""
+    (command,) = compiled.enqueue.commands
+    known = [compiled.constants[parameter] for parameter in command.parameters]
+    pgconn = session.pgconn
+    ids: list[bytes] = []
+    session.command(b"BEGIN")
+    for start in range(0, jobs, PIPELINE):
+        count = min(PIPELINE, jobs - start)
+        pgconn.enter_pipeline_mode()
+        for _ in range(count):
+            pgconn.send_query_prepared(command.name, known)
+        pgconn.pipeline_sync()
+        limit = waits.Limit(waits.BULK, f"PostgreSQL to enqueue {count} jobs")
+        waits.flush(pgconn, limit)
+        synchronised = False
+        while not synchronised:
+            while pgconn.is_busy():
+                if waits.readable(pgconn.socket, limit.left()):
+                    pgconn.consume_input()
+            result = pgconn.get_result()  # None stands between the answers
+            if result is None:
+                continue
+            synchronised = result.status == pq.ExecStatus.PIPELINE_SYNC
+            if not synchronised:
+                session.check(result, command.where)
+                ids.append(result.get_value(0, compiled.enqueue_id) or b"")
+        pgconn.exit_pipeline_mode()
+    session.command(b"COMMIT")
+    return ids

@@ -1,0 +1,121 @@
+"""Conditions that fail a build: `buffers_per_claim > 1.2 * baseline.json`, on counters only."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from queueproof.bench.counters import COUNTERS
+from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.errors import nearest
+
+_COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+_NUMBER = r"\d+(?:\.\d+)?"
+_CONDITION = re.compile(
+    rf"\s*(?P<name>\w+)\s*(?P<how>[<>]=?)\s*"
+    rf"(?:(?P<factor>{_NUMBER})\s*(?:\*\s*(?P<scaled>\S.*?))?|(?P<plain>\S.*?))\s*"
+)
+_TIMES = ("second", "rate", "latenc", "p50", "p95", "p99", "time", "cpu", "throughput", "ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition, and what it is compared with.
+
+    Attributes:
+        text: As it was written.
+        name: Of the counter.
+        how: The comparison.
+        factor: The number, or by what a baseline's figure is multiplied.
+        baseline: A report of before; None where the number stands alone.
+        path: Its file.
+    """
+
+    text: str
+    name: str
+    how: str
+    factor: float
+    baseline: BenchReport | None = None
+    path: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Condition:
+        """Read `COUNTER > NUMBER`, `COUNTER > FILE` or `COUNTER > NUMBER * FILE`.
+
+        Raises:
+            BenchError: It is none, names no counter, or its file is no benchmark with counters.
+        """
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            raise BenchError(
+                f"--fail-if {text!r}: write COUNTER > NUMBER, or COUNTER > NUMBER * FILE, such as"
+                " 'buffers_per_claim > 1.2 * baseline.json'"
+            )
+        name = found["name"]
+        if name not in COUNTERS:
+            if any(word in name for word in _TIMES):
+                raise BenchError(
+                    f"--fail-if {text!r}: {name} is a time, and times of two runs differ with the"
+                    " machine: compare both queues in one run, with --compare; counters gate here:"
+                    f" {', '.join(COUNTERS)}"
+                )
+            meant = nearest(name, COUNTERS) or f"; there are {', '.join(COUNTERS)}"
+            raise BenchError(f"--fail-if {text!r}: no counter {name}{meant}")
+        path = found["scaled"] or found["plain"] or ""
+        factor = float(found["factor"] or 1)
+        return cls(text, name, found["how"], factor, _read(path) if path else None, path)
+
+    def judge(self, entries: Sequence[Entry]) -> list[str]:
+        """Where it is true: a sentence for each queue and batch size.
+
+        Args:
+            entries: What was counted now.
+
+        Raises:
+            BenchError: Nothing was counted that it could be asked of, or the baseline lacks it.
+        """
+        told = []
+        counted = {(e.queue, e.shape.batch): e.counted for e in entries if self.name in e.counted}
+        if not counted:
+            raise BenchError(f"--fail-if {self.text!r}: {self.name} was counted for no queue")
+        for (queue, batch), counters in counted.items():
+            limit = self.factor
+            if self.baseline is not None:
+                limit *= _before(self, queue, batch, alone=len({q for q, _ in counted}) == 1)
+            if _COMPARISONS[self.how](counters[self.name], limit):
+                told.append(
+                    f"{queue}, batch {batch}: {self.name} is {counters[self.name]:g}, which is"
+                    f" {self.how} {limit:g}, from '{self.text}'"
+                )
+        return told
+
+
+def _read(path: str) -> BenchReport:
+    try:
+        return BenchReport.from_json(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"cannot read {path}: {error}") from None
+    except BenchError as error:
+        raise BenchError(f"{path}: {error}") from None
+
+
+def _before(condition: Condition, queue: str, batch: int, *, alone: bool) -> float:
+    """The baseline's figure; a single queue may have had another name then."""
+    assert condition.baseline is not None  # or there is nothing to look up
+    entries = [e for e in condition.baseline.entries if condition.name in e.counted]
+    renamed = alone and len({entry.queue for entry in entries}) == 1
+    for entry in entries:
+        if entry.shape.batch == batch and (renamed or entry.queue == queue):
+            return entry.counted[condition.name]
+    raise BenchError(
+        f"{condition.path} has no {condition.name} of {queue} at batch {batch}; write it anew with"
+        " --json"
+    )
