@@ -122,6 +122,61 @@ SELECT id, queue, payload, priority, attempts, 'completed', created_at
 FROM ended
 RETURNING id;
 
+-- name: complete_and_claim(ids, worker, attempts, limit, queue)
+-- One round trip and one commit for a batch instead of two. It touches leases and ready rows, which
+-- stand in different tables: on a status column the two halves would lock each other's rows.
+WITH batch AS MATERIALIZED (
+  SELECT id, attempt
+  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
+  ORDER BY id
+),
+held AS MATERIALIZED (
+  SELECT lease.id
+  FROM batch
+  CROSS JOIN LATERAL (
+    SELECT id, worker, attempts FROM leases WHERE leases.id = batch.id FOR UPDATE
+  ) AS lease
+  WHERE lease.worker = :worker
+    AND lease.attempts = batch.attempt
+),
+done AS (
+  DELETE FROM leases
+  USING held
+  WHERE leases.id = held.id
+  RETURNING leases.*
+),
+ended AS (
+  INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
+  SELECT id, queue, payload, priority, attempts, 'completed', created_at
+  FROM done
+  RETURNING id
+),
+taken AS (
+  DELETE FROM ready
+  WHERE ctid = ANY (ARRAY(
+    SELECT ctid
+    FROM ready
+    WHERE queue = :queue
+      AND run_at <= now()
+    ORDER BY priority DESC, run_at, id
+    LIMIT :limit
+    FOR UPDATE SKIP LOCKED
+  ))
+  RETURNING id, queue, payload, priority, attempts, max_attempts, created_at
+),
+claimed AS (
+  INSERT INTO leases (id, queue, payload, priority, attempts, max_attempts, created_at, worker)
+  SELECT id, queue, payload, priority, attempts + 1, max_attempts, created_at, :worker
+  FROM taken
+  RETURNING id, attempts, payload
+)
+-- The completed ones first: what may have to wait does so before it holds a ready row.
+SELECT id, NULL::int AS attempt, NULL::jsonb AS payload, true AS completed
+FROM ended
+UNION ALL
+SELECT id, attempts, payload, false
+FROM claimed;
+
 -- name: fail(id, worker, attempt, error)
 WITH held AS (
   DELETE FROM leases

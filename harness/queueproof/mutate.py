@@ -164,7 +164,7 @@ def mutants_of(queue: Queue) -> Mutants:
 
 def _through(queue: SqlFileQueue, block: Block) -> str | None:
     """A block's operation, where no run does it to bring its jobs to their end."""
-    apart = {"fail", "heartbeat", "cleanup"}
+    apart = {"fail", "heartbeat", "cleanup", "complete_and_claim"}
     if "complete" in queue.offers:
         apart.add("complete_many")
     return block.name if block.name in apart else None

@@ -99,6 +99,18 @@ class Told:
         """Act on a claimed job."""
         return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
 
+    def completing_and_claiming(self, claim: Call, *ids: str, blocker: Call | None = None) -> Call:
+        """Complete the job of a claim and claim others in one operation."""
+        refs = tuple(Ref(claim.index, job) for job in claim.ids)
+        done = self.begin("complete_many", claim.actor, refs=refs, limit=1)
+        taken = self.begin("claim", claim.actor, limit=1)
+        taken.invoked, taken.began = done.invoked, done.began
+        if blocker is not None:
+            for call in (done, taken):
+                call.waits.append(Wait(blocker.actor, blocker.index))
+        self.end(done, *claim.ids)
+        return self.end(taken, *ids)
+
     def wait(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
@@ -489,6 +501,20 @@ def test_free_jobs_are_claimed_in_the_declared_order(
     assert ordered(first, second, order) == free
 
 
+@pytest.mark.parametrize(("taken", "expected"), [("2", []), ("3", ["order"])])
+def test_what_completes_and_claims_is_no_other_worker(taken: str, expected: list[str]) -> None:
+    """Rule 9: its claim meets nobody when only its own completion is under way."""
+    told = Told()
+    for job in ("1", "2", "3"):
+        told.enqueue(job)
+        told.wait(10.0)
+    claim = told.completing_and_claiming(told.claim("w1", "1"), taken)
+    told.on("complete", claim, taken)
+    told.on("complete", told.claim("w2", rest := {"2": "3", "3": "2"}[taken]), rest)
+    states: dict[str, State] = {"j1": "completed", "j2": "completed", "j3": "completed"}
+    assert expected == broken(told.finally_(**states), declared(order="fifo"))
+
+
 @pytest.mark.parametrize(("wait", "expected"), [(0.0, []), (2.0, ["order"])])
 def test_what_came_last_need_not_be_due_at_once(wait: float, expected: list[str]) -> None:
     """A queue may round times up: a better job may be due a moment after its enqueue."""
@@ -584,6 +610,22 @@ def meeting(
     told.end(call, answer="rejected" if kind == "heartbeat" and answered else "accepted")
     found = check(told.finally_(j1="running"), facts or declared()).violations
     return sorted({v.guarantee for v in found if v.guarantee == "non-blocking"})
+
+
+@pytest.mark.parametrize(("blocker", "expected"), [("complete", []), ("claim", ["non-blocking"])])
+def test_what_completes_and_claims_may_wait_as_a_completion_may(
+    blocker: str, expected: list[str]
+) -> None:
+    """Rule 10: it never waits for another's claim, which is no business of its own jobs."""
+    told = Told()
+    for job in ("1", "2"):
+        told.enqueue(job)
+    mine, theirs = told.claim("w1", "1"), told.claim("w2", "2")
+    refs = (Ref(theirs.index, "2"),) if blocker == "complete" else ()
+    other = told.begin(blocker, "w2", refs=refs)
+    told.completing_and_claiming(mine, blocker=other)
+    told.end(other)
+    assert broken(told.finally_(j1="completed")) in (expected, ["no-lost-job", *expected])
 
 
 @pytest.mark.parametrize("kind", ["claim", "recover"])

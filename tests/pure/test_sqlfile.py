@@ -524,6 +524,28 @@ def test_complete_many_of_nothing_asks_nothing() -> None:
     assert ([], frozenset()) == run(operation)
 
 
+BOTH = "\n-- name: complete_and_claim{}\nSELECT :ids, :attempts, :worker, :limit"
+
+
+def test_complete_and_claim_answers_both() -> None:
+    """Rows that say `completed` are accepted, the others claimed with the rest of the columns."""
+    loaded = queue(BOTH.format(""))
+    assert {"worker", "limit", "jobs"} == loaded.takes("complete_and_claim")
+    operation = loaded.begin("complete_and_claim", worker="w", limit=2, jobs=[job("7"), job("8")])
+    result = rows(id=["8", "9"], completed=["1", "0"])
+    (step,), (accepted, (claimed,)) = run(operation, result)
+    assert Values((b"7", b"8"), INT8) == step.params["ids"]
+    assert frozenset({"8"}) == accepted
+    assert (claimed.id, list(claimed.token)) == ("9", ["id"])
+
+
+def test_complete_and_claim_stands_beside_a_completion() -> None:
+    """A worker's last batch is ended without another claim, so there is an operation for that."""
+    text = FILE.replace("-- name: complete", "-- name: fail") + BOTH.format("")
+    with pytest.raises(QueueError, match="complete_and_claim needs complete or complete_many"):
+        load_text(text, PATH)
+
+
 def test_complete_many_takes_no_single_columns() -> None:
     """A claim column without its `s` is an error that says so."""
     with pytest.raises(QueueError, match=r"q.sql:21: .*did you mean :ids\?"):

@@ -111,7 +111,7 @@ class Asked(Client):
             raise self.raises
         return self.returns
 
-    complete = complete_many = fail = recover = jobs = claim
+    complete = complete_many = complete_and_claim = fail = recover = jobs = claim
 
 
 def answer_of(kind: type[Client], *messages: Mapping[str, object]) -> dict[str, Any]:
@@ -227,6 +227,7 @@ def test_arguments_are_what_python_expects() -> None:
         ("complete", True, {"accepted": True}),
         ("complete_many", (1, 2), {"ids": ["1", "2"]}),
         ("complete_many", None, {"ids": None}),
+        ("complete_and_claim", ([1], [{"id": 2}]), {"ids": ["1"], "jobs": [{"id": "2"}]}),
         ("recover", None, {"ids": []}),
         ("recover", [3], {"ids": ["3"]}),
     ],

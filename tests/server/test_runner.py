@@ -25,6 +25,7 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     complete,
+    completing_and_claiming,
     crash,
     heartbeat,
     in_turn,
@@ -97,6 +98,19 @@ def queue(lock: str = "", retry_on: str = "") -> str:
 def race(jobs: Sequence[JobSpec] = ONE) -> Program:
     """Two claims at once."""
     return Program(tuple(jobs), ((script("w1", claim()), script("w2", claim())),))
+
+
+def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf) -> None:
+    """It counts as both: two calls of one invocation, one that accepts and one that takes."""
+    lab = lab_of((REFERENCE.parent / "lease_table.sql").read_text())
+    program = Program(TWO, in_turn(script("w1", claim(), complete(), claim())))
+    run = Runner(lab).run(completing_and_claiming(program))
+    first, done, taken = [call for call in run.history.calls if call.actor == "w1"][:3]
+    assert (done.kind, taken.kind) == ("complete_many", "claim")
+    assert taken.is_one_with(done)
+    assert not done.is_one_with(first)
+    assert first.ids == done.ids
+    assert len(set(taken.ids) - set(first.ids)) == 1
 
 
 def calls(run: Run, kind: str, actor: str) -> list[Call]:

@@ -282,6 +282,7 @@ def test_a_claimed_job_goes_back_as_it_came(described: WorkerQueue) -> None:
         ("heartbeat", {"accepted": True}, True),
         ("complete_many", {"ids": ["1"]}, frozenset({"1"})),
         ("complete_many", {"ids": None}, None),
+        ("complete_and_claim", {"ids": ["1"], "jobs": []}, (frozenset({"1"}), [])),
         ("recover", {"ids": []}, []),
         ("cleanup", {"deleted": 3}, None),
         (

@@ -921,6 +921,7 @@ def calibrate(lab: Lab) -> Offer:
         "cleanup": (ONE, (Do("cleanup", seconds=0.0),)),
         "promote": (ONE, (PROMOTE,)),
         "complete_many": (TWO, (claim(pair), COMPLETE_ALL)),
+        "complete_and_claim": (TWO, (claim(), Do("complete_and_claim"))),
     }
     for kind, (jobs, dos) in trials.items():
         if kind not in offers:
@@ -930,7 +931,9 @@ def calibrate(lab: Lab) -> Offer:
         if kind == "heartbeat":
             later = run.history.of_kind("complete", "complete_many", "fail")
             offer = replace(offer, renews=any(call.token for call in later))
-        for call in (c for c in run.history.of_kind(kind) if c.actor != DRAINER):
+        # What completes and claims is a completion of which the claim is a part.
+        done = {"complete_and_claim": "complete_many"}.get(kind, kind)
+        for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
     return offer
 

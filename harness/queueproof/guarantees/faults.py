@@ -37,13 +37,13 @@ def _broken_off(pieces: Pieces, _: Life) -> list[Program]:
         _beside(program, Do(kind, 1))
         for kind, fault in FAULTS.items()
         if not fault.of_server
-        for program in (*_operations(pieces), *_meetings(pieces))
+        for program in pieces.joined((*_operations(pieces), *_meetings(pieces)))
     )
 
 
 def _killed(pieces: Pieces, _: Life) -> list[Program]:
     """Programs in which the server is killed and starts again, at any step of any operation."""
-    programs = [_beside(program, RESTART) for program in _operations(pieces)]
+    programs = [_beside(program, RESTART) for program in pieces.joined(_operations(pieces))]
     if pieces.lease is not None and "heartbeat" in pieces.offers:
         # What a heartbeat has promised shows only later, and so does what it leaves behind.
         fresh = in_turn(script("w1", claim()), pieces.within())

@@ -19,6 +19,7 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     complete,
+    completing_and_claiming,
     fail,
     heartbeat,
     in_turn,
@@ -56,6 +57,7 @@ class Pieces:
         self.one_each = queue.jobs_per_worker is not None
         self.by_worker = "heartbeat" in self.offers and "job" not in queue.takes("heartbeat")
         self.takes_limit = "limit" in queue.takes("claim") and not offer.held and not self.one_each
+        self.joins = "complete_and_claim" in self.offers and not offer.held and not self.one_each
         self.lease = queue.lease_seconds
         self.bound = queue.max_attempts
 
@@ -117,6 +119,12 @@ class Pieces:
         """Whether jobs are put into a named queue and claimed from one."""
         queue = self.offer.queue
         return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
+
+    def joined(self, programs: Iterable[Program]) -> list[Program]:
+        """Some programs, and those whose completions can be one operation with the next claim."""
+        plain = list(programs)
+        known = [completing_and_claiming(one) for one in plain if self.joins]
+        return [*plain, *(one for one in dict.fromkeys(known) if one.does("complete_and_claim"))]
 
     def through_only(self, programs: Iterable[Program]) -> list[Program]:
         """Of some programs those that are asked for."""

@@ -31,12 +31,12 @@ class Suite(Pieces):
 
     def programs(self, guarantee: Guarantee) -> list[Program]:
         """Those of a guarantee's own, those with fewest operations first."""
-        built = guarantee.programs(self) if guarantee.programs else ()
+        built = self.joined(guarantee.programs(self) if guarantee.programs else ())
         return sorted(self.through_only(built), key=lambda program: program.size)
 
     def late(self, guarantee: Guarantee) -> list[Program]:
         """Those in which somebody is overtaken in the midst of a statement."""
-        return self.through_only(guarantee.late(self) if guarantee.late else ())
+        return self.through_only(self.joined(guarantee.late(self) if guarantee.late else ()))
 
     def varied(self, variation: Variation) -> list[Program]:
         """Those for conditions that should change nothing."""
@@ -69,6 +69,8 @@ def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
         kinds.append("promote")
     if "complete_many" in queue.offers:
         kinds.append("complete_many")
+    if pieces.joins:
+        kinds.append("complete_and_claim")
     kinds.append("crash")
     stages: list[Stage] = []
     for _ in range(draw(st.integers(8, 14))):

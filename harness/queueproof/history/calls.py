@@ -46,7 +46,8 @@ class Call:
         index: Position in the history, in the order of invocation.
         kind: The operation's name, or `crash`, `advance`, `sweep`: see `explore.programs`.
         actor: Who called: `w1`, `reaper1`, `producer`, ...
-        invoked: Moment of the invocation: a count that orders all events of the run.
+        invoked: Moment of the invocation: a count that orders all events of the run. A completion
+            and a claim that are one operation have the same.
         began: The same on the database's clock, in seconds.
         returned: Moment of the answer, None where there was none.
         ended: The same in seconds.
@@ -93,6 +94,10 @@ class Call:
     def overlaps(self, other: Call) -> bool:
         """Whether both calls were open at some moment."""
         return _end(self) > other.invoked and _end(other) > self.invoked
+
+    def is_one_with(self, other: Call | None) -> bool:
+        """Whether both were made by one operation: a completion, and the claim after it."""
+        return other is not None and (other.invoked, other.actor) == (self.invoked, self.actor)
 
 
 def _end(call: Call) -> float:

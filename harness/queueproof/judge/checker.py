@@ -643,10 +643,12 @@ class _Deadlocks(Watcher):
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
+        self._last: Call | None = None
 
     def see(self, call: Call) -> None:
         """Look at the error that a call was answered."""
-        if call.error.startswith(DEADLOCK):
+        again, self._last = call.is_one_with(self._last), call
+        if call.error.startswith(DEADLOCK) and not again:
             others = " and ".join(dict.fromkeys(wait.blocker for wait in call.waits))
             because = (
                 f"{call.actor}, in {_noun(call)}, and {others or 'another'} waited for each other"
@@ -858,6 +860,8 @@ def _check_waits(history: History, declared: Declared, findings: Findings) -> No
 
 
 def _noun(call: Call) -> str:
+    if call.kind == "complete_many" and call.limit:
+        return "a complete_and_claim"
     return {"recover": "a recovery", "enqueue": "an enqueue"}.get(call.kind, f"a {call.kind}")
 
 
@@ -887,7 +891,7 @@ class _Allowed:
         )
 
     def may_wait(self, call: Call, blocker: Call | None) -> bool:
-        """Queue-file.md, 10: a heartbeat may wait for who takes its job, nobody else for a worker.
+        """A heartbeat may wait for who takes its job, nobody else for a worker.
 
         A claim may take a job without answering it: it buries the job, or puts it back.
         """
@@ -895,7 +899,13 @@ class _Allowed:
             return False
         if blocker.kind == "cleanup":
             return True
-        if call.kind != "heartbeat":
+        before = self._calls[call.index - 1]
+        if call.kind == "claim" and call.is_one_with(before):
+            # The completion may wait, for a job of its own and for others that end theirs.
+            if blocker.kind in {"complete", "complete_many", "fail"}:
+                return True
+            call = before
+        elif call.kind != "heartbeat":
             return False
         mine = list(call.refs)
         if self._declared.worker_heartbeat:  # it names all jobs of its worker
@@ -933,6 +943,7 @@ class _Idle(Watcher):
         self._begun: set[str] = set()  # claimed, and not completed
         self._held: dict[Ref, Call] = {}  # by somebody who lives, to the claim
         self._acting = 0  # calls that are open and meet somebody
+        self._last: Call | None = None
         self._alone: Call | None = None  # an empty claim, as long as no other call has met it
         self._empty = 0  # such claims in turn
         self._passed: dict[str, Violation] = {}  # if it is claimed later
@@ -941,8 +952,10 @@ class _Idle(Watcher):
         """A job comes, is taken, or ends; or a claim goes away empty."""
         if self._over or call.kind in {"sweep", "jobs", "rewrite"}:
             return
-        alone = not self._acting
-        self._alone = None
+        one = call.is_one_with(self._last)
+        # Of one statement the claim does not see what the completion frees.
+        alone = self._acting == one and not (one and self._cap < FOREVER)
+        self._last, self._alone = call, None
         self._acting += call.kind not in _INSTANT
         if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
             self._over = True  # any job may have been taken
@@ -1012,6 +1025,7 @@ class _Order(Watcher):
         self._bad = bad
         self._free = _Free()
         self._acting = 0  # calls that are open and meet somebody
+        self._last: Call | None = None
         self._alone: Call | None = None  # a claim, as long as no other call has met it
         self._taken: list[Call] = []  # what it took
 
@@ -1019,7 +1033,8 @@ class _Order(Watcher):
         """A job comes, or jobs are taken."""
         if self._over:
             return
-        alone = not self._acting
+        alone = self._acting == call.is_one_with(self._last)
+        self._last = call
         if call.kind not in _INSTANT:
             self._alone = None
             self._acting += 1

@@ -46,6 +46,8 @@ class Client(Facts):
         def claim(self, worker, limit, lease, queue) -> list[dict]
         def complete(self, worker, job) -> bool
         def complete_many(self, worker, jobs) -> list[str] | None
+        def complete_and_claim(self, worker, jobs, limit, lease, queue)
+            -> tuple[list[str] | None, list[dict]]
         def fail(self, worker, job, error) -> bool
         def heartbeat(self, worker, job, lease) -> bool | dict
         def recover(self, lease) -> list[str]
@@ -162,6 +164,10 @@ class Responder:
                         " it, False where the worker has lost the job"
                     )
                 return {"accepted": accepted}
+            case "complete_and_claim":
+                done, jobs = call(**_given(message))
+                ids = None if done is None else [_id(operation, one) for one in done]
+                return {"ids": ids, "jobs": [_job(operation, job) for job in jobs or ()]}
             case "complete_many" | "recover":
                 ids = call(**_given(message))
                 if ids is None and operation == "complete_many":

@@ -133,6 +133,7 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
     "claim": frozenset({"worker", "limit", "lease", "queue"}),
     "complete": frozenset({"worker", "job"}),
     "complete_many": frozenset({"worker", "jobs"}),
+    "complete_and_claim": frozenset({"worker", "jobs", "limit", "lease", "queue"}),
     "fail": frozenset({"worker", "job", "error"}),
     "heartbeat": frozenset({"worker", "job", "lease"}),
     "recover": frozenset({"lease"}),
@@ -235,6 +236,8 @@ class Queue(Facts):
         def claim(self, worker, limit, lease, queue) -> Operation[list[Claim]]
         def complete(self, worker, job) -> Operation[bool]
         def complete_many(self, worker, jobs) -> Operation[frozenset[str] | None]
+        def complete_and_claim(self, worker, jobs, limit, lease, queue)
+            -> Operation[tuple[frozenset[str] | None, list[Claim]]]
         def fail(self, worker, job, error) -> Operation[bool]
         def heartbeat(self, worker, job, lease) -> Operation[bool | Claim]
         def recover(self, lease) -> Operation[list[str]]
@@ -244,9 +247,10 @@ class Queue(Facts):
         def start(self, worker) -> Operation[None]
 
     `job` is a `Claim`; ids are text; `delay`, `lease` and `age` are timedeltas. `complete_many`
-    returns the ids that it accepted, or None where it cannot say which. A heartbeat that changes
-    the token returns the `Claim` as it is from then on. `promote` makes due jobs claimable, and
-    returns how many, or None where it cannot say. `start` comes once, when a worker's life begins.
+    returns the ids that it accepted, or None where it cannot say which, `complete_and_claim` that
+    and what it claimed. A heartbeat that changes the token returns the `Claim` as it is from then
+    on. `promote` makes due jobs claimable, and returns how many, or None where it cannot say.
+    `start` comes once, when a worker's life begins.
     """
 
     @property
@@ -352,6 +356,10 @@ def _is_job_row(value: object) -> bool:
     )
 
 
+def _is_completed(value: object) -> bool:
+    return value is None or _all(value, _is_text)
+
+
 _IDS = ("a list of ids, each a str", lambda answer: _all(answer, _is_text))
 _ACCEPTED = ("True or False", lambda answer: isinstance(answer, int))
 _ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -367,9 +375,15 @@ _ANSWERS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
         "True, False or a queueproof.Claim",
         lambda answer: isinstance(answer, int) or _is_claim(answer),
     ),
-    "complete_many": (
-        "the ids that it accepted, each a str, or None",
-        lambda answer: answer is None or _all(answer, _is_text),
+    "complete_many": ("the ids that it accepted, each a str, or None", _is_completed),
+    "complete_and_claim": (
+        "two things: the ids that it completed, each a str, or None; a list of queueproof.Claims",
+        lambda answer: (
+            isinstance(answer, tuple)
+            and len(answer) == 2  # noqa: PLR2004 - the two halves
+            and _is_completed(answer[0])
+            and _all(answer[1], _is_claim)
+        ),
     ),
     "jobs": (
         f"a list of queueproof.JobRows: id a str, state one of {', '.join(get_args(State))}",

@@ -132,6 +132,10 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
             raise FormatError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
+    both = blocks.get("complete_and_claim")
+    if both is not None and blocks.keys().isdisjoint({"complete", "complete_many"}):
+        message = "complete_and_claim needs complete or complete_many, for a worker's last batch"
+        raise FormatError(message, _source(both))
     if header.get("lease", "session") == "session":
         _reject_lease(blocks.values())
     return SqlFileQueue(str(path), text, header, blocks)
@@ -198,6 +202,8 @@ class SqlFileQueue(Queue):
         match operation, arguments:
             case "complete_many", {"jobs": list() | tuple() as jobs}:
                 return _complete_many(block, own, jobs)
+            case "complete_and_claim", {"jobs": list() | tuple() as jobs}:
+                return _complete_and_claim(block, own, jobs)
             case "heartbeat", {"job": Claim() as job}:
                 return _renewed(block, {**job.token, **own}, job)
             case "complete" | "fail", {"job": Claim() as job}:
@@ -322,9 +328,13 @@ def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]
 
 def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[Claim]]:
     rows = _rows(block, (yield from _run(block, bindings)), ["id"])
-    if any(row["id"].text is None for row in rows):
+    return [_claimed(block, row) for row in rows]
+
+
+def _claimed(block: Block, row: Mapping[str, Value]) -> Claim:
+    if row["id"].text is None:
         raise FormatError(f"{block.name} returned a row whose id is NULL", _source(block))
-    return [Claim(str(row["id"]), dict(row)) for row in rows]
+    return Claim(str(row["id"]), dict(row))
 
 
 def _job_rows(
@@ -400,18 +410,19 @@ def _is_accepted(block: Block, outcome: _Outcome) -> bool:
     if outcome.cut:
         return False
     if "accepted" in outcome.result.columns:
-        return any(_truth(block, row["accepted"]) for row in outcome.result.rows)
+        return any(_truth(block, "accepted", row) for row in outcome.result.rows)
     return bool(outcome.result.rows)
 
 
-def _truth(block: Block, accepted: Value) -> bool:
-    """What the column `accepted` says: a boolean, or a count; NULL is neither yes nor a job."""
-    if accepted.text is None or accepted.oid == _BOOL:
-        return accepted.text == b"t"
+def _truth(block: Block, column: str, row: Mapping[str, Value]) -> bool:
+    """What a column says: a boolean, or a count; NULL is neither yes nor a job."""
+    told = row[column]
+    if told.text is None or told.oid == _BOOL:
+        return told.text == b"t"
     try:
-        return int(accepted) > 0
+        return int(told) > 0
     except ValueError:
-        message = f"{block.name} returned accepted = {accepted}, neither a boolean nor a count"
+        message = f"{block.name} returned {column} = {told}, neither a boolean nor a count"
         raise FormatError(message, _source(block)) from None
 
 
@@ -420,13 +431,34 @@ def _complete_many(
 ) -> Operation[frozenset[str] | None]:
     if not jobs:
         return frozenset()
-    columns = ((column, value.oid) for column, value in jobs[0].token.items())
-    tokens = [job.token for job in jobs]
+    bindings = {**_tokens(jobs), **own}
     if block.mode != "!":
-        return frozenset((yield from _ids(block, {**_arrays(tokens, columns), **own})))
-    count = _changed(block, (yield from _run(block, {**_arrays(tokens, columns), **own})))
+        return frozenset((yield from _ids(block, bindings)))
+    count = _changed(block, (yield from _run(block, bindings)))
     whole = {0: frozenset[str](), len(jobs): frozenset(ids_of(jobs))}
     return whole.get(count)
+
+
+def _tokens(jobs: Sequence[Claim]) -> dict[str, Values]:
+    """The columns of some claims as arrays."""
+    columns = [(column, value.oid) for column, value in jobs[0].token.items()]
+    return _arrays([job.token for job in jobs], columns)
+
+
+def _complete_and_claim(
+    block: Block, own: Mapping[str, Parameter], jobs: Sequence[Claim]
+) -> Operation[tuple[frozenset[str], list[Claim]]]:
+    bindings = {**_tokens(jobs), **own}
+    rows = _rows(block, (yield from _run(block, bindings)), ["id", "completed"])
+    accepted: set[str] = set()
+    claims: list[Claim] = []
+    for row in rows:
+        job = _claimed(block, {k: v for k, v in row.items() if k != "completed"})
+        if _truth(block, "completed", row):
+            accepted.add(job.id)
+        else:
+            claims.append(job)
+    return frozenset(accepted), claims
 
 
 _ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]]] = {
@@ -441,9 +473,10 @@ _ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]
 
 
 _OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
-_OF_A_JOB = frozenset({"complete", "complete_many", "fail", "heartbeat"})
+_OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
+_OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
 _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
-_NEED_ROWS = frozenset({"enqueue", "claim", "recover", "jobs"})
+_NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
 _MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
 _FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
@@ -608,14 +641,14 @@ def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool
 
     Which columns a claim or an earlier step returns only the server knows.
     """
-    if name in own or (block in _OF_A_JOB and block != "complete_many"):
+    if name in own or block in _OF_A_JOB:
         return True
-    return name.endswith("s") and (not first or block == "complete_many")
+    return name.endswith("s") and (not first or block in _OF_A_BATCH)
 
 
 def _unknown_parameter(block: str, own: frozenset[str], name: str) -> str:
-    if block == "complete_many":
-        return f"complete_many takes the claims' columns as arrays: did you mean :{name}s?"
+    if block in _OF_A_BATCH:
+        return f"{block} takes the claims' columns as arrays: did you mean :{name}s?"
     if not own:
         return f"{block} takes no parameters, and uses :{name}"
     return f"unknown parameter :{name} in {block}; {_nearest(name, sorted(own))}"

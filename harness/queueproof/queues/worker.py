@@ -48,7 +48,12 @@ _MARK = "QUEUEPROOF_MARK"  # a variable
 _LAST_WORDS = 1.0  # seconds for a dead worker's pipes to run dry
 _SHOWN = 200  # characters of a line in a message
 
-_OF_A_JOB = {"complete": "job", "complete_many": "jobs", "fail": "job"}
+_OF_A_JOB = {
+    "complete": "job",
+    "complete_many": "jobs",
+    "complete_and_claim": "jobs",
+    "fail": "job",
+}
 
 
 class WorkerError(QueueError):
@@ -242,6 +247,9 @@ class WorkerQueue(Queue):
                 return ids
             case "complete_many":
                 return _accepted_ids(answer, request, refuse)
+            case "complete_and_claim":
+                claims = [_claim(job) for job in _objects(answer, refuse)]
+                return _accepted_ids(answer, request, refuse), claims
             case "claim":
                 return [_claim(job) for job in _objects(answer, refuse)]
             case "complete" | "fail" | "heartbeat":

@@ -286,9 +286,10 @@ class _Spec:
                 self._repeat(session, f"{session.name}_stop_inside", gate)
             else:
                 session.setup.append(gate)
-        kind = self._calls[beat.call].kind
+        call = self._calls[beat.call]
         sql = self._inlined(step)
-        self._take(session, kind, _counted(sql) if kind in _COUNTED else sql)
+        counted = call.kind in _COUNTED and not call.limit  # what claims as well answers jobs
+        self._take(session, call.kind, _counted(sql) if counted else sql)
         session.state = "running"
         self._latest[beat.call] = session, session.current
         keyword = first_keyword(step.sql)

@@ -191,6 +191,8 @@ def _asked(asked: Asked) -> str:
             claims = asked.claims or (Claimed(0),) * len(asked.jobs)
             named = zip(asked.jobs, claims, strict=True)
             jobs = ", ".join(f"{job}{_claimed(claim)}" for job, claim in named)
+            if asked.limit:
+                return f"complete job {jobs} and claim, at most {asked.limit}"
             return f"{asked.operation} job {jobs}"
         case "enqueue" if asked.delay:
             return f"enqueue, due in {asked.delay:g} s"

@@ -35,6 +35,12 @@ class Flight:
     between: bool = False  # its last transaction has ended and the next has not begun
     victim: bool = False  # it was cancelled to end a deadlock
     sent: int = 0  # statements, a COMMIT of the harness included
+    claim: Call | None = None  # what it does beside its call, where it completes and claims
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """What it counts as."""
+        return (self.call,) if self.claim is None else (self.call, self.claim)
 
 
 @dataclass(slots=True)

@@ -203,6 +203,9 @@ class Execution:
                 batch = actor.batch(do.n)
                 known = bool(batch) and "complete_many" in self.queue.offers
                 return known and self._may_name(actor, batch)
+            case "complete_and_claim":
+                batch = actor.batch(do.n)
+                return bool(batch) and not actor.holding and self._may_name(actor, batch)
             case "claim":
                 # Its worker claims nothing else until it ends.
                 return not actor.holding and not (self._terms.one_each and actor.holds)
@@ -328,7 +331,8 @@ class Execution:
         blockers = self._known(flight.blockers)
         for other in blockers:
             call = other.flight.call.index if other.flight else None
-            flight.call.waits.append(Wait(other.name, call, flight.stale or other.late))
+            for one in flight.calls:
+                one.waits.append(Wait(other.name, call, flight.stale or other.late))
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _may_stop(self, actor: Actor) -> bool:
@@ -461,23 +465,32 @@ class Execution:
     def _begin(self, actor: Actor, do: Do) -> Flight | None:
         """Invoke an operation, up to its first statement."""
         self._moment += 1
-        history = self.record.history
-        call = Call(len(history.calls), do.kind, actor.name, self._moment, self.lab.now())
-        history.calls.append(call)
+        both = do.kind == "complete_and_claim"
+        call = self._invoke("complete_many" if both else do.kind, actor)
         arguments, named = self._arguments(actor, do, call)
+        claim = self._invoke("claim", actor) if both else None
+        if claim is not None:
+            claim.limit, claim.queue = call.limit, do.queue
         generator = self.lab.start(do.kind, actor.name, **arguments)
         self._note(actor, "start", call=call)
         session = self._connection(actor, call)
         try:
             step = next(generator)
         except StopIteration as stop:
-            flight = Flight(call, session, generator, Step(""), do, named)
+            flight = Flight(call, session, generator, Step(""), do, named, claim=claim)
             actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
         split = self._splitting and not do.whole
-        actor.flight = Flight(call, session, generator, step, do, named, split, do.whole)
+        actor.flight = Flight(
+            call, session, generator, step, do, named, split, do.whole, claim=claim
+        )
         return actor.flight
+
+    def _invoke(self, kind: str, actor: Actor) -> Call:
+        calls = self.record.history.calls
+        calls.append(Call(len(calls), kind, actor.name, self._moment, self.lab.now()))
+        return calls[-1]
 
     def _connection(self, actor: Actor, call: Call) -> Session:
         """The connection that an operation begins on."""
@@ -530,9 +543,7 @@ class Execution:
                 record_enqueue(call, self.queue, spec)
                 arguments |= enqueue_arguments(self.queue, spec, call.index)
             case "claim":
-                takes = self.queue.takes("claim")
-                many = "limit" in takes and not self._terms.one_each
-                call.limit = arguments["limit"] = max(1, do.n) if many else 1
+                call.limit = arguments["limit"] = self._limit("claim", do.n)
                 call.queue = do.queue
             case "heartbeat" if do.n >= len(actor.claims):
                 pass
@@ -540,8 +551,10 @@ class Execution:
                 ref, claim = actor.claims[do.n]
                 call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
                 arguments |= {"job": claim, "error": "it failed"}
-            case "complete_many":
+            case "complete_many" | "complete_and_claim":
                 batch = actor.batch(do.n)
+                if do.kind == "complete_and_claim":
+                    call.limit = arguments["limit"] = self._limit(do.kind, len(batch))
                 call.refs = tuple(ref for ref, _ in batch)
                 call.token = min(actor.renewed[ref] for ref in call.refs)
                 named = [claim for _, claim in batch]
@@ -553,15 +566,24 @@ class Execution:
                 pass
         return arguments, named
 
+    def _limit(self, operation: str, wanted: int) -> int:
+        """Most jobs that an operation may claim."""
+        many = "limit" in self.queue.takes(operation) and not self._terms.one_each
+        return max(1, wanted) if many else 1
+
     def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401
         """An operation has answered."""
-        call = flight.call
         actor.flight = None
         actor.late = actor.late and flight.session.in_transaction
+        values = (value,) if flight.claim is None else value
+        for call, own in zip(flight.calls, values, strict=True):
+            self._answered(actor, flight, call, own)
+
+    def _answered(self, actor: Actor, flight: Flight, call: Call, value: Any) -> None:  # noqa: ANN401
         if call.kind == "claim" and (
             found := flood(self.record.history.calls, call.limit, [claim.id for claim in value])
         ):
-            raise QueueError(found, self.queue.source_of("claim"))
+            raise QueueError(found, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
         if flight.session.in_transaction:
             self._stays_open(actor, flight)
@@ -592,7 +614,7 @@ class Execution:
             call.held = actor.holding = True
         else:
             raise QueueError(
-                f"{call.kind} leaves its transaction open: end it with COMMIT"
+                f"{flight.do.kind} leaves its transaction open: end it with COMMIT"
                 + ("" if self.lab.ends_transactions else ", and answer when the database has"),
                 flight.step.source,
             )
@@ -635,14 +657,14 @@ class Execution:
             return
         else:
             return
-        call = flight.call
         state = _DEADLOCK if flight.victim else error.sqlstate
-        call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
-        call.answer = _answer_of_error(state, flight, self._terms.retryable)
         actor.flight = None
-        self._return(call)
-        self._note(actor, "error", call.error, call=call)
-        self.record.errors[call.index] = (error, flight.step)
+        for call in flight.calls:
+            call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
+            call.answer = _answer_of_error(state, flight, self._terms.retryable)
+            self._return(call)
+            self.record.errors[call.index] = (error, flight.step)
+        self._note(actor, "error", flight.call.error, call=flight.call)
         if lost:
             # The error rolled back the transaction that was the claim: the worker lost its job.
             self.crash(actor)
@@ -700,8 +722,8 @@ class Execution:
         if flight is not None:
             if actor.blocked or flight.gated:
                 self.lab.interrupt(flight.session)
-            if flight.committed:
-                flight.call.answer = "unknown"
+            for call in flight.calls if flight.committed else ():
+                call.answer = "unknown"
         actor.alive, actor.blocked, actor.holding, actor.flight = False, False, False, None
         actor.todo.clear()
         if self._conditions.pooled:
@@ -769,11 +791,13 @@ class Execution:
         self._end_unheard(actor, flight)
 
     def _end_unheard(self, actor: Actor, flight: Flight) -> None:
-        flight.call.answer = "unknown"
+        for call in flight.calls:
+            call.answer = "unknown"
         self._note(actor, "lost")
         actor.flight = None
         self.crash(actor)
-        self._return(flight.call)
+        for call in flight.calls:
+            self._return(call)
 
     def _disconnect(self, actor: Actor, error: ServerError) -> None:
         """A worker's connections are gone: it sees an error, and connects anew."""

@@ -46,9 +46,9 @@ def describe(queue: Queue) -> dict[str, object]:
         queue: The queue.
     """
     takes = {name: set(queue.takes(name)) for name in queue.offers}
-    for name, job in (("complete", "job"), ("complete_many", "jobs"), ("fail", "job")):
+    for name in ("complete", "complete_many", "complete_and_claim", "fail"):
         if name in takes:
-            takes[name].add(job)
+            takes[name] |= OPERATIONS[name] & {"job", "jobs"}
     own_clock = wallclock.MOVABLE and not isinstance(queue, sqlfile.SqlFileQueue)
     answer: dict[str, object] = {
         "operations": [*sorted(queue.offers), *(["clock"] if own_clock else [])],
@@ -112,6 +112,10 @@ class Host:
                 answer = run(**_given(message))
                 renewed = {"job": _job(answer)} if isinstance(answer, Claim) else {}
                 return {"accepted": bool(answer), **renewed}
+            case "complete_and_claim":
+                accepted, claims = run(**_given(message))
+                ids = None if accepted is None else sorted(accepted)
+                return {"ids": ids, "jobs": [_job(claim) for claim in claims]}
             case "complete_many":
                 accepted = run(**_given(message))
                 return {"ids": None if accepted is None else sorted(accepted)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 
@@ -15,9 +16,10 @@ class Do(NamedTuple):
             limit), `align` (it moves on to a known fraction of a second), `rewrite` (the tables'
             physical order turns) or one of `FAULTS`.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
-            jobs, counted from 0 over its whole life, and for a batch which of its claims; for a
-            crash and for a fault of a worker its number, 0 for the
-            actor itself; for an enqueue which of the program's job specifications.
+            jobs, counted from 0 over its whole life, and for a batch which of its claims
+            (`complete_and_claim` claims as many again); for a crash and for a fault of a worker
+            its number, 0 for the actor itself; for an enqueue which of the program's job
+            specifications.
         seconds: For an advance; of a limit after what it is counted from: the last enqueue,
             successful claim, heartbeat or fail.
         queue: For a claim.
@@ -206,6 +208,32 @@ HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connect
 MAINTENANCE = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
+COMPLETES = frozenset({"complete", "complete_many"})
+
+
+def completing_and_claiming(program: Program) -> Program:
+    """The same with each completion one operation with the claim after it.
+
+    Where none follows it claims all the same: as many jobs as its batch had.
+    """
+
+    def joined(dos: tuple[Do, ...]) -> Iterator[Do]:
+        left = deque(dos)
+        while left:
+            do = left.popleft()
+            if do.kind not in COMPLETES:
+                yield do
+                continue
+            if left and left[0].kind == "claim":
+                do = do._replace(queue=left.popleft().queue)
+            yield do._replace(kind="complete_and_claim")
+
+    stages = (
+        tuple((actor, tuple(joined(dos))) for actor, dos in stage) for stage in program.stages
+    )
+    return program._replace(stages=tuple(stages))
+
+
 OBSERVE = Do("jobs")
 
 
