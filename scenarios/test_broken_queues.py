@@ -34,6 +34,8 @@ def guarantee_of(path: Path) -> str:
 # that change nothing: `make results` asks these too.
 SLOW = {"crash-safe", "isolation", "old-snapshot", "pooler-safe", "server-clock", "steady-cost"}
 DEFECTS = {path.stem: guarantee_of(path) for path in sorted(BROKEN.glob("*.sql"))}
+# One of each guarantee is asked again here; what `make results` found of all is in the record.
+ONE_EACH = {guarantee: name for name, guarantee in reversed(DEFECTS.items())}
 
 
 def collected(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[str]:
@@ -79,13 +81,16 @@ def test_the_defect_is_found(name: str, by_their_guarantee: dict[str, Callable[[
     assert judgement.replay
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("name", DEFECTS)
-def test_nothing_else_is_broken(
-    name: str, by_the_others: dict[str, Callable[[], Card]], recorded: Recorded
-) -> None:
-    """The rule of blame: one defect breaks one guarantee, and every other one holds."""
-    judgements = by_the_others[name]().guarantees
-    assert not {found.id for found in judgements if found.verdict == "broken"}
+def test_one_defect_breaks_one_guarantee(name: str, recorded: Recorded) -> None:
+    """The rule of blame: what is recorded as broken is what the file names, and nothing else."""
     known = recorded[f"broken/{name}"]
     assert {guarantee for guarantee in known if known[guarantee] == "broken"} == {DEFECTS[name]}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ONE_EACH.values())
+def test_nothing_else_is_broken(name: str, by_the_others: dict[str, Callable[[], Card]]) -> None:
+    """The other guarantees are not, when they are asked again."""
+    judgements = by_the_others[name]().guarantees
+    assert not {found.id for found in judgements if found.verdict == "broken"}

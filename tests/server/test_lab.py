@@ -403,6 +403,47 @@ def test_a_session_whose_backend_has_ended_is_replaced(server: Server) -> None:
         lab.session("w1").run("SELECT 1")
 
 
+LEFT_OPEN = """
+SELECT pg_advisory_lock(7); CREATE TEMP TABLE mine AS SELECT 1 AS n; LISTEN news;
+SET work_mem = '1MB'; PREPARE asked AS SELECT 1; DECLARE kept CURSOR WITH HOLD FOR SELECT 1
+"""
+LEFT = """
+SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND objid = 7)
+  + (SELECT count(*) FROM pg_class WHERE relname = 'mine')
+  + (SELECT count(*) FROM pg_listening_channels())
+  + (SELECT count(*) FROM pg_settings WHERE name = 'work_mem' AND source = 'session')
+  + (SELECT count(*) FROM pg_prepared_statements WHERE name = 'asked')
+  + (SELECT count(*) FROM pg_cursors WHERE name = 'kept')
+"""
+
+
+def test_a_dead_workers_connection_is_emptied_for_another(server: Server) -> None:
+    """Nothing of it is left, in a transaction or out of one; it keeps its backend."""
+    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
+        for end in ("", "BEGIN; INSERT INTO jobs DEFAULT VALUES"):
+            dead = lab.session("w1")
+            dead.run(LEFT_OPEN)
+            dead.run(end)
+            assert value(dead, LEFT) == "6"
+            lab.drop("w1")
+            another = lab.session("w2")
+            assert another.pid == dead.pid
+            assert not another.in_transaction
+            assert value(another, LEFT) == "0"
+            assert value(another, "SELECT count(*) FROM jobs") == "0"
+            lab.drop("w2")
+
+
+def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(server: Server) -> None:
+    """A queue that reads pg_stat_activity sees the death."""
+    looks = GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n"
+    with open_lab(load_text(looks, "queue.sql"), server) as lab:
+        dead = lab.session("w1")
+        lab.drop("w1")
+        assert dead.closed
+        assert lab.session("w2").pid != dead.pid
+
+
 @pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
 def test_opening_a_gate_passes_exactly_one(server: Server, gate: str, gates: int) -> None:
     """A session that may go on stops again at the next gate: no key lets it through two."""

@@ -253,6 +253,9 @@ class Queue(Facts):
     `start` comes once, when a worker's life begins.
     """
 
+    sees_backends: bool = True
+    """Whether its SQL may tell a backend that has gone from one that has been emptied."""
+
     @property
     def name(self) -> str:
         """How the user named the queue."""

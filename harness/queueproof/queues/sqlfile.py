@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["", "!", "#"]
 
+# Functions and views by which SQL learns which backends there are.
+_BACKENDS = re.compile(r"\bpg_\w*(stat_|backend|locks|blocking)|\binet_client", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -157,6 +160,7 @@ class SqlFileQueue(Queue):
             if key in HEADER_KEYS:
                 setattr(self, key, value)
         self.blocks = blocks
+        self.sees_backends = bool(_BACKENDS.search(text))
         self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         self._name = name
         self._text = text

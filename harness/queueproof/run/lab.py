@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeGuard
 
 import psycopg
 from psycopg import sql
@@ -229,6 +229,7 @@ class Lab:
         self._resources = ExitStack()
         self._pooler: Pooler | None = None
         self._sessions: dict[str, Session] = {}
+        self._vacant: list[LibpqSession] = []  # of dead workers, emptied
         self._used: set[str] = set()
         self._shift = 0.0
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
@@ -499,7 +500,11 @@ class Lab:
             session.run("; ".join(f"SET {name} = {value}" for name, value in wanted.items()))
 
     def _open(self, key: str) -> Session:
-        """A new connection for a key."""
+        """A connection for a key that nobody has used since it was new, or emptied."""
+        if self._vacant and not self._pooler and key not in HARNESS:
+            spare = self._vacant.pop()
+            spare.rename(key)
+            return spare
         conninfo = self.conninfo if key in HARNESS else self.queue_conninfo
         if self._pooler:
             conninfo = self._pooler.conninfo
@@ -743,13 +748,34 @@ class Lab:
 
     def forget_sessions(self) -> None:
         """Close the workers' sessions."""
-        for session in list(self._sessions.values()):
+        for session in [*self._sessions.values(), *self._vacant]:
             self.discard(session)
+        self._vacant.clear()
 
     def drop(self, key: str) -> None:
-        """Close the session under a key, if there is one, and wait until its backend is gone."""
-        if key in self._sessions:
-            self.discard(self._sessions[key])
+        """End the session under a key, if there is one: nothing that it had is left on the server.
+
+        A new backend takes longer than most runs. So it is emptied and kept for somebody else where
+        the queue cannot tell the difference: its locks, temporary tables and all else are gone.
+        """
+        session = self._sessions.get(key)
+        if session is None:
+            return
+        if not self._empty(session):
+            self.discard(session)
+            return
+        del self._sessions[key]
+        self._used.discard(key)
+        self._vacant.append(session)
+
+    def _empty(self, session: Session) -> TypeGuard[LibpqSession]:
+        """Make a session as new, if that can be done, and nobody can tell."""
+        if not isinstance(session, LibpqSession) or self.queue.sees_backends or self._pooler:
+            return False
+        if not session.quieten():
+            return False
+        session.run(_EMPTY.sql)
+        return True
 
     def terminate(self, key: str) -> None:
         """Have the server end the backend under a key, if there is one; it is gone afterwards."""
@@ -795,9 +821,10 @@ class Lab:
         self._reconnect()
 
     def _reconnect(self) -> None:
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *self._vacant):
             session.close()
         self._sessions.clear()
+        self._vacant.clear()
         self._used.clear()
         self._control.close()
         self._admin.close()
@@ -924,9 +951,10 @@ class Lab:
     def close(self) -> None:
         """Close every connection, and the twin."""
         self._resources.close()
-        for session in self._sessions.values():
+        for session in (*self._sessions.values(), *self._vacant):
             session.close()
         self._sessions.clear()
+        self._vacant.clear()
         self._control.close()
         self._admin.close()
 

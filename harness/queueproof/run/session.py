@@ -216,6 +216,15 @@ class LibpqSession(Session):
             return False
         return not self.names_settings  # DISCARD ALL empties them, and they had not existed
 
+    def rename(self, name: str) -> None:
+        """Be somebody else's from now on, as a new connection would be; it is quiet, and emptied.
+
+        Args:
+            name: Whose it is, for messages.
+        """
+        self.name = name
+        self._answer = self._source = None
+
     @property
     def closed(self) -> bool:
         """Whether the connection is gone."""
