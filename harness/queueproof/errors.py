@@ -91,6 +91,11 @@ COPYING = (
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing."""
+    """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing.
+
+    Args:
+        name: As it was written.
+        known: The names that there are.
+    """
     close = get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

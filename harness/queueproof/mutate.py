@@ -390,7 +390,12 @@ class Parsed:
         return [self.source(token).upper() for token in self.tokens(span)]
 
     def outermost(self, span: Span, words: frozenset[str]) -> Span | None:
-        """The first token of these that stands in no parentheses of the stretch."""
+        """The first token of these that stands in no parentheses of the stretch.
+
+        Args:
+            span: The stretch of the statement's text.
+            words: Tokens in upper case.
+        """
         depth = 0
         for token in self.tokens(span):
             word = self.source(token).upper()
@@ -400,7 +405,12 @@ class Parsed:
         return None
 
     def without(self, parts: Sequence[exp.Expr], index: int) -> Edit:
-        """What takes one of several parts away, with the AND or the comma beside it."""
+        """What takes one of several parts away, with the AND or the comma beside it.
+
+        Args:
+            parts: Two or more, in the order of the text.
+            index: Which goes, from 0.
+        """
         one = self.span(parts[index])
         if index == 0:
             return Edit(Span(one.start, self.span(parts[1]).start))

@@ -227,6 +227,10 @@ class Examiner:
         """What is found on one guarantee of a queue.
 
         A queue is judged once, for all that the collected tests ask of it.
+
+        Args:
+            queue: The queue.
+            guarantee: An id.
         """
         return Verdict(queue, next(j for j in self.card(queue).guarantees if j.id == guarantee))
 
@@ -368,7 +372,7 @@ class Examiner:
             for card in self._cards.values()
         ]
         if _is_worker(self._config):
-            self._config.workeroutput[_CARDS] = pickle.dumps(self._cards)  # type: ignore[attr-defined]
+            self._config.workeroutput[_CARDS] = pickle.dumps(self._cards)  # type: ignore[attr-defined] # xdist's
         elif self.named and exitstatus == pytest.ExitCode.OK and not all(judged):
             session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 

@@ -136,14 +136,24 @@ def until(condition: Callable[[], bool], seconds: float, what: str, *, look: flo
 
 
 def ended(process: subprocess.Popen[Any], seconds: float) -> bool:
-    """Whether a process ends, and is reaped, within some seconds, or `GRACE`."""
+    """Whether a process ends, and is reaped, within some seconds, or `GRACE`.
+
+    Args:
+        process: Started by us.
+        seconds: How long it is waited for.
+    """
     with suppress(LimitError):
         until(lambda: process.poll() is not None, seconds, "a process")
     return process.returncode is not None
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Wait up to some seconds, to the microsecond, until a file descriptor can be read."""
+    """Wait up to some seconds, to the microsecond, until a file descriptor can be read.
+
+    Args:
+        fd: The file descriptor.
+        seconds: How long it is waited for; 0 looks once.
+    """
     if fd < _SELECTS:
         return bool(select.select([fd], [], [], seconds)[0])
     poll = select.poll()
@@ -207,7 +217,16 @@ def connect(conninfo: str) -> PGconn:
 
 
 def flush(pgconn: PGconn, limit: Limit, meanwhile: Meanwhile | None = None) -> None:
-    """Wait until the server has taken what is sent."""
+    """Wait until the server has taken what is sent.
+
+    Args:
+        pgconn: Of libpq.
+        limit: How long it may take.
+        meanwhile: Called again and again while it waits.
+
+    Raises:
+        LimitError: It took longer.
+    """
     while pgconn.flush():
         _ready(pgconn.socket, Wait.RW, limit, meanwhile)
         pgconn.consume_input()
@@ -310,7 +329,16 @@ class Connection(psycopg.Connection[TupleRow]):
         interval: float = 0.0,  # noqa: ARG002 - psycopg's, for Ctrl-C
         timeout: float | None = None,
     ) -> T:
-        """Run what psycopg does on this connection, and wait whenever that has to."""
+        """Run what psycopg does on this connection, and wait whenever that has to.
+
+        Args:
+            gen: A generator of psycopg's, which yields what it waits for.
+            interval: Not used: waits here are cut into moments anyway.
+            timeout: Seconds; without it the connection's own limit, or `OWN`.
+
+        Raises:
+            LimitError: It took longer; the connection is closed then.
+        """
         seconds = timeout or self.seconds or OWN
         limit = Limit(seconds, "PostgreSQL to answer the harness")
         try:

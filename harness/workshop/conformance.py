@@ -382,6 +382,12 @@ def write(
     """Write the matrix, its data and the stories; stories of what no longer breaks go.
 
     What stands there of a queue that could not be judged stays, and the page says so.
+
+    Args:
+        rows: The queues that were judged, in the order of the page.
+        results: The directory.
+        failures: Those that could not be judged.
+        pooler: Name and version of the one that was gone through; empty for none.
     """
     stories = results / "stories"
     stories.mkdir(parents=True, exist_ok=True)

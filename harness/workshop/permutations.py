@@ -195,15 +195,15 @@ def main() -> None:
     """Measure and print a table."""
     with open_server("embedded") as server:
         print(server.label)  # noqa: T201 - its whole purpose
-        print(  # noqa: T201
+        print(  # noqa: T201 - its output
             "| program | permutations | scheduler, same work | ratio "
             "| drained and judged | ratio | isolationtester |"
         )
-        print("|---|--:|--:|--:|--:|--:|--:|")  # noqa: T201
+        print("|---|--:|--:|--:|--:|--:|--:|")  # noqa: T201 - its output
         for blocking in (False, True):
             found = measure(server, blocking=blocking)
             program = "two sessions of three steps" + (", one row shared" if blocking else "")
-            print(  # noqa: T201
+            print(  # noqa: T201 - its output
                 f"| {program} | {found.permutations} ({found.waits} with a wait) "
                 f"| {found.steps:.0f}/s | {found.steps / found.isolationtester:.1f} "
                 f"| {found.whole:.0f}/s | {found.whole / found.isolationtester:.1f} "

@@ -151,6 +151,81 @@ def test_every_folder_is_installed_and_says_what_is_in_it() -> None:
         assert (ast.get_docstring(tree) or "").partition("\n")[0].endswith("."), folder
 
 
+class Function(NamedTuple):
+    """A public function or method, and what its class takes over from."""
+
+    name: str
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    bases: tuple[str, ...] = ()
+
+    @property
+    def doc(self) -> str:
+        """Its docstring."""
+        return ast.get_docstring(self.node) or ""
+
+    @property
+    def parameters(self) -> list[str]:
+        """Those that a caller gives, without those that nobody reads."""
+        args = self.node.args
+        found = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
+        names = [one.arg for one in found if one is not None]
+        return [name for name in names if name not in {"self", "cls"} and name[0] != "_"]
+
+    @property
+    def raises(self) -> set[str]:
+        """The errors that it raises itself, and not what it passes on."""
+        calls = [node.exc for node in ast.walk(self.node) if isinstance(node, ast.Raise)]
+        called = [one.func if isinstance(one, ast.Call) else one for one in calls]
+        return {one.id for one in called if isinstance(one, ast.Name) and one.id[0].isupper()}
+
+
+def functions(body: list[ast.stmt], owner: str = "", *bases: str) -> Iterator[Function]:
+    """The public functions of a module or a class."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+            named = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            yield from functions(node.body, f"{owner}{node.name}.", *named)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name[0] != "_":
+            yield Function(owner + node.name, node, bases)
+
+
+UNTOLD = {
+    "cli": "the help text of an option says what it is",
+    "bench": "",
+    "history": "",
+    "report": "",
+    "run": "",
+    "schedule": "",
+}
+"""Parts whose functions' parameters are told elsewhere, with the place, or not yet."""
+
+
+def test_parameters_and_errors_are_told() -> None:
+    """A public function with several parameters says what each is, and what it raises itself.
+
+    What a base of ours tells, or pytest of its hooks, is not told again.
+    """
+    everywhere = {
+        path: list(functions(ast.parse(path.read_text(encoding="utf-8")).body))
+        for path in files(ROOT / "harness")
+    }
+    told = {function.name for found in everywhere.values() for function in found}
+    lacking = [
+        f"{path.relative_to(ROOT)}: {one.name}"
+        for path, found in everywhere.items()
+        for one in found
+        if len(one.parameters) > 1
+        and not any(f"{base}.{one.node.name}" in told for base in one.bases)
+        and not one.node.name.startswith("pytest_")
+        and part(module_of(path, PACKAGE.parent)) not in UNTOLD
+        and not (
+            all(f"\n    {name}: " in one.doc.replace("*", "") for name in one.parameters)
+            and ("Raises:" in one.doc or not one.raises)
+        )
+    ]
+    assert lacking == []
+
+
 def test_the_catalogue_has_a_guarantee_for_each_id() -> None:
     """Queue files name guarantees by a list that stands below the catalogue."""
     assert tuple(CATALOGUE) == IDS

@@ -178,7 +178,13 @@ class Examination:
         progress: Progress,
         enough: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run everything that the guarantees need, or as much as is enough."""
+        """Run everything that the guarantees need, or as much as is enough.
+
+        Args:
+            wanted: The guarantees; those that the queue does not offer are left out.
+            progress: Told how far it is.
+            enough: Whether what was found by now is enough; asked after each part of the work.
+        """
         asked = [g for g in wanted if g.needs(self.offer) is None]
         ids = [g.id for g in asked]
         suite = Suite(self.offer, self.through)
@@ -1032,7 +1038,14 @@ def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
 
 
 def encode_token(digest: str, guarantee: str, seed: int, **data: object) -> str:
-    """A story as one word: queue, guarantee, seed, and program with schedule, or plan cell."""
+    """A story as one word: queue, guarantee, seed, and program with schedule, or plan cell.
+
+    Args:
+        digest: Of the queue.
+        guarantee: The id of the one that is broken.
+        seed: Of the check.
+        **data: What `replay` needs to see it again, as JSON has it.
+    """
     packed = json.dumps([digest, guarantee, seed, data], separators=(",", ":"))
     return base64.urlsafe_b64encode(zlib.compress(packed.encode(), 9)).decode().rstrip("=")
 
@@ -1079,6 +1092,10 @@ class Replayed:
 
 def replay(lab: Lab, token: str) -> Replayed | None:
     """The story again, or None where it does not happen any more.
+
+    Args:
+        lab: Where the queue is installed.
+        token: What `encode_token` made.
 
     Raises:
         QueueproofError: The token is another queue's, or none.

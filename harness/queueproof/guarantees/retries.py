@@ -79,7 +79,7 @@ def _repeated(pieces: Pieces, late: Do) -> Program:
 
     Of two attempts none is left where it counts twice.
     """
-    left = (JobSpec(bound=2),) if 2 in pieces.bounds() else ONE  # noqa: PLR2004
+    left = (JobSpec(bound=2),) if 2 in pieces.bounds() else ONE  # noqa: PLR2004 - two attempts
     return Program(left, in_turn(script("w1", claim(), fail()), script("w1", late)))
 
 

@@ -57,7 +57,12 @@ class Suite(Pieces):
 
 @st.composite
 def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
-    """A program of at least eight operations: short ones find late, long ones shrink anyway."""
+    """A program of at least eight operations: short ones find late, long ones shrink anyway.
+
+    Args:
+        draw: Hypothesis' own.
+        pieces: What the queue offers.
+    """
     queue = pieces.offer.queue
     workers = st.sampled_from(["w1", "w2", "w3"])
     kinds = ["claim", "claim", *(do.kind for do in pieces.enders())]

@@ -37,7 +37,12 @@ class Watcher:
 
 
 def read(calls: Iterable[Call], watchers: Sequence[Watcher]) -> None:
-    """Show calls to watchers, in the order of what happened."""
+    """Show calls to watchers, in the order of what happened.
+
+    Args:
+        calls: In the order of invocation.
+        watchers: What is told of each call when it is invoked and when it has been answered.
+    """
     settling = [one.settle for one in watchers if type(one).settle is not Watcher.settle]
     seeing = [one.see for one in watchers]
     open_calls: list[tuple[int, int, Call]] = []  # a heap by the moment of the answer
@@ -444,7 +449,12 @@ class Lives(Watcher):
         return self._counted.now()
 
     def claimed_before(self, job: str, call: Call) -> bool:
-        """Whether a claim that got a job had been invoked before a call."""
+        """Whether a claim that got a job had been invoked before a call.
+
+        Args:
+            job: Its id.
+            call: The call.
+        """
         life = self._lives.get(job)
         entries = life.entries if life else ()
         return any(e.kind == "claim" and e.call.index < call.index for e in entries)
@@ -504,7 +514,12 @@ def _in_order(*acts: Sequence[Act]) -> list[Act]:
 
 
 def over(call: Call, other: Call) -> bool:
-    """Whether a call had been answered when another was invoked."""
+    """Whether a call had been answered when another was invoked.
+
+    Args:
+        call: The first; one without an answer is never over.
+        other: The second.
+    """
     return (call.returned or FOREVER) < other.invoked
 
 
@@ -519,7 +534,7 @@ _ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer", "token")
 _facts = attrgetter(*_KEPT, *_ALSO_KEPT)
 
 
-def _bare(*facts: Any) -> Call:  # noqa: ANN401
+def _bare(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
     """A call with what the life of one job needs of it: an answer may name thousands of jobs."""
     known, more = facts[: len(_KEPT)], facts[len(_KEPT) :]
     return Call(*known, **dict(zip(_ALSO_KEPT, more, strict=True)))

@@ -170,7 +170,13 @@ class Rules:
 
 
 def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
-    """Whether the holder's lease ran during the whole call."""
+    """Whether the holder's lease ran during the whole call.
+
+    Args:
+        rules: What the queue declares.
+        job: Its state when the call was invoked.
+        call: From its invocation to its answer.
+    """
     if job.crashed:
         return False
     if rules.lease is None:
@@ -179,7 +185,13 @@ def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
 
 
 def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
-    """The states that a job may be in after an act, or the guarantee that the act breaks."""
+    """The states that a job may be in after an act, or the guarantee that the act breaks.
+
+    Args:
+        rules: What the queue declares.
+        job: Its state before.
+        act: What a call did, or may have done, to it.
+    """
     unknown = act.answer == "unknown"
     match act.kind:
         case "enqueue":

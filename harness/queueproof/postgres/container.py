@@ -39,7 +39,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
             APIError,
             DockerException,
         )
-        from testcontainers.core.container import DockerContainer  # noqa: PLC0415
+        from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - an extra
     except ImportError:
         raise ServerUnavailableError(
             "--postgres container needs testcontainers: pip install 'queueproof[container]'"

@@ -459,9 +459,10 @@ def _remove_directory(path: Path) -> None:
 
 
 def _remove_container(name: str) -> None:
-    # an extra that most runs do without
-    from docker.errors import NotFound  # type: ignore[import-untyped]  # noqa: PLC0415
-    from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
+    from docker.errors import (  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra
+        NotFound,
+    )
+    from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415 - an extra
 
     client = DockerClient().client
 

@@ -58,7 +58,12 @@ class Waits:
 
 
 def watch(lab: Lab, offer: Offer) -> Waits:
-    """Fail one job again and again, and measure how long it stays away each time."""
+    """Fail one job again and again, and measure how long it stays away each time.
+
+    Args:
+        lab: Where the queue is installed; it is reset.
+        offer: What the queue brings.
+    """
     lab.reset()
     queue = offer.queue
     takes_bound = "max_attempts" in queue.takes("enqueue")

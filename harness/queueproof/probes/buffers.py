@@ -196,6 +196,11 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
 
     Jobs that stand ahead of the others and are not due count where the queue promises to bear them;
     elsewhere what they cost is told, but for a quick look.
+
+    Args:
+        lab: Where the queue is installed; it is filled anew for each measurement.
+        offer: What the queue brings.
+        level: See `Probe.watch`: how many jobs.
     """
     judged = [
         [Content("churned", CHURNED[level])],
@@ -213,7 +218,13 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
 
 
 def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
-    """Measure a claim before and after jobs were finished while a snapshot was held open."""
+    """Measure a claim before and after jobs were finished while a snapshot was held open.
+
+    Args:
+        lab: Where the queue is installed; it is filled anew.
+        offer: What the queue brings.
+        level: See `Probe.watch`: how many jobs.
+    """
     return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]])
 
 

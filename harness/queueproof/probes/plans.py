@@ -123,7 +123,14 @@ class PlanFindings:
 
 
 def walk(lab: Lab, offer: Offer, fillings: Sequence[Filling]) -> PlanFindings:
-    """Claim once in every cell of the grid, until one takes more than its limit."""
+    """Claim once in every cell of the grid, until one takes more than its limit.
+
+    Args:
+        lab: Where the queue is installed; it is filled anew for each filling.
+        offer: What the queue brings.
+        fillings: What the table holds: one side of the grid; planner settings and limits are
+            the others.
+    """
     findings = PlanFindings()
     limits = LIMITS if "limit" in offer.queue.takes("claim") and not offer.held else (1,)
     for filling in fillings:
@@ -137,7 +144,13 @@ def walk(lab: Lab, offer: Offer, fillings: Sequence[Filling]) -> PlanFindings:
 
 
 def replay(lab: Lab, offer: Offer, cell: Cell) -> Overclaim | None:
-    """The claim of one cell again."""
+    """The claim of one cell again.
+
+    Args:
+        lab: Where the queue is installed; it is filled anew.
+        offer: What the queue brings.
+        cell: Filling, planner setting and limit.
+    """
     _fill(lab, offer, cell.filling)
     return _claim_in(lab, offer, cell, PlanFindings())
 
@@ -208,7 +221,12 @@ def _explained(
 
 
 def explain(session: Session, step: Step) -> str:
-    """The plan of a statement, as it would be now; empty where it has none."""
+    """The plan of a statement, as it would be now; empty where it has none.
+
+    Args:
+        session: Where the statement would run.
+        step: The statement, with its parameters.
+    """
     if first_keyword(step.sql) not in _EXPLAINABLE:
         return ""
     rows = session.explain(step, "COSTS OFF").rows

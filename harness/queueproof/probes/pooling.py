@@ -80,6 +80,12 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
 def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure | None:
     """What one program breaks through PgBouncer, and not without it.
 
+    Args:
+        lab: Where the queue is installed.
+        offer: What the queue brings.
+        pgbouncer: Its program.
+        program: What the workers do.
+
     Raises:
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """

@@ -57,13 +57,31 @@ class Probe(Protocol):
     """Measures one guarantee of an installed queue."""
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
-        """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one."""
+        """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one.
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
-        """What `Seen.data` showed again, or None where it does not happen any more."""
+        Args:
+            lab: Where the queue is installed; it is left in any state.
+            offer: What the queue brings.
+            level: How thoroughly: 0 for a quick look, 1 for the default, 2 for a deep one.
+
+        Raises:
+            QueueproofError: It cannot be measured, for a reason that is the user's to mend.
+        """
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
+        """What `Seen.data` showed again, or None where it does not happen any more.
+
+        Args:
+            lab: Where the queue is installed.
+            offer: What the queue brings.
+            data: `Seen.data`, as JSON gives it back.
+
+        Raises:
+            ServerUnavailableError: The tool that it was seen with is not there.
+        """
 
 
-class PlanGrid:
+class PlanGrid(Probe):
     """`claim-limit` under many plans."""
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
@@ -86,27 +104,27 @@ class PlanGrid:
             explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The claim of one cell again."""
         filling, setting, limit = data
         return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
 
 
-class Waits:
+class Waits(Probe):
     """`backoff`, failure by failure."""
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002 - one level
         """Fail one job as often as it may be."""
         waits = backoff.watch(lab, offer)
         evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
         return Seen(evidence, broken=waits.broken, found=waits if waits.broken else None, data=True)
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401, ARG002
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401, ARG002 - JSON
         """The same again."""
         return self.watch(lab, offer, 0).found
 
 
-class ThroughPgbouncer:
+class ThroughPgbouncer(Probe):
     """`pooler-safe` with PgBouncer itself, beside the runs in which its part is played."""
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
@@ -134,7 +152,7 @@ class ThroughPgbouncer:
             data=failure.program.to_data(),
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The program of the story again."""
         program = find_pgbouncer()
         if program is None:
@@ -143,7 +161,7 @@ class ThroughPgbouncer:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Probe):
     """`steady-cost` or `old-snapshot`: what a claim costs as the queue fills.
 
     Attributes:
@@ -167,7 +185,7 @@ class Growth:
             remark=slope.told,
         )
 
-    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The last filling again."""
         slope = buffers.measure(lab, offer, [[buffers.Content(*data)]])
         return slope if slope.broken else None

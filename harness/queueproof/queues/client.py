@@ -177,7 +177,7 @@ class Responder:
                 call(**_given(message))
                 return {}
 
-    def _call(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+    def _call(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - what the user's own method answers
         if self._client is None:
             raise RuntimeError(f"{operation} before init")
         method = getattr(self._client, operation)
@@ -213,7 +213,7 @@ class Responder:
         return ""
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:  # noqa: ANN401
+async def _awaited(result: Awaitable[Any]) -> Any:  # noqa: ANN401 - the same
     return await result
 
 

@@ -298,7 +298,15 @@ class Queue(Facts):
         return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:
-        """Begin an operation with those of the arguments that it takes."""
+        """Begin an operation with those of the arguments that it takes.
+
+        Args:
+            operation: One of `OPERATIONS`.
+            **arguments: By their names there; what the operation does not take is left out.
+
+        Raises:
+            QueueError: The method is no generator.
+        """
         taken = self.takes(operation)
         method = getattr(self, operation)
         generator = method(**{k: v for k, v in arguments.items() if k in taken})

@@ -125,7 +125,7 @@ class WorkerQueue(Queue):
         """Which arguments of `OPERATIONS[operation]` the worker wants to be told."""
         return self._takes.get(operation, OPERATIONS[operation])
 
-    def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002
+    def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002 - the model's
         """Refuse: a worker's statements are its own.
 
         Raises:
@@ -191,7 +191,7 @@ class WorkerQueue(Queue):
 
     # --- messages and answers -------------------------------------------------------------------
 
-    def request(self, operation: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+    def request(self, operation: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         """The message for one operation.
 
         Args:
@@ -222,7 +222,7 @@ class WorkerQueue(Queue):
             return [_job(claim) for claim in cast("Iterable[Claim]", value)]
         return value
 
-    def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401
+    def read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
         """The answer to a message, as the operation of a `Queue` would return it.
 
         Args:

@@ -66,7 +66,12 @@ class Like(NamedTuple):
 
 
 def breaches(run: Run, declared: Declared) -> list[Violation]:
-    """What a run broke: guarantees, and what is unexpected."""
+    """What a run broke: guarantees, and what is unexpected.
+
+    Args:
+        run: What happened.
+        declared: What the queue declares.
+    """
     return [*check(run.history, declared).violations, *unexpected(run)]
 
 
@@ -136,7 +141,13 @@ First: TypeAlias = Callable[[Sequence[Program]], tuple[int, Failure] | None]
 
 
 def one_by_one(runner: Runner, declared: Declared, failure: Failure) -> First:
-    """Search programs for what breaks as a failure does, one after the other."""
+    """Search programs for what breaks as a failure does, one after the other.
+
+    Args:
+        runner: Runs the programs.
+        declared: What the queue declares.
+        failure: What is to break again: the same guarantee, by the same operation.
+    """
 
     def first(programs: Sequence[Program]) -> tuple[int, Failure] | None:
         broken, like = failure.violation.guarantee, failure.like
@@ -155,6 +166,10 @@ def shrink(failure: Failure, first: First) -> Failure:
     R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002); each candidate is
     searched anew, so that the schedule shrinks with it. After a success it goes on where it is: the
     pieces before were needed a moment ago, and are asked again at the end.
+
+    Args:
+        failure: What broke.
+        first: Finds the first of several programs that breaks in the same way.
     """
     if (again := first([failure.program])) is not None:
         _, failure = again

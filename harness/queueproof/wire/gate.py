@@ -560,7 +560,12 @@ class Wire:
         return [found for found in self._owners[owner].connections if found.opened]
 
     def hold(self, owner: str, on: bool) -> None:  # noqa: FBT001 - a switch
-        """Hold back what an owner's clients execute from now on, or let all of it through."""
+        """Hold back what an owner's clients execute from now on, or let all of it through.
+
+        Args:
+            owner: An actor.
+            on: Whether to hold.
+        """
         self._owners[owner].held = on
         for connection in list(self._owners[owner].connections):
             connection.switch()
@@ -592,11 +597,22 @@ class Wire:
     def channel(
         self, opened: socket.socket, receive: Callable[[bytes], None], drained: Callable[[], None]
     ) -> Channel:
-        """A socket that is read and written as `pump` finds it ready."""
+        """A socket that is read and written as `pump` finds it ready.
+
+        Args:
+            opened: The socket.
+            receive: Called with what was read; nothing at its end.
+            drained: Called when the other side has read something that had to wait.
+        """
         return Channel(self._channels, self._selector, opened, receive, drained)
 
     def watch(self, fd: FileDescriptorLike, callback: Callable[[], object]) -> None:
-        """Have `pump` call something whenever a file descriptor is readable."""
+        """Have `pump` call something whenever a file descriptor is readable.
+
+        Args:
+            fd: The file descriptor.
+            callback: What is called.
+        """
         self._selector.register(fd, selectors.EVENT_READ, lambda _: callback())
 
     def unwatch(self, fd: FileDescriptorLike) -> None:

@@ -180,7 +180,12 @@ class Parser:
 
 
 def message(kind: str, body: bytes = b"") -> bytes:
-    """A message as it goes over the wire."""
+    """A message as it goes over the wire.
+
+    Args:
+        kind: Its letter.
+        body: What follows its length.
+    """
     return _HEADER.pack(kind.encode(), 4 + len(body)) + body
 
 
@@ -201,7 +206,13 @@ def parse(wanted: Parse) -> bytes:
 
 
 def error_response(severity: str, sqlstate: str, text: str) -> bytes:
-    """An error, as a server reports it."""
+    """An error, as a server reports it.
+
+    Args:
+        severity: `ERROR` or `FATAL`.
+        sqlstate: Five characters.
+        text: The message.
+    """
     fields = (("S", severity), ("V", severity), ("C", sqlstate), ("M", text))
     return message("E", b"".join(f"{key}{value}\0".encode() for key, value in fields) + b"\0")
 
