@@ -628,6 +628,12 @@ def bench(
             help="How often each is measured; 0 reads counters only.",
         ),
     ] = None,
+    yardstick: Annotated[
+        bool,
+        typer.Option(
+            "--yardstick", help="Run the same SQL by pgbench in the same rounds, and say the ratio."
+        ),
+    ] = False,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -656,6 +662,8 @@ def bench(
         raise QueueproofError("--compare is under one load: name one --batch and one --workers")
     if budget is not None and not compare:
         raise QueueproofError("--budget is a comparison's: it goes with --compare")
+    if yardstick and compare:
+        raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
     if rounds is not None and compare:
         raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
     if json is not None:
@@ -689,6 +697,7 @@ def bench(
                     batches,
                     processes,
                     rounds=ROUNDS if rounds is None else rounds,
+                    yardstick=yardstick,
                     postgres=postgres,
                     trust=trust,
                     progress=progress,

@@ -329,6 +329,46 @@ def test_a_load_is_counted(ground: Ground) -> None:
     assert sum(found.waits.values()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(("name", "batch"), [("skip_locked", 1), ("skip_locked", 10)])
+def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int) -> None:
+    """It claims and completes as many jobs, each once: the table shows them."""
+    rate = ground.yardstick(strategy(name), Shape(batch, 2), 100)
+    assert rate
+    states = ground._admin.execute("SELECT status, count(*) FROM queue.jobs GROUP BY 1").fetchall()
+    assert ("completed", 100) in states
+
+
+def test_pgbench_moves_rows_from_table_to_table(ground: Ground) -> None:
+    """A claim that is a WITH of several changes is gathered without putting one into another."""
+    assert ground.yardstick(strategy("lease_table"), Shape(10, 2), 100)
+    (done,) = ground._admin.execute("SELECT count(*) FROM queue.history").fetchone() or ()
+    assert done == 100
+
+
+def test_what_pgbench_cannot_run_has_no_yardstick(ground: Ground) -> None:
+    """Several statements in a block, and a batch without complete_many."""
+    assert ground.yardstick(strategy("select_then_update"), Shape(1, 1), 10) is None
+    assert ground.yardstick(queue(), Shape(10, 1), 10) is None
+
+
+def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
+    """Its own first error, not a rate of what was left."""
+    failing = queue(claim="-- name: claim\nSELECT id FROM jobs WHERE 1 / (id - id) = 1;\n")
+    with pytest.raises(QueueError, match=r"pgbench could not run it: .*division by zero"):
+        ground.yardstick(failing, Shape(1, 1), 10)
+
+
+def test_the_harness_stands_beside_pgbench_in_the_report(server: Server) -> None:
+    """One figure for each round, kept in the file."""
+    found = run(
+        [queue()], [1], [1], rounds=2, seconds=0.05, yardstick=True, postgres=str(server._admin)
+    )
+    assert len(found.entries[0].yardstick) == 2
+    text = render.markdown(found)
+    assert "harness ÷ pgbench" in text
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
 # How it ends
 
 

@@ -59,6 +59,7 @@ def run(
     holds: Sequence[float] = (0.0,),
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
+    yardstick: bool = False,
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
@@ -72,6 +73,7 @@ def run(
         holds: Seconds for which a claim's transaction is kept open before its COMMIT.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
         seconds: Of measured work in each.
+        yardstick: Whether pgbench runs the same SQL in the same rounds.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
         progress: Told what is measured now, and which share of all is done.
@@ -85,7 +87,13 @@ def run(
     shapes = [Shape(b, w, h) for w, b, h in product(workers, batches, holds)]
     plan = [Group(shape, checked) for shape in shapes]
     return measure(
-        plan, rounds=rounds, seconds=seconds, postgres=postgres, trust=trust, progress=progress
+        plan,
+        rounds=rounds,
+        seconds=seconds,
+        yardstick=yardstick,
+        postgres=postgres,
+        trust=trust,
+        progress=progress,
     )
 
 
@@ -94,6 +102,7 @@ def measure(
     *,
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
+    yardstick: bool = False,
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
@@ -132,9 +141,13 @@ def measure(
                     what = f"round {number}/{rounds}: {entry.queue}, {spoken_shape(shape)}"
                     progress(what, done / whole)
                     done += 1
+                    before = yardstick and number % 2 and _beside(ground, queue, entry, jobs[shape])
                     measured = measure_once(ground, queue, entry, jobs[shape], seconds)
                     if measured is None:
                         continue
+                    if number and yardstick:
+                        beside = before or _beside(ground, queue, entry, jobs[shape])
+                        entry.yardstick += [beside] if beside else []
                     best = max(best, measured.rate)
                     if number:
                         entry.runs.append(measured)
@@ -155,7 +168,7 @@ def until_interrupted(report: BenchReport) -> Iterator[None]:
         if not whole:
             raise
         for entry in report.entries:
-            del entry.runs[whole:]
+            del entry.runs[whole:], entry.yardstick[whole:]
         report.method |= {"rounds": whole, "interrupted": True}
 
 
@@ -205,6 +218,11 @@ def measure_once(
         entry.reason, entry.failed = str(error), True
         entry.runs.clear()
         return None
+
+
+def _beside(ground: Ground, queue: SqlFileQueue, entry: Entry, jobs: int) -> float | None:
+    """The yardstick's jobs/s; it goes first in every other round."""
+    return None if entry.reason or entry.shape.hold else ground.yardstick(queue, entry.shape, jobs)
 
 
 def count_once(ground: Ground, queue: SqlFileQueue, entry: Entry, report: BenchReport) -> None:

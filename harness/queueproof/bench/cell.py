@@ -15,7 +15,7 @@ from psycopg import pq, sql
 from psycopg.pq.abc import PGresult
 
 from queueproof import waits
-from queueproof.bench import counters
+from queueproof.bench import counters, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.fill import OwnSession, fill
 from queueproof.bench.load import SCHEMA, Compiled
@@ -141,6 +141,7 @@ class Ground:
             server: Where; with durable settings, or the figures mean little.
             workers: Most workers that a measurement will have.
         """
+        self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
             self._pool = self._stack.enter_context(Pool(workers))
@@ -215,6 +216,29 @@ class Ground:
                 session.pgconn.finish()
         except RejectedError as error:
             raise QueueError(f"{queue.name}: {error}") from None
+
+    def yardstick(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
+        """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
+
+        Args:
+            queue: The queue.
+            shape: Of the load.
+            jobs: How many it claims and completes.
+
+        Raises:
+            QueueError: There is no pgbench, or it failed.
+        """
+        pgbench = yardstick.find(self._server)
+        claims = max(1, jobs // (shape.batch * shape.workers))
+        spare = shape.batch * shape.workers
+        filled = int(claims * spare * yardstick.SPARE) + spare
+        compiled, _ = self._install(queue, shape, filled)
+        script = yardstick.script(queue, compiled, shape.batch)
+        if script is None:
+            return None
+        return shape.batch * yardstick.rate(
+            pgbench, self._conninfo, script, compiled, workers=shape.workers, claims=claims
+        )
 
     def _install(
         self, queue: SqlFileQueue, shape: Shape, jobs: int

@@ -26,8 +26,31 @@ UNDER_LOAD: dict[str, Callable[[Measured], float]] = {
 
 
 def tables(entries: Sequence[Entry]) -> list[Table]:
-    """Both tables, as far as there are figures for them."""
-    return [table for table in (_alone(entries), _under_load(entries)) if table.rows]
+    """The tables of which there are figures."""
+    every = (_alone(entries), _under_load(entries), _yardstick(entries))
+    return [table for table in every if table.rows]
+
+
+def _yardstick(entries: Sequence[Entry]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for entry in entries:
+        if entry.yardstick and len(entry.yardstick) == len(entry.runs):
+            pairs = zip(entry.runs, entry.yardstick, strict=True)
+            ratios = [run.rate / beside for run, beside in pairs]
+            spread = numbers.half_range(ratios)
+            low, high = (numbers.rounded(f(ratios), spread) for f in (min, max))
+            shown = numbers.with_spread(entry.yardstick)
+            ratio = f"{numbers.median(ratios)} ({low} to {high})"
+            shape = entry.shape
+            rows.append((entry.queue, str(shape.workers), str(shape.batch), shown, ratio))
+    return Table(
+        "The harness beside pgbench",
+        ("strategy", "workers", "batch", "pgbench, jobs/s", "harness ÷ pgbench"),
+        rows,
+        "pgbench -M prepared on the queue's own SQL, in the same rounds, every other time first: a"
+        " claim and the completion of what it got are one of its transactions. It takes a single"
+        " row from an answer, so that its claim of a batch gathers the rows in arrays.",
+    )
 
 
 def _alone(entries: Sequence[Entry]) -> Table:

@@ -28,6 +28,7 @@ class Entry:
         reason: Why there is no figure: not applicable by contract, or it failed; else empty.
         failed: Whether the reason is a failure.
         counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
+        yardstick: Jobs/s of pgbench on the same SQL, one for each round; empty where not measured.
     """
 
     queue: str
@@ -36,6 +37,7 @@ class Entry:
     reason: str = ""
     failed: bool = False
     counted: dict[str, float] = field(default_factory=dict)
+    yardstick: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -147,6 +149,7 @@ def _benchmark(entry: Entry) -> dict[str, Any]:
         "extra_info": {
             "jobs_per_second": round(entry.rate, 1),
             "counted": entry.counted,
+            "yardstick": [_rounded(rate) for rate in entry.yardstick],
             "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
         },
         "options": {"timer": "monotonic", "warmup": False},
@@ -169,4 +172,5 @@ def _entry(params: dict[str, Any], content: dict[str, Any]) -> Entry:
         content.get("reason", ""),
         content.get("failed", False),
         content.get("counted", {}),
+        list(content.get("yardstick", ())),
     )

@@ -1,0 +1,157 @@
+r"""pgbench on a queue's own SQL: how much of the figures the harness itself costs.
+
+Each of its transactions is a claim and the completion of what that got. Its `\gset` takes a single
+row, so that what a claim of several jobs returns is gathered in arrays, as `complete_many` takes
+them; beyond that it sends the same text, prepared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from queueproof import waits
+from queueproof.bench.load import Compiled, literal_limit
+from queueproof.errors import QueueError
+from queueproof.machine import processors
+from queueproof.postgres import Server
+from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.sqltext import first_keyword, tokens
+
+WORKER = "00000000-0000-4000-8000-000000000000"
+SPARE = 1.25  # jobs put in for each one claimed, so that no claim comes back empty
+PATIENCE = 60.0  # seconds in which it has ended, beyond what the harness took
+# Parts of a DSN that a pgbench of any age takes; the rest have defaults in ours alone.
+_UNDERSTOOD = frozenset(
+    {"host", "hostaddr", "port", "user", "dbname", "passfile", "connect_timeout"}
+    | {"sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "gssencmode", "krbsrvname"}
+)
+_VERBS = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE"})
+_TPS = re.compile(r"^tps = ([0-9.]+) \(without", re.MULTILINE)
+_DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULTILINE)
+
+
+def find(server: Server) -> Path:
+    """The server's own pgbench, or the one on PATH.
+
+    Raises:
+        QueueError: There is none.
+    """
+    if server.bin_directory is not None and (server.bin_directory / "pgbench").exists():
+        return server.bin_directory / "pgbench"
+    found = shutil.which("pgbench")
+    if found is None:
+        raise QueueError("--yardstick needs pgbench on PATH; it comes with PostgreSQL's server")
+    return Path(found)
+
+
+def script(queue: SqlFileQueue, compiled: Compiled, batch: int) -> str | None:
+    """What pgbench runs; None where a block has several statements or batches have no end.
+
+    Args:
+        queue: The queue.
+        compiled: The same, compiled for the load.
+        batch: Jobs per claim.
+    """
+    load = compiled.load
+    claims = queue.blocks["claim"].statements
+    ends = queue.blocks["complete_many" if load.many else "complete"].statements
+    if len(claims) + len(ends) > 2 or (batch > 1 and not load.many):  # noqa: PLR2004
+        return None
+    claim = literal_limit(claims[0].text, batch).strip().rstrip(";")
+    if load.many:
+        gathered = ", ".join(
+            f"array_agg({column.name.removesuffix('s')}) AS {column.name}" for column in load.token
+        )
+        claim = f"{_as_with(claim, 'claimed')}\nSELECT {gathered} FROM claimed"
+    return f"{claim}\n\\gset\n{ends[0].text.strip().rstrip(';')};\n"
+
+
+def _as_with(text: str, name: str) -> str:
+    """A statement as the last part of a WITH: what changes data may stand nowhere else."""
+    start = depth = 0
+    for token in tokens(text):
+        depth += (token.raw == "(") - (token.raw == ")")
+        if not depth and token.word in _VERBS:
+            start = token.start
+            break
+    opening = ", " if first_keyword(text) == "WITH" else "WITH "
+    return f"{text[:start]}{opening}{name} AS (\n{text[start:]}\n)"
+
+
+def rate(
+    pgbench: Path, conninfo: str, text: str, compiled: Compiled, *, workers: int, claims: int
+) -> float:
+    """Run it; transactions per second, without the time to connect.
+
+    Args:
+        pgbench: The program.
+        conninfo: Where the queue is installed, with jobs in it.
+        text: The script.
+        compiled: The queue, for its parameters.
+        workers: Clients.
+        claims: Of each client.
+
+    Raises:
+        QueueError: It failed, or did not end.
+    """
+    known = {
+        name: value.decode()
+        for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()
+        if value is not None and re.search(rf":{name}\b", text)
+    }
+    where, environment = _connection(conninfo, compiled)
+    with tempfile.TemporaryDirectory(prefix="queueproof-") as folder:
+        path = Path(folder, "claim.sql")
+        path.write_text(text, encoding="utf-8")
+        arguments = [
+            str(pgbench),
+            *("--no-vacuum", "--protocol=prepared", f"--file={path}"),
+            *(f"--client={workers}", f"--jobs={min(workers, processors())}"),
+            f"--transactions={claims}",
+            *(f"--define={name}={value}" for name, value in known.items()),
+            where,
+        ]
+        said = _run(arguments, environment)
+    done, tps = _DONE.search(said), _TPS.search(said)
+    if not done or not tps or int(done[1]) < claims * workers:
+        failure = next((s for s in said.splitlines() if "error" in s.lower()), said.strip()[-200:])
+        raise QueueError(f"pgbench could not run it: {failure}")
+    return float(tps[1])
+
+
+def _connection(conninfo: str, compiled: Compiled) -> tuple[str, Mapping[str, str]]:
+    """How pgbench connects; a password is for its environment, where nobody else reads it."""
+    known = conninfo_to_dict(conninfo)
+    settings = compiled.load.setup.decode().split(";")
+    options = [str(known.pop("options", None) or "")]
+    for setting in settings:
+        name, _, value = setting.removeprefix("SET ").partition(" = ")
+        shown = value.strip("'").replace(" ", r"\ " if name != "search_path" else "")
+        options.append(f"-c {name}={shown}")
+    password = known.pop("password", None)
+    known = {name: value for name, value in known.items() if name in _UNDERSTOOD}
+    where = make_conninfo("", options=" ".join(options).strip(), **known)
+    return where, {**os.environ, **({"PGPASSWORD": str(password)} if password else {})}
+
+
+def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output:
+        process = subprocess.Popen(  # noqa: S603 - PostgreSQL's own program
+            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+        try:
+            if not waits.ended(process, PATIENCE):
+                waits.Limit(0.0, "pgbench").left()  # raises, by whether somebody has stopped us
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return output.read()
