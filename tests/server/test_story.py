@@ -26,7 +26,7 @@ FURTHER = Card(
     "PostgreSQL",
     0,
     1.0,
-    [
+    (
         Judgement(
             "fencing",
             "broken",
@@ -35,8 +35,8 @@ FURTHER = Card(
             "TOKEN1",
             {"schedules": 2},
             (Break("w1 failed it", "fencing: ...\nBroken: w1 failed it.", "TOKEN2"),),
-        )
-    ],
+        ),
+    ),
 )
 LabOf = Callable[[str], Lab]
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))

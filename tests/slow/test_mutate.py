@@ -230,7 +230,7 @@ def only(mutants: Mutants, *names: str) -> Mutants:
 
 HOLDS = Judgement("single-claim", "holds", "seen")
 OTHERS = [Judgement(name, "not-offered", "") for name in CATALOGUE if name != "single-claim"]
-CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, [HOLDS, *OTHERS])
+CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, (HOLDS, *OTHERS))
 
 
 def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
@@ -304,7 +304,7 @@ def test_where_nothing_holds_nothing_is_judged(tmp_path: Path) -> None:
 def test_mutants_are_on_the_card_and_on_its_page() -> None:
     """A card with mutants is read back as it was written; the page shows what survived."""
     seen = MutantJudgement("claim: x", "survived", None, "all hold", "-a\n+b")
-    card = replace(CARD, mutants=[seen], not_mutated=["f() was not mutated"])
+    card = replace(CARD, mutants=(seen,), not_mutated=("f() was not mutated",))
     assert read_card(card.to_json()) == card
     assert mutants_summary([seen]) == "1 mutants: 0 killed, 0 equivalent, 1 survived"
     unjudged = replace(seen, verdict="unjudged")

@@ -27,45 +27,66 @@ def from_data(data: object) -> Told:
     Raises:
         ValueError: It is something else.
     """
-    told = _read(Story | Account, data)
-    assert isinstance(told, Story | Account)
+    told: Told = read(Story | Account, data)
     return told
 
 
-def _read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON holds
-    """A value of a type, from its data."""
+def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON holds
+    """A value of a type, from its data; keys that the type does not know are left out.
+
+    Args:
+        kind: A dataclass, or what its fields are annotated with.
+        data: As `json` reads it.
+
+    Raises:
+        ValueError: The data are of another type.
+    """
     parts = get_args(kind)
     match get_origin(kind):
-        case origin if origin is tuple and isinstance(data, Sequence) and not isinstance(data, str):
-            if parts[-1] is Ellipsis:
-                return tuple(_read(parts[0], one) for one in data)
-            return tuple(_read(part, one) for part, one in zip(parts, data, strict=True))
+        case origin if origin in {tuple, Sequence} and isinstance(data, list):
+            return (
+                tuple(read(parts[0], one) for one in data) if _many(parts) else _each(parts, data)
+            )
+        case origin if origin is Mapping and isinstance(data, dict):
+            return {read(parts[0], key): read(parts[1], one) for key, one in data.items()}
         case origin if origin is Literal and data in parts:
             return data
         case origin if origin in {Union, UnionType}:
             for part in parts:
                 if _is(part, data):
-                    return _read(part, data)
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(data, Mapping):
+                    return read(part, data)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(data, dict):
         hints = _hints(kind)
-        known = {name: value for name, value in data.items() if name in hints}
+        known = {name: read(hints[name], data[name]) for name in data.keys() & hints.keys()}
         try:
-            return kind(**{name: _read(hints[name], value) for name, value in known.items()})
+            return kind(**known)
         except TypeError as error:  # a field is missing
             raise ValueError(str(error)) from None
     if kind is float and type(data) is int:
         return float(data)
     if isinstance(kind, type) and type(data) is kind:
         return data
-    raise ValueError(f"{str(data)[:60]!r} is no part of a story")
+    raise ValueError(f"unexpected {str(data)[:60]!r}")
+
+
+def _many(parts: Sequence[Any]) -> bool:
+    """Whether a sequence's type says what each of any number is."""
+    return len(parts) == 1 or parts[-1] is Ellipsis
+
+
+def _each(parts: Sequence[Any], data: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(read(part, one) for part, one in zip(parts, data, strict=True))
 
 
 def _is(kind: Any, data: Any) -> bool:  # noqa: ANN401 - the same
     """Whether data are of one of several forms."""
     if isinstance(kind, type) and is_dataclass(kind):
-        return isinstance(data, Mapping) and data.get(_WORD) == kind.__name__.lower()
+        named = kind.__name__.lower()
+        return isinstance(data, dict) and data.get(_WORD, named) == named
     if get_origin(kind) is Literal:
         return data in get_args(kind)
+    if get_origin(kind) in {tuple, Sequence}:
+        return isinstance(data, list)
     return type(data) is kind
 
 

@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from pygments.lexers.sql import PostgresLexer
+from pygments.token import Token
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import SCHEMA, Break, Card, Judgement, MutantJudgement, Place
-from queueproof.report.data import from_data
-from queueproof.report.story import Told
+from queueproof.report import text
+from queueproof.report.card import SCHEMA, Card, Judgement
+from queueproof.report.data import read
+from queueproof.report.draw import STYLE, draw
+from queueproof.report.story import Asked, Sent, Story
 from queueproof.report.terminal import mutants_summary, summary
-from queueproof.report.text import to_text
+
+_PAINTED = (
+    (Token.Comment, "c"),
+    (Token.Keyword, "k"),
+    (Token.Name.Builtin, "t"),
+    (Token.Name.Variable, "v"),
+    (Token.String, "s"),
+    (Token.Number, "m"),
+)
+_MARKS: Mapping[str, str] = {
+    "holds": "✓",
+    "broken": "✗",
+    "accepted": "≈",
+    "inconclusive": "?",
+    "not-offered": "·",
+}
 
 
 def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
@@ -32,58 +53,125 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
     )
     environment.filters |= {
         "pieces": _pieces,
+        "painted": painted,
+        "quoted": shlex.quote,
+        "worst_first": _worst_first,
+        "source": _source,
+        "capitalized": lambda words: words[:1].upper() + words[1:],
         "summary": summary,
         "mutants_summary": mutants_summary,
     }
     template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(template).render(
-        cards=cards, benches=benches, catalogue=CATALOGUE, replay=replay
+        cards=cards,
+        benches=benches,
+        catalogue=CATALOGUE,
+        replay=replay,
+        marks=_MARKS,
+        style=Markup(STYLE),  # noqa: S704 - a constant of ours
+        drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
+        steps=_steps,
+        statements=_statements,
+        text=text,
     )
 
 
-def read_card(text: str) -> Card:
+def painted(sql: str) -> Markup:
+    """SQL as HTML, its keywords, strings, parameters and comments marked."""
+    found = PostgresLexer(stripnl=False, ensurenl=False).get_tokens(sql)
+    told = Markup()
+    for name, tokens in itertools.groupby(found, lambda token: _painted(token[0])):
+        value = "".join(value for _, value in tokens)
+        told += Markup('<span class="{}">{}</span>').format(name, value) if name else value
+    return told
+
+
+def _painted(kind: object) -> str:
+    """The class of a kind of token; empty for what is plain."""
+    return next((name for wide, name in _PAINTED if kind in wide), "")
+
+
+def _worst_first(judgements: Sequence[Judgement]) -> list[Judgement]:
+    """Those that have a story, the broken ones first."""
+    told = [judgement for judgement in judgements if judgement.stories]
+    return sorted(told, key=lambda judgement: judgement.verdict != "broken")
+
+
+def _source(source: str) -> tuple[str, str]:
+    """An address, and what stands behind it."""
+    address, _, rest = source.partition(" ")
+    return (address, rest) if address.startswith("https://") else ("", source)
+
+
+def _steps(story: Story) -> list[tuple[str, list[str]]]:
+    """The steps as a list: their numbers, and what happens."""
+    return [
+        (str(one.first) if one.times == 1 else f"{one.first}-{one.last}", text.lines_of(one))
+        for one in text.passages(story)
+    ]
+
+
+def _statements(story: Story) -> list[tuple[str, str, str]]:
+    """The SQL of a story: its letter, which operations send it, and the text."""
+    used: dict[int, dict[str, list[str]]] = {}
+    asked: dict[str, str] = {}
+    for number, moment in enumerate(story.moments, 1):
+        for fact in moment.facts:
+            if isinstance(fact, Asked):
+                asked[moment.actor] = fact.operation
+            elif isinstance(fact, Sent):
+                by = f"{asked.get(moment.actor, '')} by {moment.actor}".strip()
+                steps = used.setdefault(fact.statement, {}).setdefault(by, [])
+                steps += [str(number)] if str(number) not in steps else []
+    return [
+        (
+            text.letter(n),
+            "; ".join(
+                f"{by}, step{'s' * (len(steps) > 1)} {', '.join(steps)}"
+                for by, steps in used.get(n, {}).items()
+            ),
+            sql,
+        )
+        for n, sql in enumerate(story.statements)
+    ]
+
+
+def read_card(written: str) -> Card:
     """Read a card.json.
 
     Raises:
         QueueproofError: It is something else, or was written by a version that knew more.
     """
     try:
-        found = json.loads(text)
+        found = json.loads(written)
         if found.get("schema", SCHEMA) > SCHEMA:
             raise QueueproofError(f"this card is of a newer queueproof (schema {found['schema']})")
-        judgements = [_judgement(judgement) for judgement in found["guarantees"]]
-        mutants = [MutantJudgement(**mutant) for mutant in found.get("mutants", ())]
-        facts = (str(found["queue"]), str(found["postgres"]), found["seed"], found["seconds"])
-        unknown = [judgement.id for judgement in judgements if judgement.id not in CATALOGUE]
+        found["guarantees"] = [_without_diagrams(facts) for facts in found["guarantees"]]
+        card: Card = read(Card, found)
+        unknown = [judgement.id for judgement in card.guarantees if judgement.id not in CATALOGUE]
+        if not unknown:
+            _must_be_told(card)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
-    if "mutants" not in found:
-        return Card(*facts, judgements)
-    return Card(*facts, judgements, mutants, found["not_mutated"])
+    return card
 
 
-def _judgement(facts: dict[str, Any]) -> Judgement:
-    more = tuple(Break(**_told(found)) for found in facts.pop("more", ()))
-    return Judgement(**_told(facts), more=more)
+def _without_diagrams(facts: dict[str, Any]) -> dict[str, Any]:
+    """The same; earlier versions wrote a diagram's source behind the text of a story."""
+    known = {**facts, "more": [_without_diagrams(one) for one in facts.get("more", ())]}
+    if isinstance(story := facts.get("story"), str):
+        known["story"] = story.partition("\n\n```mermaid\n")[0]
+    return known
 
 
-def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    """The same, its story as data; earlier versions wrote a diagram behind its text."""
-    story, told, place = facts.get("story"), facts.get("told"), facts.get("place")
-    return {
-        **facts,
-        "story": story.partition("\n\n```mermaid\n")[0] if isinstance(story, str) else None,
-        "told": None if told is None else _readable(from_data(told)),
-        "place": None if place is None else Place(**place),
-    }
-
-
-def _readable(told: Told) -> Told:
-    """A story of which each word is known here."""
-    to_text(told)
-    return told
+def _must_be_told(card: Card) -> None:
+    """Refuse a story with words that are not known here."""
+    for judgement in card.guarantees:
+        for story in judgement.stories:
+            if story.told is not None:
+                text.to_text(story.told)
 
 
 def _pieces(story: str) -> list[tuple[bool, str]]:
@@ -92,7 +180,7 @@ def _pieces(story: str) -> list[tuple[bool, str]]:
     Text is all that there is: pages are also made of the card.json of an earlier check.
     """
     paragraphs = story.split("\n\n")
-    drawn = itertools.groupby(paragraphs, key=lambda text: "\n " in f"\n{text}")
+    drawn = itertools.groupby(paragraphs, key=lambda one: "\n " in f"\n{one}")
     return [
         piece
         for spaced, texts in drawn

@@ -1,0 +1,256 @@
+"""The page of a card: what is drawn on it, and that nothing a queue says becomes part of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import NamedTuple
+
+import pytest
+
+from queueproof.errors import QueueproofError
+from queueproof.report.card import Break, Card, Judgement, MutantJudgement, Place
+from queueproof.report.draw import draw
+from queueproof.report.page import painted, read_card, to_page
+from queueproof.report.story import (
+    Account,
+    AllowedWait,
+    Answered,
+    Asked,
+    Claimed,
+    Enqueued,
+    Event,
+    Part,
+    Passed,
+    Sent,
+    Story,
+    Turn,
+)
+from queueproof.report.text import to_text
+from queueproof.schedule.conditions import PLAIN
+
+EVIL = """</script></svg></pre><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
+
+
+def race(evil: str = "", *, name: str = "w2") -> Story:
+    """Two workers, of whom one waits; every text holds what it is given."""
+    return Story(
+        guarantee="non-blocking",
+        broken=f"w1 had to wait{evil}",
+        before=(Enqueued(f"1{evil}", 0, 0.0, 3),),
+        conditions=PLAIN,
+        turns=(
+            Turn(
+                name, (Asked("claim", 1, (), 0.0), Sent(0, f"UPDATE{evil}", (("1", f"a{evil}"),)))
+            ),
+            Turn("clock", (Passed(33.4),)),
+            Turn("w3", (Event("crash"),)),
+            Turn(
+                "w1",
+                (
+                    Asked("complete", 0, (f"1{evil}",), 0.0, (Claimed(1, f"attempt 1{evil}"),)),
+                    Sent(1, "SELECT", ()),
+                    Event("waits", name),
+                    Answered("error", f"40P01: deadlock{evil}"),
+                ),
+            ),
+        ),
+        allowed=(AllowedWait("w1", name, f"1{evil}"),),
+        statements=(f"UPDATE jobs -- {evil}", f"SELECT '{evil}', $${evil}$$"),
+    )
+
+
+def card(*judgements: Judgement, queue: str = "q.sql") -> Card:
+    """A card of some verdicts."""
+    return Card(queue, "PostgreSQL 18", 0, 1.0, judgements)
+
+
+def broken(told: Story | Account, reason: str = "because") -> Judgement:
+    """A guarantee with a story."""
+    return Judgement(
+        told.guarantee, "broken", reason, to_text(told), "TOKEN", {"runs": 7}, (), told
+    )
+
+
+class Tag(NamedTuple):
+    """An element of a page."""
+
+    name: str
+    facts: dict[str, str | None]
+
+
+class Reader(HTMLParser):
+    """What a browser makes of a page: its elements, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[Tag] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep it."""
+        self.tags.append(Tag(tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        """Keep it."""
+        self.text += data
+
+
+def hostile() -> Card:
+    """A card in which all that a queue can say is an attack."""
+    account = Account(
+        "steady-cost",
+        (Part("prose", EVIL), Part("sql", EVIL, EVIL), Part("plan", EVIL), Part("figures", EVIL)),
+    )
+    further = Break(EVIL, EVIL, EVIL, race(EVIL))
+    judgements = (
+        replace(
+            broken(race(EVIL, name=f"w{EVIL}"), EVIL),
+            more=(further,),
+            replay=EVIL,
+            evidence={EVIL: 1},
+            place=Place(EVIL, 3),
+        ),
+        broken(account, EVIL),
+        Judgement("order", "broken", EVIL, EVIL, EVIL),
+        Judgement("routing", "inconclusive", EVIL),
+    )
+    mutant = MutantJudgement(EVIL, "survived", EVIL, EVIL, EVIL)
+    told = Card(EVIL, EVIL, 0, 1.0, judgements, (mutant,), (EVIL,))
+    return read_card(told.to_json())
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+def test_what_a_queue_says_is_text(cards: int) -> None:
+    """No payload, id, error, SQL or path becomes an element or an attribute of its own."""
+    found = Reader(to_page([hostile()] * cards))
+    names = {tag.name for tag in found.tags}
+    assert names.isdisjoint({"script", "img", "iframe", "object", "link", "base", "form"})
+    assert not [key for tag in found.tags for key in tag.facts if key.startswith("on")]
+    assert found.text.count("<img src=x onerror=alert(1)>") > 30
+
+
+def test_the_page_takes_nothing_from_elsewhere() -> None:
+    """One file: no source, no import, and no address but those that a reader may follow."""
+    page = to_page([card(broken(race()))])
+    found = Reader(page)
+    assert [tag.name for tag in found.tags if "src" in tag.facts] == []
+    addresses = [(tag.name, tag.facts["href"]) for tag in found.tags if "href" in tag.facts]
+    assert {name for name, _ in addresses} == {"a"}
+    own = {tag.facts["id"] for tag in found.tags if "id" in tag.facts}
+    assert [to for _, to in addresses if to and to.startswith("#") and to[1:] not in own] == []
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_broken_come_first_and_the_whole_table_last() -> None:
+    """Stories of broken guarantees, then of accepted ones, then every verdict."""
+    accepted = replace(broken(race()), id="order", verdict="accepted")
+    found = Reader(
+        to_page([card(Judgement("single-claim", "holds", "r"), accepted, broken(race()))])
+    )
+    places = [found.text.index(what) for what in (": non-blocking", ": order", "All guarantees")]
+    assert places == sorted(places)
+    assert "single-claim" in found.text[places[-1] :]
+
+
+def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
+    """How to mend it, why it matters, the evidence, and how it is run again."""
+    text = Reader(to_page([card(broken(race()), queue="my queue.sql")])).text
+    for what in ("How to mend it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
+        assert what in text
+    assert "queueproof check 'my queue.sql' --replay TOKEN" in text
+    assert "Workers form a convoy" in text
+
+
+def test_many_cards_begin_with_an_index() -> None:
+    """Each queue by each guarantee, and each story behind its mark."""
+    page = to_page([card(broken(race())), card(Judgement("order", "holds", "r"), queue="b.sql")])
+    found = Reader(page)
+    index = page[: page.index("</table>")]
+    assert '<a href="#non-blocking-1">✗</a>' in index
+    assert '<td class="holds" title="order: holds">✓</td>' in index
+    assert {"card-1", "card-2", "non-blocking-1"} <= {tag.facts.get("id") for tag in found.tags}
+
+
+def test_a_card_without_story_data_is_shown_with_its_text() -> None:
+    """Cards of earlier versions have their stories as text alone."""
+    found = json.loads(card(broken(race())).to_json())
+    del found["guarantees"][0]["told"]
+    page = to_page([read_card(json.dumps(found))])
+    assert "<svg" not in page
+    assert "complete job 1 (its first claim" in page
+    assert "How to mend it" in page
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": "perhaps"},
+        {"evidence": {"runs": "many"}},
+        {"told": {"is": "poem"}},
+        {
+            "told": {
+                **json.loads(card(broken(race())).to_json())["guarantees"][0]["told"],
+                "guarantee": "x",
+            }
+        },
+        {"place": {"file": "q.sql"}},
+        {"story": 5},
+        {"more": 5},
+    ],
+)
+def test_a_card_that_no_page_can_be_made_of_is_refused(change: dict[str, object]) -> None:
+    """Whatever is wrong in a card.json is found as it is read."""
+    found = json.loads(card(broken(race())).to_json())
+    found["guarantees"][0] |= change
+    with pytest.raises(QueueproofError, match="this is no card of queueproof"):
+        read_card(json.dumps(found))
+
+
+def test_sql_is_marked_and_stays_what_it_is() -> None:
+    """Keywords, strings, parameters and comments are marked, and no character is lost."""
+    sql = "\n  UPDATE jobs SET s = 'a' -- <why>\nWHERE id = :id AND n = $1 FOR UPDATE SKIP LOCKED\n"
+    shown = painted(sql)
+    assert Reader(str(shown)).text == sql
+    for mark in ('k">SKIP<', "s\">'a'<", 'v">:id<', 'v">$1<', 'c">-- &lt;why&gt;'):
+        assert mark.replace("'", "&#39;") in shown
+
+
+def test_a_drawing_has_a_column_per_actor() -> None:
+    """Workers by name, a line for each; the clock is nobody's, and goes across all of them."""
+    drawn = draw(race())
+    assert re.findall(r'class="who">(\w+)<', drawn) == ["w1", "w2", "w3"]
+    assert "the clock moves on by 33.4 s" in drawn
+    assert drawn.count('class="clock"') == 1
+
+
+def test_a_drawing_shows_who_waits_for_whom() -> None:
+    """A wait is a stretch of its own on its worker's line, with an arrow to the one that blocks."""
+    drawn = draw(race())
+    assert drawn.count('class="wait"') == 1
+    (arrow,) = re.findall(
+        r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)" class="arrow"', drawn
+    )
+    x1, y1, x2, y2 = map(float, arrow)
+    assert x1 < x2
+    assert y1 == y2
+
+
+def test_a_drawing_shows_an_open_operation_a_crash_and_the_breach() -> None:
+    """What is begun and not ended, whose worker is gone, and the step that breaks the guarantee."""
+    drawn = draw(race())
+    assert drawn.count('class="open"') == 1
+    assert drawn.count('class="cross"') == 2
+    assert drawn.count('class="breach"') == 1
+
+
+def test_statements_of_a_drawing_are_links_where_they_stand_below() -> None:
+    """A letter leads to its SQL."""
+    assert '<a href="#fencing-1-b"><text' in draw(race(), "fencing-1-")
+    assert "<a " not in draw(race())
