@@ -37,6 +37,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.open import open_lab
+from queueproof.schedule.programs import DoKind
 
 R = TypeVar("R")
 
@@ -91,7 +92,7 @@ class Mutant:
     queue: SqlFileQueue
     diff: str
     unused: str = ""
-    through: str | None = None
+    through: DoKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +163,12 @@ def mutants_of(queue: Queue) -> Mutants:
     return Mutants(mutants, unread, _equivalents(queue, [mutant.name for mutant in mutants]))
 
 
-def _through(queue: SqlFileQueue, block: Block) -> str | None:
+def _through(queue: SqlFileQueue, block: Block) -> DoKind | None:
     """A block's operation, where no run does it to bring its jobs to their end."""
-    apart = {"fail", "heartbeat", "cleanup", "complete_and_claim"}
+    apart: list[DoKind] = ["fail", "heartbeat", "cleanup", "complete_and_claim"]
     if "complete" in queue.offers:
-        apart.add("complete_many")
-    return block.name if block.name in apart else None
+        apart.append("complete_many")
+    return next((kind for kind in apart if kind == block.name), None)
 
 
 _Mutation: TypeAlias = tuple[str, tuple[Statement, ...], str]

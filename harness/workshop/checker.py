@@ -28,7 +28,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from queueproof.history.calls import Answer, Call, History, Ref, Stored, write
+from queueproof.history.calls import Answer, Call, CallKind, History, Ref, Stored, write
 from queueproof.judge.checker import Declared, check
 from queueproof.queues.model import State
 
@@ -134,7 +134,8 @@ class _Simulation:
                 call.delay = self._rng.uniform(0.1, 3.0) if self._rng.random() < 1 / 20 else 0.0
                 call.bound = BOUND
         elif held:
-            kind = self._rng.choices(("complete", "fail", "heartbeat"), (16, 1, 3))[0]
+            kinds: tuple[CallKind, ...] = ("complete", "fail", "heartbeat")
+            kind = self._rng.choices(kinds, (16, 1, 3))[0]
             self._invoke(kind, actor).refs = (held[0],)
         else:
             self._invoke("claim", actor).limit = self._rng.choice((1, 1, 5))
@@ -143,7 +144,7 @@ class _Simulation:
         self.moment += 1
         self._now += TICK
 
-    def _invoke(self, kind: str, actor: str) -> Call:
+    def _invoke(self, kind: CallKind, actor: str) -> Call:
         self._tick()
         call = Call(self._calls, kind, actor, self.moment, self._now)
         self._calls += 1

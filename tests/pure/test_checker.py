@@ -19,7 +19,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.history.calls import Answer, Call, History, Ref, Stored, Timeline, Wait, write
+from queueproof.history.calls import (
+    Answer,
+    Call,
+    CallKind,
+    History,
+    Ref,
+    Stored,
+    Timeline,
+    Wait,
+    write,
+)
 from queueproof.history.shelf import Shelf
 from queueproof.judge import checker, spec
 from queueproof.judge.checker import Declared, check
@@ -64,7 +74,7 @@ class Told:
         self.moment = 0
         self.now = 0.0
 
-    def begin(self, kind: str, actor: str = "w1", **facts: Any) -> Call:  # noqa: ANN401
+    def begin(self, kind: CallKind, actor: str = "w1", **facts: Any) -> Call:  # noqa: ANN401
         """Invoke an operation."""
         self._tick()
         calls = self.history.calls
@@ -77,12 +87,13 @@ class Told:
     def end(self, call: Call, *ids: str, answer: Answer = "accepted") -> Call:
         """Answer an operation."""
         self._tick()
-        call.returned, call.ended, call.answer = self.moment, self.now, answer
+        call.answer = answer
         call.ids = tuple(dict.fromkeys(ids))
         call.repeated = tuple(job for n, job in enumerate(ids) if job in ids[:n])
+        call.end(self.moment, self.now)
         return call
 
-    def do(self, kind: str, actor: str = "w1", *ids: str, **facts: Any) -> Call:  # noqa: ANN401
+    def do(self, kind: CallKind, actor: str = "w1", *ids: str, **facts: Any) -> Call:  # noqa: ANN401
         """Invoke an operation, and answer it before anything else happens."""
         answer = facts.pop("answer", "accepted")
         return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
@@ -95,7 +106,7 @@ class Told:
         """Claim jobs."""
         return self.do("claim", actor, *ids, **facts)
 
-    def on(self, kind: str, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
+    def on(self, kind: CallKind, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
         """Act on a claimed job."""
         return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
 
@@ -107,7 +118,7 @@ class Told:
         taken.invoked, taken.began = done.invoked, done.began
         if blocker is not None:
             for call in (done, taken):
-                call.waits.append(Wait(blocker.actor, blocker.index))
+                call.waits += (Wait(blocker.actor, blocker.index),)
         self.end(done, *claim.ids)
         return self.end(taken, *ids)
 
@@ -115,9 +126,11 @@ class Told:
         """Let time pass."""
         self.now += seconds
 
-    def sweep(self) -> Call:
+    def sweep(self, began: float | None = None) -> Call:
         """A drainer found nothing more to claim."""
-        return self.do("sweep", "drainer")
+        call = self.begin("sweep", "drainer")
+        call.began = call.began if began is None else began
+        return self.end(call)
 
     def finally_(self, **states: State) -> History:
         """The history, with what `jobs` reported at its end (`j1="completed"`)."""
@@ -252,7 +265,7 @@ def test_a_crash_in_the_middle_of_a_complete_leaves_both_possible(final: State) 
     ],
 )
 def test_a_job_is_lost_in_a_fail_whose_answer_was_lost(
-    again: list[str], left: State | None, found: list[str]
+    again: list[CallKind], left: State | None, found: list[str]
 ) -> None:
     """Where failed jobs come back it must not be gone, until a later attempt has ended it."""
     told = Told()
@@ -555,7 +568,7 @@ def test_a_claim_beside_another_may_skip_what_the_other_holds() -> None:
 # --- waits: rule 10 -----------------------------------------------------------------------------
 
 
-def waiting(kind: str, blocker: str | None, facts: Declared | None = None) -> list[str]:
+def waiting(kind: CallKind, blocker: CallKind | None, facts: Declared | None = None) -> list[str]:
     """What is said of an operation that had to wait for another worker's."""
     told = Told()
     for job in ("1", "2"):
@@ -567,7 +580,7 @@ def waiting(kind: str, blocker: str | None, facts: Declared | None = None) -> li
         other = told.begin(blocker, "w2", refs=refs, limit=1)
     refs = (Ref(mine.index, "1"),) if kind in {"complete", "fail", "heartbeat"} else ()
     call = told.begin(kind, "w1" if kind != "recover" else "reaper", refs=refs, limit=1)
-    call.waits.append(Wait("w2", other.index if other else None))
+    call.waits += (Wait("w2", other.index if other else None),)
     if other is not None:
         told.end(other)
     told.end(call)
@@ -578,19 +591,26 @@ def waiting(kind: str, blocker: str | None, facts: Declared | None = None) -> li
 
 @pytest.mark.parametrize("kind", ["claim", "heartbeat", "recover"])
 @pytest.mark.parametrize("blocker", ["claim", "complete", "fail", "heartbeat", None])
-def test_claim_heartbeat_and_recover_wait_for_nobody(kind: str, blocker: str | None) -> None:
+def test_claim_heartbeat_and_recover_wait_for_nobody(
+    kind: CallKind, blocker: CallKind | None
+) -> None:
     """Rule 10: waiting for another worker's claim, open job or a shared row breaks non-blocking."""
     assert waiting(kind, blocker) == ["non-blocking"]
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "enqueue", "cleanup"])
-def test_complete_fail_enqueue_and_cleanup_may_wait(kind: str) -> None:
+def test_complete_fail_enqueue_and_cleanup_may_wait(kind: CallKind) -> None:
     """Rule 10: these may wait for whomever they like."""
     assert waiting(kind, "claim") == []
 
 
 def meeting(
-    kind: str, blocker: str, *, after: float, answered: bool = True, facts: Declared | None = None
+    kind: CallKind,
+    blocker: CallKind,
+    *,
+    after: float,
+    answered: bool = True,
+    facts: Declared | None = None,
 ) -> list[str]:
     """What is said when one waits for the other, both of or for a job claimed a while ago."""
     told = Told()
@@ -605,7 +625,7 @@ def meeting(
     call = told.begin(
         kind, "w1" if kind not in free else "w3", refs=() if kind in free else ref, limit=1
     )
-    call.waits.append(Wait(other.actor, other.index))
+    call.waits += (Wait(other.actor, other.index),)
     told.end(other, *(["1"] if answered and blocker in free else []))
     told.end(call, answer="rejected" if kind == "heartbeat" and answered else "accepted")
     found = check(told.finally_(j1="running"), facts or declared()).violations
@@ -614,7 +634,7 @@ def meeting(
 
 @pytest.mark.parametrize(("blocker", "expected"), [("complete", []), ("claim", ["non-blocking"])])
 def test_what_completes_and_claims_may_wait_as_a_completion_may(
-    blocker: str, expected: list[str]
+    blocker: CallKind, expected: list[str]
 ) -> None:
     """Rule 10: it never waits for another's claim, which is no business of its own jobs."""
     told = Told()
@@ -630,20 +650,24 @@ def test_what_completes_and_claims_may_wait_as_a_completion_may(
 
 @pytest.mark.parametrize("kind", ["claim", "recover"])
 @pytest.mark.parametrize("blocker", ["complete", "fail", "heartbeat", "recover"])
-def test_no_claim_or_recovery_waits_for_a_late_worker_or_a_reaper(kind: str, blocker: str) -> None:
+def test_no_claim_or_recovery_waits_for_a_late_worker_or_a_reaper(
+    kind: CallKind, blocker: CallKind
+) -> None:
     """Rule 10: not even for the operation of a worker whose lease has run out."""
     assert meeting(kind, blocker, after=LEASE + 1) == ["non-blocking"]
 
 
 @pytest.mark.parametrize("blocker", ["claim", "recover"])
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, *, answered: bool) -> None:
+def test_a_late_heartbeat_may_wait_for_what_takes_its_job(
+    blocker: CallKind, *, answered: bool
+) -> None:
     """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
     assert meeting("heartbeat", blocker, after=LEASE + 1, answered=answered) == []
 
 
 @pytest.mark.parametrize("blocker", ["claim", "recover"])
-def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: str) -> None:
+def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: CallKind) -> None:
     """Rule 10: a claim or a recovery must leave alone what is alive."""
     assert meeting("heartbeat", blocker, after=1, answered=False) == ["non-blocking"]
 
@@ -659,7 +683,7 @@ def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> N
     told.wait(LEASE / 2 + 1)
     recover = told.begin("recover", "reaper")
     beat = told.begin("heartbeat", "w1", refs=(Ref(fresh.index, "2"),))
-    beat.waits.append(Wait("reaper", recover.index))
+    beat.waits += (Wait("reaper", recover.index),)
     told.end(recover, "1")
     told.end(beat)
     told.on("complete", fresh, "2")
@@ -674,7 +698,7 @@ def test_who_races_another_for_a_job_waits_for_it_and_that_is_one_violation() ->
     told = Told()
     told.enqueue("1")
     one, other = told.begin("claim", "w1", limit=1), told.begin("claim", "w2", limit=1)
-    other.waits.append(Wait("w1", one.index))
+    other.waits += (Wait("w1", one.index),)
     told.end(one, "1")
     told.end(other, "1")
     assert broken(told.finally_(j1="running")) == ["single-claim"]
@@ -753,7 +777,7 @@ def test_a_workers_heartbeat_named_by_an_old_claim_extends_the_new_one() -> None
     ],
 )
 def test_what_becomes_of_a_job_must_be_accounted_for(
-    ender: str, bound: int | None, final: dict[str, State], expected: list[str]
+    ender: CallKind, bound: int | None, final: dict[str, State], expected: list[str]
 ) -> None:
     """Rule 15: a job may be gone after an accepted complete or fail; otherwise it is lost."""
     told = Told()
@@ -897,7 +921,7 @@ def test_a_lost_claim_may_be_refused_by_an_error(answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(late: str) -> None:
+def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(late: CallKind) -> None:
     """A holder that repeats itself and is refused shows nothing of a worker that lost its job."""
     told = Told()
     told.enqueue("1")
@@ -915,7 +939,7 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(late: str
     [("complete", "fail", "failed"), ("fail", "complete", "completed")],
 )
 def test_what_a_holder_adds_does_not_end_its_job_otherwise(
-    first: str, second: str, ends: State
+    first: CallKind, second: CallKind, ends: State
 ) -> None:
     """Rule 6: a completed job that is failed afterwards, or the reverse, breaks final-state."""
     told = Told()
@@ -1151,21 +1175,21 @@ class Model:
         else:
             self._answer(actor)
 
-    def _choice(self, actor: Actor) -> str:
+    def _choice(self, actor: Actor) -> CallKind:
         if actor.name in {"reaper", "producer"}:
-            return {"reaper": "recover", "producer": "enqueue"}[actor.name]
-        kinds = ["claim", "claim"]
+            return "recover" if actor.name == "reaper" else "enqueue"
+        kinds: list[CallKind] = ["claim", "claim"]
         if actor.claims:
             kinds += ["complete", "fail", "heartbeat"]
         return self.rng.choice(kinds)
 
-    def _whole(self, actor: Actor, kind: str, nth: int | None = None) -> Call:
+    def _whole(self, actor: Actor, kind: CallKind, nth: int | None = None) -> Call:
         call = self._invoke(actor, kind, nth)
         self._take_effect(actor)
         self._answer(actor)
         return call
 
-    def _invoke(self, actor: Actor, kind: str, nth: int | None = None) -> Call:
+    def _invoke(self, actor: Actor, kind: CallKind, nth: int | None = None) -> Call:
         facts: dict[str, Any] = {}
         match kind:
             case "enqueue":
@@ -1190,7 +1214,7 @@ class Model:
             return
         for other in self.actors.values():
             if other is not actor and other.call is not None and other.call.kind == "claim":
-                call.waits.append(Wait(other.name, other.call.index))
+                call.waits += (Wait(other.name, other.call.index),)
 
     def _free(self) -> list[str]:
         """The jobs that a claim may take, in their order."""
@@ -1310,7 +1334,7 @@ class Model:
             while self._whole(drainer, "claim").ids:
                 for nth in range(len(drainer.claims)):
                     self._whole(drainer, "complete", nth)
-            self.told.sweep().began = began
+            self.told.sweep(began)
 
 
 MODELLED = declared(order="priority, fifo")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import factorial, prod
 from typing import cast
@@ -162,8 +163,7 @@ class DoubleClaims:
         for actor in dict.fromkeys(workers):
             n = len(calls)
             calls.append(Call(n, "claim", actor, 2 + n, 0.0, 100 + n, 0.0, limit=1, ids=("1",)))
-        for call in calls:
-            call.answer = "accepted"
+        calls = [replace(call, answer="accepted") for call in calls]
         return Run(History(calls, final={"1": "running"}))
 
 

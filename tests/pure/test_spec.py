@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from queueproof.history.calls import Answer, Call
+from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.judge.spec import Act, Breach, Job, Phase, Rules, step
 
 LEASE = 30.0
@@ -19,7 +19,7 @@ BY_WORKER = Rules(lease=LEASE, held=False, worker_heartbeat=True, recovers=True)
 
 
 def call(
-    kind: str,
+    kind: CallKind,
     began: float,
     ended: float | None = None,
     actor: str = "w1",
@@ -160,7 +160,7 @@ def test_a_claim_of_a_fresh_job_long_after_is_a_live_lease_breach() -> None:
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_after_the_lease_the_old_holder_may_be_told_either(kind: str, answer: Answer) -> None:
+def test_after_the_lease_the_old_holder_may_be_told_either(kind: CallKind, answer: Answer) -> None:
     """Rule 5: between the lease's end and the next claim both answers are legal."""
     late = act(call(kind, AFTER + 1), CLAIM, answer)
     recovered = act(call("recover", AFTER + 0.5, actor="reaper"))
@@ -169,7 +169,7 @@ def test_after_the_lease_the_old_holder_may_be_told_either(kind: str, answer: An
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
-def test_a_fresh_holder_is_not_refused(kind: str) -> None:
+def test_a_fresh_holder_is_not_refused(kind: CallKind) -> None:
     """A worker whose lease runs keeps its job: its operations are accepted."""
     refused = act(call(kind, 10.0), CLAIM, "rejected")
     assert blamed(LEASED, life(LEASED, enqueued(), act(CLAIM)), refused) == {"live-lease"}
@@ -243,7 +243,7 @@ def test_recover_may_answer_jobs_that_need_nothing() -> None:
 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_what_follows_a_complete_changes_nothing(late: str, answer: Answer) -> None:
+def test_what_follows_a_complete_changes_nothing(late: CallKind, answer: Answer) -> None:
     """Rule 6: a holder that repeats itself may be told either, and its job stays completed."""
     done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
     assert steps(done, act(call(late, 4.0), CLAIM, answer)) == done
@@ -251,14 +251,14 @@ def test_what_follows_a_complete_changes_nothing(late: str, answer: Answer) -> N
 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_what_follows_the_last_fail_changes_nothing(late: str, answer: Answer) -> None:
+def test_what_follows_the_last_fail_changes_nothing(late: CallKind, answer: Answer) -> None:
     """Rule 6: a job that failed at its last attempt stays failed, whatever its holder repeats."""
     failed = life(LEASED, enqueued(bound=1), act(CLAIM), act(call("fail", 3.0), CLAIM))
     assert steps(failed, act(call(late, 4.0), CLAIM, answer)) == failed
 
 
 @pytest.mark.parametrize("late", ["fail", "heartbeat"])
-def test_what_follows_a_fail_with_attempts_left_changes_nothing(late: str) -> None:
+def test_what_follows_a_fail_with_attempts_left_changes_nothing(late: CallKind) -> None:
     """Rule 6: a job that is to be tried again is not tried twice for a fail that is repeated."""
     failed = life(LEASED, enqueued(bound=2), act(CLAIM), act(call("fail", 3.0), CLAIM))
     assert steps(failed, act(call(late, 4.0), CLAIM)) == failed
@@ -276,7 +276,7 @@ def test_a_job_that_is_to_be_tried_again_may_be_completed_after_all() -> None:
 
 @pytest.mark.parametrize("owner", ["w1", "w2"])
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-def test_once_the_job_is_claimed_again_nothing_may_be_repeated(late: str, owner: str) -> None:
+def test_once_the_job_is_claimed_again_nothing_may_be_repeated(late: CallKind, owner: str) -> None:
     """Rule 6: from the next claim on every operation of the claim that failed is refused."""
     failed = life(LEASED, enqueued(bound=3), act(CLAIM), act(call("fail", 3.0), CLAIM))
     again = steps(failed, act(call("claim", 4.0, actor=owner)))
@@ -298,7 +298,7 @@ def test_what_strays_to_another_job_of_its_worker_is_fencing_once_it_shows() -> 
 
 @pytest.mark.parametrize("owner", ["w1", "w2"])
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-def test_a_claim_that_was_taken_over_is_refused(late: str, owner: str) -> None:
+def test_a_claim_that_was_taken_over_is_refused(late: CallKind, owner: str) -> None:
     """A worker that lost its job is refused, even if the same worker has claimed it again."""
     again = act(call("claim", AFTER + 1, actor=owner))
     taken = life(TAKES_OVER, enqueued(), act(CLAIM), again)
@@ -314,7 +314,7 @@ def test_a_workers_heartbeat_names_no_claim() -> None:
 
 
 @pytest.mark.parametrize("ender", ["complete", "fail"])
-def test_a_finished_job_that_is_claimed_again_is_final_state(ender: str) -> None:
+def test_a_finished_job_that_is_claimed_again_is_final_state(ender: CallKind) -> None:
     """Rule 21: who claims a finished job breaks final-state."""
     done = [
         job
@@ -365,7 +365,7 @@ def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat", "recover", "enqueue"])
-def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: str) -> None:
+def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: CallKind) -> None:
     """After an unknown answer the job may still be what it was."""
     before = life(LEASED, enqueued(), act(CLAIM))
     if kind == "enqueue":
@@ -431,7 +431,7 @@ def test_a_crash_of_somebody_else_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
-def test_a_lost_answer_does_not_wake_a_finished_job(kind: str) -> None:
+def test_a_lost_answer_does_not_wake_a_finished_job(kind: CallKind) -> None:
     """Whatever became of the operation, a completed job stays completed."""
     done = (enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
     lost = act(call(kind, 5.0), CLAIM, "unknown")
@@ -481,7 +481,7 @@ def test_an_operation_with_the_token_before_the_last_heartbeat_may_be_refused() 
     beaten = life(RENEWS, act(call("enqueue", 0)), act(first), act(call("heartbeat", 2), first))
     done = call("complete", 3)
     assert blamed(RENEWS, beaten, act(done, first, "rejected")) == set()
-    done.token = 1
+    done = replace(done, token=1)
     assert blamed(RENEWS, beaten, act(done, first, "rejected")) == {"live-lease"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from queueproof.errors import QueueError, ServerError
 from queueproof.examine.check import calibrate, check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.history.calls import Answer, Call, Ref
+from queueproof.history.calls import Answer, Call, CallKind, Ref
 from queueproof.judge.answers import contradiction
 from queueproof.queues.model import Claim, JobRow, Operation, Queue, Result, State, Step, Value
 from queueproof.run.lab import Lab
@@ -26,7 +26,7 @@ class Calls(list[Call]):
 
     def add(
         self,
-        kind: str,
+        kind: CallKind,
         *ids: str,
         refs: tuple[Ref, ...] = (),
         states: dict[str, State] | None = None,
@@ -36,10 +36,20 @@ class Calls(list[Call]):
     ) -> Ref:
         """One more call; what names the first of its jobs."""
         moment = 2 * len(self)
-        call = Call(len(self), kind, "w1", moment, 0.0, moment + lasts, 0.0)
-        call.ids, call.refs, call.states, call.answer, call.bound = ids, refs, states, answer, bound
-        if states is not None:
-            call.ids = (*states, *ids)
+        call = Call(
+            len(self),
+            kind,
+            "w1",
+            moment,
+            0.0,
+            moment + lasts,
+            0.0,
+            ids=(*(states or ()), *ids),
+            refs=refs,
+            states=states,
+            answer=answer,
+            bound=bound,
+        )
         self.append(call)
         return Ref(call.index, ids[0] if ids else "")
 
@@ -61,7 +71,7 @@ def test_two_jobs_have_two_ids() -> None:
 
 
 @pytest.mark.parametrize("between", ["claim", "recover", "cleanup", "restart"])
-def test_an_id_may_be_given_out_again(between: str) -> None:
+def test_an_id_may_be_given_out_again(between: CallKind) -> None:
     """After a job may have come to its end, another one may have its id."""
     calls = Calls()
     calls.add("enqueue", "7")
@@ -154,7 +164,7 @@ def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail"])
-def test_a_job_that_has_ended_may_be_gone_and_another_have_its_id(kind: str) -> None:
+def test_a_job_that_has_ended_may_be_gone_and_another_have_its_id(kind: CallKind) -> None:
     """A list need not hold what was completed or failed."""
     calls = Calls()
     calls.add("enqueue", "7")
@@ -167,7 +177,7 @@ def test_a_job_that_has_ended_may_be_gone_and_another_have_its_id(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["claim", "terminate"])
-def test_only_a_quiet_look_counts(kind: str) -> None:
+def test_only_a_quiet_look_counts(kind: CallKind) -> None:
     """While an operation is under way, or after a fault, a list may say anything."""
     calls = Calls()
     calls.add("enqueue", "7")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.history.calls import Call
+from queueproof.history.calls import Call, CallKind
 from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
@@ -113,7 +113,7 @@ def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf)
     assert len(set(taken.ids) - set(first.ids)) == 1
 
 
-def calls(run: Run, kind: str, actor: str) -> list[Call]:
+def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
     """An actor's calls of a kind."""
     return [call for call in run.history.of_kind(kind) if call.actor == actor]
 

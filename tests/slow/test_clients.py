@@ -15,6 +15,7 @@ from queueproof.errors import QueueError
 from queueproof.examine.check import PROFILES, Examination, calibrate, check_queue, replay
 from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
+from queueproof.history.calls import CallKind
 from queueproof.judge.checker import check, declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING
@@ -101,7 +102,7 @@ def run(lab: ClientLab, given: Program, *schedule: int) -> Run:
     return Runner(lab).run(given, schedule)
 
 
-def answers(made: Run, kind: str) -> list[tuple[str, str, tuple[str, ...]]]:
+def answers(made: Run, kind: CallKind) -> list[tuple[str, str, tuple[str, ...]]]:
     """Who was answered what."""
     return [(call.actor, call.answer, call.ids) for call in made.history.of_kind(kind)]
 

@@ -16,7 +16,7 @@ import pytest
 from queueproof.errors import QueueproofError, ServerUnavailableError
 from queueproof.examine.check import calibrate, check_queue, replay
 from queueproof.guarantees.catalogue import select
-from queueproof.history.calls import Call
+from queueproof.history.calls import Call, CallKind
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Judgement
@@ -86,7 +86,7 @@ def run_in_turn(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> 
     return Runner(lab).run(Program(jobs, in_turn(*scripts)))
 
 
-def calls(run: Run, kind: str, actor: str) -> list[Call]:
+def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
     """What an actor asked, of one kind."""
     return [call for call in run.history.of_kind(kind) if call.actor == actor]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.history.calls import Call, History, Ref
+from queueproof.history.calls import Call, CallKind, History, Ref
 from queueproof.judge.checker import Findings, Violation, declare
 from queueproof.postgres import Server
 from queueproof.queues.model import Claim, Operation, Queue, Step
@@ -290,7 +290,7 @@ def told(*calls: Call) -> Free:
     return Free(History(list(calls)), Findings(), [("kill", "claim", "at work")], 2, 7)
 
 
-def call(kind: str, actor: str, *ids: str, **facts: Any) -> Call:  # noqa: ANN401
+def call(kind: CallKind, actor: str, *ids: str, **facts: Any) -> Call:  # noqa: ANN401
     """An accepted call."""
     return Call(0, kind, actor, 0, 0.0, ids=ids, **{"answer": "accepted", **facts})
 

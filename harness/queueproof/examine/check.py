@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
@@ -67,7 +67,9 @@ from queueproof.schedule.programs import (
     PROMOTE,
     RECOVER,
     Do,
+    DoKind,
     JobSpec,
+    OperationKind,
     Program,
     Schedule,
     Script,
@@ -153,7 +155,7 @@ class Examination:
     seed: int
     profile: Profile
     crew: Crew
-    through: str | None = None  # only programs that do this operation
+    through: DoKind | None = None  # only programs that do this operation
     named: frozenset[str] = frozenset()  # asked for by name: no tool may be lacking
     required: frozenset[str] = frozenset()  # and the queue must offer what they need
     failures: dict[str, Failure] = field(default_factory=dict)
@@ -844,7 +846,7 @@ def first_flaw(
     *,
     seed: int = 0,
     profile: str = "default",
-    through: str | None = None,
+    through: DoKind | None = None,
 ) -> Judgement | None:
     """The first break that an examination meets; else what it could not put to the test.
 
@@ -918,7 +920,9 @@ def calibrate(lab: Lab) -> Offer:
         due_by_recover=_due_by_recover(runner, offer),
     )
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
-    trials = {
+    trials: Mapping[
+        OperationKind | Literal["complete_and_claim"], tuple[tuple[JobSpec, ...], tuple[Do, ...]]
+    ] = {
         "complete": (ONE, (claim(), complete())),
         "fail": (ONE, (claim(), fail())),
         "heartbeat": (ONE, (claim(), heartbeat())),
@@ -938,7 +942,7 @@ def calibrate(lab: Lab) -> Offer:
             later = run.history.of_kind("complete", "complete_many", "fail")
             offer = replace(offer, renews=any(call.token for call in later))
         # What completes and claims is a completion of which the claim is a part.
-        done = {"complete_and_claim": "complete_many"}.get(kind, kind)
+        done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
         for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
     return offer

@@ -12,6 +12,7 @@ from queueproof.schedule.programs import (
     PROMOTE,
     RECOVER,
     Do,
+    DoKind,
     JobSpec,
     Program,
     Script,
@@ -49,7 +50,7 @@ class Pieces:
         through: Only programs that do this operation; None: all.
     """
 
-    def __init__(self, offer: Offer, through: str | None = None) -> None:
+    def __init__(self, offer: Offer, through: DoKind | None = None) -> None:
         self.offer = offer
         self.through = through
         queue = offer.queue

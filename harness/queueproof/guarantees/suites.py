@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
 from hypothesis import strategies as st
 
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -13,6 +16,7 @@ from queueproof.schedule.programs import (
     PROMOTE,
     RECOVER,
     Do,
+    DoKind,
     JobSpec,
     Program,
     Script,
@@ -55,6 +59,9 @@ class Suite(Pieces):
         return list(found)
 
 
+_DrawnKind: TypeAlias = DoKind | Literal["lapse", "within"]
+
+
 @st.composite
 def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
     """A program of at least eight operations: short ones find late, long ones shrink anyway.
@@ -65,7 +72,7 @@ def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
     """
     queue = pieces.offer.queue
     workers = st.sampled_from(["w1", "w2", "w3"])
-    kinds = ["claim", "claim", *(do.kind for do in pieces.enders())]
+    kinds: list[_DrawnKind] = ["claim", "claim", *(do.kind for do in pieces.enders())]
     if pieces.lease is not None:
         kinds += ["recover", "recover", "lapse", "within"]
     elif queue.by_session and "recover" in queue.offers:
@@ -96,7 +103,7 @@ def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
 
 
 def _drawn_script(
-    draw: st.DrawFn, pieces: Pieces, workers: st.SearchStrategy[str], kinds: list[str]
+    draw: st.DrawFn, pieces: Pieces, workers: st.SearchStrategy[str], kinds: Sequence[_DrawnKind]
 ) -> Script:
     kind = draw(st.sampled_from(kinds))
     lease = pieces.lease or 0.0

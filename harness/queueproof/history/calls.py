@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.model import State
+from queueproof.schedule.programs import FaultKind, OperationKind
 
 Answer: TypeAlias = Literal["accepted", "rejected", "retry", "error", "unknown", "pending"]
+
+CallKind: TypeAlias = (
+    OperationKind | FaultKind | Literal["crash", "advance", "rewrite", "sweep", "pause", "resume"]
+)
+"""An operation of a queue, or what happens beside: to a worker, the server, the clock, the tables;
+a sweep is over when everything has been claimed that could be."""
 
 
 class Ref(NamedTuple):
@@ -40,11 +48,11 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One operation of one actor, from its invocation to its answer.
+    """One operation of one actor, from its invocation to its answer; then it changes no more.
 
     Attributes:
         index: Position in the history, in the order of invocation.
-        kind: The operation's name, or `crash`, `advance`, `sweep`: see `explore.programs`.
+        kind: What was asked for, or happened.
         actor: Who called: `w1`, `reaper1`, `producer`, ...
         invoked: Moment of the invocation: a count that orders all events of the run. A completion
             and a claim that are one operation have the same.
@@ -69,7 +77,7 @@ class Call:
     """
 
     index: int
-    kind: str
+    kind: CallKind
     actor: str
     invoked: int
     began: float
@@ -86,10 +94,24 @@ class Call:
     repeated: tuple[str, ...] = ()
     error: str = ""
     held: bool = False
-    waits: list[Wait] = field(default_factory=list)
+    waits: tuple[Wait, ...] = ()
     states: Mapping[str, State] | None = None
     token: int = 0
     moved: int = 0
+
+    def __post_init__(self) -> None:
+        if self.returned is not None:
+            object.__setattr__(self, "__class__", _Returned)
+
+    def end(self, moment: int, seconds: float) -> None:
+        """Record when it was answered: what is known of it by then stays as it is.
+
+        Args:
+            moment: The count that orders all events of the run.
+            seconds: The same on the database's clock.
+        """
+        self.returned, self.ended = moment, seconds
+        self.__class__ = _Returned
 
     def overlaps(self, other: Call) -> bool:
         """Whether both calls were open at some moment."""
@@ -98,6 +120,25 @@ class Call:
     def is_one_with(self, other: Call | None) -> bool:
         """Whether both were made by one operation: a completion, and the claim after it."""
         return other is not None and (other.invoked, other.actor) == (self.invoked, self.actor)
+
+
+class _Returned(Call):
+    """A call that has returned: it refuses to be changed.
+
+    A call becomes one in place, as a copy would leave those who hold the call with the old one.
+    A field that has no value yet may be set, as a copy's are, and those of an unpickled call.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if hasattr(self, name):
+            raise FrozenInstanceError(f"{self.kind} has returned: its {name} is what it is")
+        object.__setattr__(self, name, value)
+
+
+KINDS_OF_CALLS = (Call, _Returned)
+"""The types of calls, for what looks at the type of an object."""
 
 
 def _end(call: Call) -> float:
@@ -178,23 +219,20 @@ class History:
         """What `jobs` reported after the drain; None where it is not offered."""
         return None if self.final is None else self.final.items()
 
-    def of_kind(self, *kinds: str) -> list[Call]:
+    def of_kind(self, *kinds: CallKind) -> list[Call]:
         """The calls of some kinds, in the order of invocation."""
         return [call for call in self.calls if call.kind in kinds]
 
 
 # --- in a file ----------------------------------------------------------------------------------
 
-_DEFAULTS = {
-    one.name: None if one.default is MISSING else one.default
-    for one in fields(Call)
-    if one.name != "waits"
-}
+_DEFAULTS = {one.name: None if one.default is MISSING else one.default for one in fields(Call)}
+_KINDS = frozenset(chain.from_iterable(map(get_args, get_args(CallKind))))
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "ids": tuple,
     "repeated": tuple,
     "refs": lambda refs: tuple(Ref(*ref) for ref in refs),
-    "waits": lambda waits: [Wait(*wait) for wait in waits],
+    "waits": lambda waits: tuple(Wait(*wait) for wait in waits),
 }
 
 
@@ -217,7 +255,7 @@ def write(
                 for name, plain in _DEFAULTS.items()
                 if (value := getattr(call, name)) != plain
             }
-            file.write(encode({**data, "waits": call.waits} if call.waits else data) + "\n")
+            file.write(encode(data) + "\n")
         states = ({"job": job, "state": state} for job, state in outcome or ())
         file.writelines(f"{encode(state)}\n" for state in states)
 
@@ -270,6 +308,8 @@ class Stored:
 
 def _read(data: dict[str, Any]) -> Call | tuple[str, State] | bool:
     if "kind" in data:
+        if data["kind"] not in _KINDS:
+            raise ValueError(f"there is no operation {data['kind']!r}")
         for name, read in _READ.items():
             if name in data:
                 data[name] = read(data[name])

@@ -17,9 +17,9 @@ from itertools import chain, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from queueproof.history.calls import Answer, Call, Ref, Timeline
+from queueproof.history.calls import KINDS_OF_CALLS, Answer, Call, Ref, Timeline
 from queueproof.history.shelf import Shelf
-from queueproof.judge.spec import FOREVER, Act
+from queueproof.judge.spec import FOREVER, Act, ActKind
 from queueproof.queues.model import State
 
 
@@ -74,7 +74,7 @@ class Entry(NamedTuple):
     """
 
     call: Call
-    kind: str
+    kind: ActKind
     answer: Answer = "accepted"
     holder: int | None = None
     named: bool = True
@@ -373,7 +373,7 @@ class Lives(Watcher):
                 for job in (*call.ids, *call.repeated):
                     yield job, Entry(call, "claim", beside=beside)
             case "complete" | "fail" | "complete_many":
-                kind = "fail" if call.kind == "fail" else "complete"
+                kind: ActKind = "fail" if call.kind == "fail" else "complete"
                 if call.answer == "accepted":
                     for job in self._beside(call):
                         yield job, Entry(call, kind, named=False)
@@ -543,7 +543,7 @@ def _bare(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
 def _pack(life: Life) -> bytes:
     written = BytesIO()
     packer = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-    packer.dispatch_table = {Call: lambda call: (_bare, _facts(call))}
+    packer.dispatch_table = dict.fromkeys(KINDS_OF_CALLS, lambda call: (_bare, _facts(call)))
     packer.dump(life)
     return written.getvalue()
 

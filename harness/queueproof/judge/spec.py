@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from queueproof.history.calls import Answer, Call
+from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.queues.model import State
+from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
 SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
@@ -101,6 +102,10 @@ class Job(NamedTuple):
         return self.bound is None or self.claims >= self.bound
 
 
+ActKind: TypeAlias = CallKind | Literal["sign"]
+"""What a call is for one job; a sign is whatever shows that its worker is alive."""
+
+
 class Act(NamedTuple):
     """What one call meant for one job.
 
@@ -117,7 +122,7 @@ class Act(NamedTuple):
     """
 
     call: Call
-    kind: str
+    kind: ActKind
     answer: Answer = "accepted"
     holder: Call | None = None
     named: bool = True
@@ -230,7 +235,20 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return [_crash(rules, job, act.call)]
         case "sign":
             return [_sign(rules, job, act.call)]
+        case (
+            "complete_many"
+            | "jobs"
+            | "cleanup"
+            | "promote"
+            | "advance"
+            | "rewrite"
+            | "sweep"
+            | "pause"
+            | "resume"
+        ):
+            return [job]
         case _:
+            _: FaultKind = act.kind
             return [job]
 
 

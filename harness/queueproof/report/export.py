@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from sqlglot import TokenType
 
@@ -27,7 +27,7 @@ from queueproof.queues.model import Parameter, Step, Value, Values
 from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
 from queueproof.run.lab import GATE_KEYS, SEARCH_PATH, Lab
 from queueproof.run.record import Beat
-from queueproof.schedule.programs import FAULTS, Do, JobSpec, Program
+from queueproof.schedule.programs import FAULTS, Do, FaultKind, JobSpec, Program
 from queueproof.search.shrink import Failure
 
 WIDTH = 96  # characters of a line of prose
@@ -263,11 +263,11 @@ class _Spec:
             case "crash":
                 self._terminate(beat.actor)
             case "fault":
-                self._strike(self._calls[beat.call].kind, beat.text)
+                self._strike(cast("FaultKind", self._calls[beat.call].kind), beat.text)
             case _:
                 pass
 
-    def _strike(self, fault: str, about: str) -> None:
+    def _strike(self, fault: FaultKind, about: str) -> None:
         match fault:
             case "lose":
                 pass  # its answer's end is a beat of its own

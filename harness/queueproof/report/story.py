@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never, cast
 
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
@@ -18,6 +18,7 @@ from queueproof.queues.model import Parameter
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
+from queueproof.schedule.programs import FaultKind
 from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
@@ -131,7 +132,7 @@ class Fault:
         about: The worker that it happened to; nothing where it was the server.
     """
 
-    kind: str
+    kind: FaultKind
     about: str
 
 
@@ -485,7 +486,7 @@ class _Turns:
             case "commit" if turn.uncommitted:
                 pass  # the end of what was done, and nobody acted meanwhile
             case "fault" if call is not None:
-                yield Fault(call.kind, beat.text)
+                yield Fault(cast("FaultKind", call.kind), beat.text)
             case "connection" | "commit" | "waits" | "stops" | "goes on" | "rewrite" | "crash":
                 yield Event(beat.event, beat.text)
 

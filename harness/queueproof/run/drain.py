@@ -102,8 +102,7 @@ class Drain:
             empty = 0 if changed else 1 if moved or any(got) else empty + 1
             if not outstanding or empty >= self._enough():
                 break
-        sweep = self._execution.instant("sweep", drainer.name)
-        sweep.began = began
+        self._execution.instant("sweep", drainer.name, began=began)
         return outstanding
 
     def _enough(self) -> int:

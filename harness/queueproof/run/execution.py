@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, assert_never
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
-from queueproof.history.calls import Answer, Call, Ref, Wait
+from queueproof.history.calls import Answer, Call, CallKind, Ref, Wait
 from queueproof.judge.answers import flood
 from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
@@ -24,7 +24,15 @@ from queueproof.run.session import ConnectionLostError, Session, execute, unansw
 from queueproof.schedule.actors import DRAINER, PROMOTER, identity
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.moments import MARGIN
-from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
+from queueproof.schedule.programs import (
+    FAULTS,
+    HEARTBEATS,
+    MAINTENANCE,
+    Do,
+    FaultKind,
+    OperationKind,
+    Program,
+)
 
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
 ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
@@ -218,10 +226,10 @@ class Execution:
                 return bool(self._reserve)
             case "advance" | "align" | "until" | "rewrite":
                 return True
-            case fault if fault in FAULTS:
-                return FAULTS[fault].of_server or self._victim(actor, do).alive
-            case _:
+            case "recover" | "jobs" | "cleanup" | "promote":
                 return do.kind in self.queue.offers
+            case _:
+                return FAULTS[do.kind].of_server or self._victim(actor, do).alive
 
     def _may_name(self, actor: Actor, claims: list[tuple[Ref, Claim]]) -> bool:
         """Whether a worker may act on some of its claims.
@@ -245,29 +253,7 @@ class Execution:
         flight = actor.flight
         if flight is None:
             do = actor.todo.popleft()
-            if do.kind == "crash":
-                self.crash(self._victim(actor, do))
-                return
-            if do.kind == "advance":
-                self.advance(actor, do.seconds)
-                self.pass_time()
-                return
-            if do.kind == "until":
-                self.advance(actor, self._until(do.seconds))
-                self.pass_time()
-                return
-            if do.kind == "align":
-                self.advance(actor, self.lab.until_aligned())
-                self.pass_time()
-                return
-            if do.kind == "rewrite":
-                self.lab.rewrite_tables()
-                self._note(actor, "rewrite", call=self.instant("rewrite", actor.name))
-                return
-            if do.kind in FAULTS:
-                self._inflict(actor, do)
-                return
-            flight = self._begin(actor, do)
+            flight = self._do(actor, do)
             if flight is None:
                 return
         self.record.steps += 1
@@ -294,6 +280,42 @@ class Execution:
             stopped = actor.blocked or flight.gated
             if actor.flight is not flight or stopped or keyword not in _QUIET:
                 return
+
+    def _do(self, actor: Actor, do: Do) -> Flight | None:
+        """Begin an operation, or do what takes no time."""
+        match kind := do.kind:
+            case "crash":
+                self.crash(self._victim(actor, do))
+            case "advance":
+                self._let_pass(actor, do.seconds)
+            case "until":
+                self._let_pass(actor, self._until(do.seconds))
+            case "align":
+                self._let_pass(actor, self.lab.until_aligned())
+            case "rewrite":
+                self.lab.rewrite_tables()
+                self._note(actor, "rewrite", call=self.instant("rewrite", actor.name))
+            case (
+                "enqueue"
+                | "claim"
+                | "complete"
+                | "complete_many"
+                | "complete_and_claim"
+                | "fail"
+                | "heartbeat"
+                | "recover"
+                | "jobs"
+                | "cleanup"
+                | "promote"
+            ):
+                return self._begin(actor, do, kind)
+            case _:
+                self._inflict(actor, kind, self._victim(actor, do))
+        return None
+
+    def _let_pass(self, actor: Actor, seconds: float) -> None:
+        self.advance(actor, seconds)
+        self.pass_time()
 
     def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
@@ -332,7 +354,7 @@ class Execution:
         for other in blockers:
             call = other.flight.call.index if other.flight else None
             for one in flight.calls:
-                one.waits.append(Wait(other.name, call, flight.stale or other.late))
+                one.waits += (Wait(other.name, call, flight.stale or other.late),)
         self._note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _may_stop(self, actor: Actor) -> bool:
@@ -462,16 +484,18 @@ class Execution:
 
     # --- operations -----------------------------------------------------------------------------
 
-    def _begin(self, actor: Actor, do: Do) -> Flight | None:
+    def _begin(
+        self, actor: Actor, do: Do, kind: OperationKind | Literal["complete_and_claim"]
+    ) -> Flight | None:
         """Invoke an operation, up to its first statement."""
         self._moment += 1
-        both = do.kind == "complete_and_claim"
-        call = self._invoke("complete_many" if both else do.kind, actor)
+        both = kind == "complete_and_claim"
+        call = self._invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
         arguments, named = self._arguments(actor, do, call)
         claim = self._invoke("claim", actor) if both else None
         if claim is not None:
             claim.limit, claim.queue = call.limit, do.queue
-        generator = self.lab.start(do.kind, actor.name, **arguments)
+        generator = self.lab.start(kind, actor.name, **arguments)
         self._note(actor, "start", call=call)
         session = self._connection(actor, call)
         try:
@@ -487,7 +511,7 @@ class Execution:
         )
         return actor.flight
 
-    def _invoke(self, kind: str, actor: Actor) -> Call:
+    def _invoke(self, kind: CallKind, actor: Actor) -> Call:
         calls = self.record.history.calls
         calls.append(Call(len(calls), kind, actor.name, self._moment, self.lab.now()))
         return calls[-1]
@@ -671,22 +695,37 @@ class Execution:
 
     def _return(self, call: Call) -> None:
         self._moment += 1
-        call.returned, call.ended = self._moment, self.lab.now()
+        call.end(self._moment, self.lab.now())
 
-    def instant(self, kind: str, actor: str) -> Call:
-        """Record something that takes no time."""
+    def instant(
+        self, kind: CallKind, actor: str, *, delay: float = 0.0, began: float | None = None
+    ) -> Call:
+        """Record something that takes no time.
+
+        Args:
+            kind: What happened.
+            actor: To whom, or by whom.
+            delay: By how many seconds the clock moved.
+            began: When it began on the database's clock, in seconds; None: now.
+        """
         history = self.record.history
         self._moment += 1
-        call = Call(len(history.calls), kind, actor, self._moment, self.lab.now())
+        call = Call(
+            len(history.calls),
+            kind,
+            actor,
+            self._moment,
+            self.lab.now() if began is None else began,
+            delay=delay,
+            answer="accepted",
+        )
         history.calls.append(call)
-        call.answer = "accepted"
         self._return(call)
         return call
 
     def advance(self, actor: Actor, seconds: float) -> None:
         """Move the database's clock."""
-        call = self.instant("advance", actor.name)
-        call.delay = seconds
+        call = self.instant("advance", actor.name, delay=seconds)
         self.lab.advance(seconds)
         self._note(actor, "clock", f"{seconds:g}", call=call)
 
@@ -743,12 +782,11 @@ class Execution:
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def _inflict(self, nemesis: Actor, do: Do) -> None:
-        victim = self._victim(nemesis, do)
-        about = "" if FAULTS[do.kind].of_server else victim.name
-        self._note(nemesis, "fault", about, call=self.instant(do.kind, nemesis.name))
+    def _inflict(self, nemesis: Actor, kind: FaultKind, victim: Actor) -> None:
+        about = "" if FAULTS[kind].of_server else victim.name
+        self._note(nemesis, "fault", about, call=self.instant(kind, nemesis.name))
         self.disturbed = True
-        match do.kind:
+        match kind:
             case "lose":
                 # The backend does not notice while it works or waits: what it does takes effect.
                 victim.cut_off = True
@@ -763,15 +801,15 @@ class Execution:
                     self._hit("restart", actor)
                     self._disconnect(actor, _KILLED)
             case _:
-                raise NotImplementedError(do.kind)
+                assert_never(kind)
 
-    def _hit(self, fault: str, actor: Actor) -> None:
+    def _hit(self, fault: FaultKind, actor: Actor) -> None:
         """Record where a fault meets an actor: in the middle of an operation, or after one."""
         if actor.flight is not None:
             self.record.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
             return
-        calls = self.record.history.of_kind(*self.queue.offers)
-        last = next((call.kind for call in reversed(calls) if call.actor == actor.name), None)
+        calls = (c for c in reversed(self.record.history.calls) if c.kind in self.queue.offers)
+        last = next((call.kind for call in calls if call.actor == actor.name), None)
         if last is not None:
             self.record.faults.append((fault, f"after {last}", 0))
 

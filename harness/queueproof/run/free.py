@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, assert_never
 
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
-from queueproof.history.calls import Call, History, Ref
+from queueproof.history.calls import Call, CallKind, History, Ref
 from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
@@ -35,7 +35,7 @@ from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import FAULTS, JobSpec
+from queueproof.schedule.programs import FAULTS, JobSpec, OperationKind
 
 FreeFault: TypeAlias = Literal["kill", "pause", "terminate", "restart"]
 
@@ -68,8 +68,13 @@ _DEADLOCKED = "1s"  # after this the server looks for one; nobody else does here
 _REMEMBERED = 5  # claims that a worker has ended
 
 _NEVER_RETRIED = frozenset({"40P01", "57P01", "08006"})  # as in controlled runs
-_UPKEEP = frozenset({"recover", "promote"})
-_WEIGHTS = {"complete": 10, "complete_many": 3, "fail": 3, "heartbeat": 4}
+_UPKEEP: tuple[OperationKind, ...] = ("promote", "recover")
+_WEIGHTS: Mapping[OperationKind, int] = {
+    "complete": 10,
+    "complete_many": 3,
+    "fail": 3,
+    "heartbeat": 4,
+}
 
 _BACKENDS = """
 SELECT pid, application_name, state FROM pg_catalog.pg_stat_activity
@@ -444,7 +449,7 @@ class _Run:
         self._own = {pid for pid, _, _ in self._backends()}
         try:
             for place in self._places:
-                if place.role != "reaper" or not self._upkeep.isdisjoint(self._queue.offers):
+                if place.role != "reaper" or self._upkeep:
                     self._bear(place)
             self._until(lambda: all(life.ready for life in self._lives))
             self._work()
@@ -460,11 +465,19 @@ class _Run:
     def _written(self, final: Mapping[str, State] | None) -> History:
         """The history, its calls in the order of invocation."""
         calls = sorted(self._calls, key=lambda call: call.invoked)
-        for number, call in enumerate(calls):
-            call.index = number
-        for call, named in self._named:
-            call.refs = tuple(Ref(claimed.call.index, claimed.claim.id) for claimed in named)
-        return History(calls, final)
+        numbers = {call: number for number, call in enumerate(calls)}
+        named = dict(self._named)
+        return History(
+            [
+                replace(
+                    call,
+                    index=number,
+                    refs=tuple(Ref(numbers[one.call], one.claim.id) for one in named.get(call, ())),
+                )
+                for call, number in numbers.items()
+            ],
+            final,
+        )
 
     def _work(self) -> None:
         """Keep everybody busy until all have done what they had to."""
@@ -506,13 +519,13 @@ class _Run:
             self._inflict(life, fault)
 
     @property
-    def _upkeep(self) -> frozenset[str]:
-        return _UPKEEP & self._queue.offers
+    def _upkeep(self) -> list[OperationKind]:
+        return [kind for kind in _UPKEEP if kind in self._queue.offers]
 
-    def _next_upkeep(self) -> str:
+    def _next_upkeep(self) -> OperationKind:
         """What the reaper does next: recover and promote in turn."""
         self._kept += 1
-        known = sorted(self._upkeep)
+        known = self._upkeep
         return known[self._kept % len(known)]
 
     def _choose(self, life: _Life, *, late: bool = False) -> None:
@@ -604,7 +617,7 @@ class _Run:
 
     # --- time -----------------------------------------------------------------------------------
 
-    def _invoke(self, kind: str, actor: str) -> Call:
+    def _invoke(self, kind: CallKind, actor: str) -> Call:
         self._moment += 2  # between two moments there is room for one more
         call = Call(len(self._calls), kind, actor, self._moment, self._lab.now())
         self._calls.append(call)
@@ -612,7 +625,7 @@ class _Run:
 
     def _return(self, call: Call) -> None:
         self._moment += 2
-        call.returned, call.ended = self._moment, self._lab.now()
+        call.end(self._moment, self._lab.now())
 
     def _advance(self, seconds: float) -> None:
         """Move the clock, whatever is going on."""
@@ -626,7 +639,7 @@ class _Run:
     # --- operations -----------------------------------------------------------------------------
 
     def _begin(
-        self, life: _Life, kind: str, named: Sequence[Claimed] = (), **arguments: object
+        self, life: _Life, kind: OperationKind, named: Sequence[Claimed] = (), **arguments: object
     ) -> Call:
         """Ask a worker for an operation."""
         if self._queue.moves_clock and life.ahead != self._ahead:
@@ -666,7 +679,7 @@ class _Run:
         call.queue = queue
         return call
 
-    def _act(self, life: _Life, kind: str, named: Sequence[Claimed]) -> Call:
+    def _act(self, life: _Life, kind: OperationKind, named: Sequence[Claimed]) -> Call:
         """Act on jobs that a worker has, or had."""
         named = tuple(named)
         if kind == "complete_many":
@@ -866,8 +879,10 @@ class _Run:
                 else:
                     self._disturb(life)
                     self._lab.execute(_TERMINATE.format(_NAME + life.name))
-            case _:
+            case "restart":
                 self._restart()
+            case _:
+                assert_never(fault.kind)
 
     def _disturb(self, life: _Life) -> None:
         """Something happens to the connections of a worker."""
@@ -881,7 +896,7 @@ class _Run:
         # A library may connect anew and try again; what it did at first is then never answered.
         call = flight.call
         twice = replace(
-            call, index=len(self._calls), invoked=call.invoked + 1, answer="unknown", waits=[]
+            call, index=len(self._calls), invoked=call.invoked + 1, answer="unknown", waits=()
         )
         self._calls.append(twice)
         if flight.named:
@@ -943,10 +958,11 @@ class _Run:
             if not place.finished or place.role == "reaper":
                 self._bear(place)
 
-    def _note(self, kind: str, actor: str) -> None:
+    def _note(self, kind: CallKind, actor: str, began: float | None = None) -> None:
         """Record something that takes no time."""
         call = self._invoke(kind, actor)
         call.answer = "accepted"
+        call.began = call.began if began is None else began
         self._return(call)
 
     # --- the end --------------------------------------------------------------------------------
@@ -964,10 +980,9 @@ class _Run:
     def _complete(self, life: _Life) -> bool:
         """Complete a job that a worker holds; whether there was an answer to rely on."""
         one = life.held[0]
-        kinds = ("complete", "complete_many")
-        kind = next((kind for kind in kinds if kind in self._queue.offers), None)
-        for _ in range(RETRIES if kind else 0):
-            call = self._perform(life.place, lambda life: self._act(life, str(kind), [one]))
+        kind: OperationKind = "complete" if "complete" in self._queue.offers else "complete_many"
+        for _ in range(RETRIES if kind in self._queue.offers else 0):
+            call = self._perform(life.place, lambda life: self._act(life, kind, [one]))
             if call.answer in {"accepted", "rejected"}:
                 return True
             if life not in self._lives:
@@ -1001,8 +1016,7 @@ class _Run:
                 self._promote(drainer)
             for queue in self._queues:
                 self._empty(drainer, queue)
-        self._note("sweep", DRAINER)
-        self._calls[-1].began = began
+        self._note("sweep", DRAINER, began)
 
     def _promote(self, drainer: _Place) -> None:
         """Make claimable what has become due, until nothing more moves."""

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from queueproof.errors import ServerError
 from queueproof.history.calls import Call, History
 from queueproof.queues.model import Step
+from queueproof.schedule.programs import FaultKind
 
 Event: TypeAlias = Literal[
     "start",
@@ -78,7 +79,7 @@ class Run:
         errors: What the server answered to which step, by the index of the call.
         certain: How many choices had been met when several sessions waited and a lock was
             released: from then on the server decides who goes on. None where that never was.
-        faults: Which fault of `FAULTS` hit which operation, after how many of its statements.
+        faults: Which fault hit which operation, after how many of its statements.
         short: The first claim that got fewer jobs than it always gets without the pooler.
     """
 
@@ -88,7 +89,7 @@ class Run:
     steps: int = 0
     errors: dict[int, tuple[ServerError, Step]] = field(default_factory=dict)
     certain: int | None = None
-    faults: list[tuple[str, str, int]] = field(default_factory=list)
+    faults: list[tuple[FaultKind, str, int]] = field(default_factory=list)
     short: Call | None = None
 
     @property

@@ -4,7 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+OperationKind: TypeAlias = Literal[
+    "enqueue",
+    "claim",
+    "complete",
+    "complete_many",
+    "fail",
+    "heartbeat",
+    "recover",
+    "jobs",
+    "cleanup",
+    "promote",
+]
+"""What actors ask a queue for. `install` and `start` come before a program begins, and
+`complete_and_claim` counts as two operations."""
+
+FaultKind: TypeAlias = Literal["lose", "terminate", "restart"]
+"""What happens to connections, backends and the server."""
+
+DoKind: TypeAlias = (
+    OperationKind
+    | FaultKind
+    | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
+)
+"""What an actor does."""
 
 
 class Do(NamedTuple):
@@ -14,7 +39,7 @@ class Do(NamedTuple):
         kind: An operation of a queue, `crash` (the actor's connection is closed for good),
             `advance` (the database's clock moves), `until` (it moves on to a moment before a
             limit), `align` (it moves on to a known fraction of a second), `rewrite` (the tables'
-            physical order turns) or one of `FAULTS`.
+            physical order turns) or a fault.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
             jobs, counted from 0 over its whole life, and for a batch which of its claims
             (`complete_and_claim` claims as many again); for a crash and for a fault of a worker
@@ -26,7 +51,7 @@ class Do(NamedTuple):
         whole: Whether it is one step: its statements follow each other, and stop nowhere inside.
     """
 
-    kind: str
+    kind: DoKind
     n: int = 0
     seconds: float = 0.0
     queue: str = "default"
@@ -63,7 +88,7 @@ class Fault(NamedTuple):
     of_server: bool = False
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: Mapping[FaultKind, Fault] = {
     "lose": Fault("answers lost", "cuts {} off from its next answer"),
     "terminate": Fault("backends terminated", "ends the backend of {}"),
     "restart": Fault("server kills", "kills the server, and starts it again", of_server=True),
@@ -104,7 +129,7 @@ class Program(NamedTuple):
         """The queues that its jobs go to."""
         return sorted({"default", *(job.queue for job in (*self.jobs, *self.reserve))})
 
-    def does(self, kind: str) -> bool:
+    def does(self, kind: DoKind) -> bool:
         """Whether some actor does an operation of a kind."""
         return any(do.kind == kind for stage in self.stages for _, dos in stage for do in dos)
 
@@ -205,7 +230,7 @@ RECOVER = Do("recover")
 PROMOTE = Do("promote")
 REWRITE = Do("rewrite")
 HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connection of its own
-MAINTENANCE = frozenset({"recover", "promote", "cleanup"})
+MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
 COMPLETES = frozenset({"complete", "complete_many"})
