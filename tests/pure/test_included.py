@@ -66,6 +66,15 @@ def test_a_file_with_includes_needs_no_schema_of_its_own(tmp_path: Path) -> None
     assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 2)
 
 
+def test_breaks_are_written_into_the_file_alone(tmp_path: Path) -> None:
+    """What it includes stays where it is."""
+    (tmp_path / "dump.sql").write_text("CREATE TABLE jobs (id serial);")
+    written = including(tmp_path, '["../dump.sql"]').with_breaks({"order": "later"})
+    assert "CREATE TABLE" not in written
+    assert '-- order = "later"' in written
+    load_text(written, tmp_path / "queues" / "q.sql")
+
+
 def test_a_token_and_a_mutant_see_a_change_of_an_included_file(tmp_path: Path) -> None:
     """The digests of a queue and of its mutants are made from what is sent, wherever it stands."""
     digests = []

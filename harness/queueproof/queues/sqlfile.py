@@ -127,11 +127,10 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     keys = _header_lines(file)
     header = _header(keys)
     blocks = {block.name: block for block in _blocks(file)}
+    files: list[_File] = []
     if patterns := header.pop("include", None):
         files = [one for pattern in patterns for one in _files(keys, pattern)]
         blocks["schema"] = _including(keys, files, blocks.get("schema"))
-        # What is sent is the file's too: a token must not outlive a change of it.
-        text = "\0".join([text, *(one.text for one in files)])
     for name in ("schema", "enqueue", "claim"):
         if name not in blocks:
             raise FormatError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
@@ -141,7 +140,8 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
         raise FormatError(message, _source(both))
     if header.get("lease", "session") == "session":
         _reject_lease(blocks.values())
-    return SqlFileQueue(str(path), text, header, blocks)
+    # What is sent is the file's too: a token must not outlive a change of it.
+    return SqlFileQueue(str(path), text, header, blocks, [one.text for one in files])
 
 
 class SqlFileQueue(Queue):
@@ -152,7 +152,12 @@ class SqlFileQueue(Queue):
     """
 
     def __init__(
-        self, name: str, text: str, header: Mapping[str, Any], blocks: Mapping[str, Block]
+        self,
+        name: str,
+        text: str,
+        header: Mapping[str, Any],
+        blocks: Mapping[str, Block],
+        beside: Sequence[str] = (),
     ) -> None:
         """Take the parts of a file that `load` has checked."""
         self._states: Mapping[str, State] = header.get("states", {})
@@ -160,8 +165,9 @@ class SqlFileQueue(Queue):
             if key in HEADER_KEYS:
                 setattr(self, key, value)
         self.blocks = blocks
-        self.sees_backends = bool(_BACKENDS.search(text))
-        self.digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        everything = "\0".join([text, *beside])
+        self.sees_backends = bool(_BACKENDS.search(everything))
+        self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
         self._name = name
         self._text = text
 
