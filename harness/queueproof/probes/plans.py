@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
@@ -83,11 +83,12 @@ DEEP = (*DEFAULT, Filling(20_000, 0, analyze=True, after=500))
 
 
 class Cell(NamedTuple):
-    """One point of the grid."""
+    """One point of the grid; by which operation jobs are claimed there."""
 
     filling: Filling
     setting: str
     limit: int
+    operation: str = "claim"
 
 
 @dataclass(slots=True)
@@ -133,10 +134,12 @@ def walk(lab: Lab, offer: Offer, fillings: Sequence[Filling]) -> PlanFindings:
     """
     findings = PlanFindings()
     limits = LIMITS if "limit" in offer.queue.takes("claim") and not offer.held else (1,)
-    for filling in fillings:
+    claiming = [one for one in ("claim", "complete_and_claim") if one in offer.queue.offers]
+    for operation, filling in itertools.product(claiming, fillings):
         _fill(lab, offer, filling)
         for setting, limit in itertools.product(PLANNERS, limits):
-            over = _claim_in(lab, offer, Cell(filling, setting, limit), findings)
+            cell = Cell(filling, setting, limit, operation)
+            over = _claim_in(lab, offer, cell, findings)
             if over is not None:
                 findings.overclaim = over
                 return findings
@@ -180,10 +183,14 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
     settings = PLANNERS[cell.setting]
     for name, value in settings.items():
         session.run(f"SET {name} = {value}")
-    before = _running(lab)
     plans: list[tuple[str, str]] = []
-    arguments = {**lab.defaults(), "worker": identity("w1")}
-    operation = lab.start("claim", **{**arguments, "limit": cell.limit})
+    arguments: dict[str, Any] = {**lab.defaults(), "worker": identity("w1")}
+    if cell.operation == "complete_and_claim":
+        arguments["jobs"] = drive(session, lab.start("claim", **{**arguments, "limit": 1}))
+        if not arguments["jobs"]:
+            return None
+    before = _running(lab) - len(arguments.get("jobs", ()))
+    operation = lab.start(cell.operation, **{**arguments, "limit": cell.limit})
     claims: Sequence[Claim] = ()
     try:
         claims = _explained(session, operation, plans)
@@ -205,7 +212,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
 
 
 def _explained(
-    session: Session, operation: Operation[Sequence[Claim]], plans: list[tuple[str, str]]
+    session: Session, operation: Operation[Any], plans: list[tuple[str, str]]
 ) -> Sequence[Claim]:
     """A claim, with the plan of each of its statements taken just before it runs."""
     try:
@@ -216,7 +223,7 @@ def _explained(
                 plans.append((step.sql, plan))
             step = operation.send(execute(session, step))
     except StopIteration as stop:
-        claims: Sequence[Claim] = stop.value
+        claims: Sequence[Claim] = stop.value[1] if isinstance(stop.value, tuple) else stop.value
         return claims
 
 

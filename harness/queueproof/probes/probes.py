@@ -97,17 +97,21 @@ class PlanGrid(Probe):
         sentence = "jobs were passed over, as claims that take more than they return explain"
         return Seen(
             evidence,
-            broken=f"a claim with limit {over.cell.limit} took {over.taken} "
+            broken=f"a {over.cell.operation} with limit {over.cell.limit} took {over.taken} "
             f"({over.cell.filling}; {over.cell.setting})",
             found=over,
-            data=[list(over.cell.filling), over.cell.setting, over.cell.limit],
+            # A claim's tokens are what they were before there was another way to claim.
+            data=[
+                list(over.cell.filling),
+                *over.cell[1 : 3 if over.cell.operation == "claim" else 4],
+            ],
             explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
         )
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The claim of one cell again."""
-        filling, setting, limit = data
-        return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), setting, limit))
+        filling, *cell = data
+        return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), *cell))
 
 
 class Waits(Probe):
