@@ -628,7 +628,7 @@ def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_server")
-@pytest.mark.parametrize("form", ["spec", "py"])
+@pytest.mark.parametrize("form", ["spec", "py", "mmd"])
 def test_a_story_is_written_where_it_happened_again(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:
@@ -639,6 +639,9 @@ def test_a_story_is_written_where_it_happened_again(
     assert (code, err) == (1, "")
     assert f"Wrote {path}\n" in out
     text = path.read_text()
+    if form == "mmd":
+        assert text.startswith("sequenceDiagram\n    participant w1\n    participant w2\n")
+        return
     assert race_token() in text
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
@@ -647,13 +650,19 @@ def test_a_story_is_written_where_it_happened_again(
 
 
 @pytest.mark.usefixtures("on_server")
-def test_a_probes_story_is_no_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [("spec", "no order of statements tells this story"), ("mmd", "has no steps to be drawn")],
+)
+def test_a_probes_story_is_no_spec(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, message: str
+) -> None:
     """What no order of statements tells is refused, and nothing is written."""
     queue = STRATEGIES / "broken" / "backoff_none.sql"
-    path = tmp_path / "story.spec"
+    path = tmp_path / f"story.{form}"
     arguments = ["--replay", token(queue, "backoff", probe=True), "--export", str(path)]
     assert run(["check", str(queue), *arguments]) == 4
-    assert "no order of statements tells this story" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -676,7 +685,7 @@ def test_a_story_that_does_not_happen_is_not_written(
         (["--export", "a.spec"], "--export writes one story: it goes with --replay TOKEN"),
         (
             ["--replay", "x", "--export", "a.txt"],
-            "end it in .spec (isolationtester) or .py (pytest)",
+            "end it in .spec (isolationtester), .py (pytest) or .mmd",
         ),
         (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),

@@ -151,7 +151,7 @@ def test_a_card_is_made_once_from_the_same(tmp_path: Path) -> None:
     (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
     path, kept = tmp_path / "one.sql", tmp_path / "cards"
     path.write_text("-- breaks: order\nnonsense", encoding="utf-8")
-    found = [Judgement("order", "broken", "because", "a story", "token", {"pairs": 3})]
+    found = (Judgement("order", "broken", "because", "a story", "token", {"pairs": 3}),)
     made = Row("one", Card("one.sql", "PostgreSQL", 0, 1.0, found), "order")
     _put(kept, _state(tmp_path, None), made, tmp_path)
     assert [made] == list(examine(["one"], tmp_path, kept=kept))
