@@ -378,6 +378,7 @@ class Examiner:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show what holds of which queue, and one story of what the naive queue does."""
+        from queueproof.guarantees.catalogue import CATALOGUE
         from queueproof.report.terminal import summary
 
         if not self._cards:
@@ -389,13 +390,13 @@ class Examiner:
             told = summary(card.guarantees)
             terminalreporter.write_line(f"{shown[name]:<{width}}  {told}")
         stories = [
-            (card.queue, judgement.story)
+            (CATALOGUE[judgement.id].lesson, card.queue, judgement.story)
             for card in self._cards.values()
             for judgement in card.guarantees
-            if judgement.verdict == "accepted" and judgement.id == "single-claim"
+            if judgement.verdict == "accepted" and CATALOGUE[judgement.id].lesson
         ]
-        for queue, story in stories[:1]:
-            terminalreporter.section(f"why a claim must lock: {Path(queue).name}")
+        for lesson, queue, story in stories[:1]:
+            terminalreporter.section(f"{lesson}: {Path(queue).name}")
             terminalreporter.write_line(story or "")
 
     def pytest_unconfigure(self) -> None:

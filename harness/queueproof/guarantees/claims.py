@@ -199,6 +199,7 @@ GUARANTEES = (
         life=True,
         acknowledged=True,
         lacking="overlapping claims",
+        lesson="why a claim must lock",
     ),
     Guarantee(
         id="claim-limit",
@@ -216,6 +217,7 @@ GUARANTEES = (
         ),
         programs=_claim_limit,
         lacking="claims with more jobs free than allowed",
+        probe="plans",
     ),
     Guarantee(
         id="order",
@@ -236,6 +238,7 @@ GUARANTEES = (
         programs=_order,
         extra=(Conditions(planner="no index"),),
         lacking="pairs of jobs compared",
+        passed_over=True,
     ),
     Guarantee(
         id="not-early",
@@ -276,6 +279,7 @@ GUARANTEES = (
         life=True,
         acknowledged=True,
         lacking="claims beside another queue's jobs",
+        two_queues=True,
     ),
     Guarantee(
         id="concurrency-limit",

@@ -30,6 +30,7 @@ GUARANTEES = (
             "may be claimed, in the order of the claim, and nothing that is over, failed jobs "
             "included."
         ),
+        probe="growth",
     ),
     Guarantee(
         id="old-snapshot",
@@ -49,6 +50,7 @@ GUARANTEES = (
         asks='promises = ["old-snapshot"] in the header',
         needs=_promised_snapshot,
         told_anyway=True,
+        probe="growth under a snapshot",
     ),
 )
 """In the order of the scenarios."""

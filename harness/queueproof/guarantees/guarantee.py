@@ -58,6 +58,14 @@ class Guarantee:
         life: Whether it is of a job's life, so that its programs make every operation meet every
             other: they are what is run under other guarantees' conditions.
         acknowledged: Whether its breach means that something acknowledged was lost or doubled.
+        probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
+        waits: Whether it is broken by a wait: its story ends when somebody waits.
+        shows_late: Whether its breach may show only when the jobs are drained at the end.
+        passed_over: Whether it is broken where jobs are passed over, which claims that take more
+            jobs than they answer explain.
+        two_queues: Whether its programs need a second queue; a story of one queue is simpler.
+        lesson: The heading of its story at the end of the scenarios, where a queue accepts its
+            breach to show it; empty for none.
     """
 
     id: str
@@ -79,6 +87,12 @@ class Guarantee:
     told_anyway: bool = False
     life: bool = False
     acknowledged: bool = False
+    probe: str = ""
+    waits: bool = False
+    shows_late: bool = False
+    passed_over: bool = False
+    two_queues: bool = False
+    lesson: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -311,6 +311,7 @@ GUARANTEES = (
         life=True,
         acknowledged=True,
         lacking="operations with a lost claim refused",
+        shows_late=True,
     ),
 )
 """In the order of the scenarios."""

@@ -48,6 +48,7 @@ GUARANTEES = (
             Variation(Conditions(pooled="first idle"), settled),
             Variation(Conditions(pooled="round robin"), settled),
         ),
+        probe="pgbouncer",
     ),
 )
 """In the order of the scenarios."""

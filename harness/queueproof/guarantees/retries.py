@@ -240,6 +240,7 @@ GUARANTEES = (
         asks="fail, and backoff in the header",
         needs=_waiting,
         timed=True,
+        probe="waits",
     ),
     Guarantee(
         id="final-state",

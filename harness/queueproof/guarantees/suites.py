@@ -50,8 +50,7 @@ class Suite(Pieces):
         """See `Life`."""
         found = {
             program: None
-            # What needs a second queue comes last: a story of one queue is simpler.
-            for guarantee in sorted(CATALOGUE.values(), key=lambda one: one.id == "routing")
+            for guarantee in sorted(CATALOGUE.values(), key=lambda one: one.two_queues)
             if guarantee.life and guarantee.needs(self.offer) is None
             for program in self.programs(guarantee)
             if program.races == races and program.size <= LONG

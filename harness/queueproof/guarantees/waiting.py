@@ -210,6 +210,7 @@ GUARANTEES = (
         ),
         programs=_non_blocking,
         lacking="operations in the midst of another's",
+        waits=True,
     ),
     Guarantee(
         id="no-deadlock",
@@ -247,6 +248,7 @@ GUARANTEES = (
         programs=_no_starvation,
         acknowledged=True,
         lacking="jobs claimed beside others that could not run",
+        passed_over=True,
     ),
 )
 """In the order of the scenarios."""

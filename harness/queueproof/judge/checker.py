@@ -78,6 +78,23 @@ class Findings:
     violations: list[Violation] = field(default_factory=list)
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
 
+    @property
+    def overlapping(self) -> int:
+        """How many operations were in the midst of another's."""
+        return self.evidence["no-deadlock", "operations in the midst of another's"]
+
+    @property
+    def first(self) -> dict[str, Violation]:
+        """The first violation of each guarantee; of single-claim alone where that is broken.
+
+        Who raced for one job shares it afterwards, and what becomes of it is nobody else's fault.
+        """
+        found: dict[str, Violation] = {}
+        for violation in self.violations:
+            found.setdefault(violation.guarantee, violation)
+        raced = found.get("single-claim")
+        return {"single-claim": raced} if raced else found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declared(Rules):

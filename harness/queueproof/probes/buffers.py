@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.programs import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
@@ -210,7 +211,7 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
     told = []
     if "delay" in offer.queue.takes("enqueue"):
         ahead = [Content("ahead", AHEAD[level])]
-        if "steady-cost" in offer.queue.promises:
+        if any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises):
             judged.append(ahead)
         elif level:
             told.append(ahead)

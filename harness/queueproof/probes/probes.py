@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from queueproof.errors import ServerUnavailableError
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.probes import backoff, buffers, plans, pooling
 from queueproof.probes.buffers import Slope
@@ -94,6 +95,7 @@ class PlanGrid(Probe):
         over = found.overclaim
         if over is None:
             return Seen(evidence)
+        explained = [one.id for one in CATALOGUE.values() if one.passed_over]
         sentence = "jobs were passed over, as claims that take more than they return explain"
         return Seen(
             evidence,
@@ -105,7 +107,7 @@ class PlanGrid(Probe):
                 list(over.cell.filling),
                 *over.cell[1 : 3 if over.cell.operation == "claim" else 4],
             ],
-            explains=dict.fromkeys(("order", "no-starvation"), sentence) if over.silent else {},
+            explains=dict.fromkeys(explained, sentence) if over.silent else {},
         )
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
@@ -169,11 +171,9 @@ class Growth(Probe):
     """`steady-cost` or `old-snapshot`: what a claim costs as the queue fills.
 
     Attributes:
-        name: Which of the two.
         measure: Fills the queue and measures.
     """
 
-    name: str
     measure: Callable[[Lab, Offer, int], Slope]
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
@@ -195,11 +195,16 @@ class Growth(Probe):
         return slope if slope.broken else None
 
 
+MEASURING: Mapping[str, Probe] = {
+    "plans": PlanGrid(),
+    "waits": Waits(),
+    "pgbouncer": ThroughPgbouncer(),
+    "growth": Growth(buffers.watch),
+    "growth under a snapshot": Growth(buffers.watch_snapshot),
+}
+"""What a guarantee's record names as its probe."""
+
 PROBES: Mapping[str, Probe] = {
-    "claim-limit": PlanGrid(),
-    "backoff": Waits(),
-    "pooler-safe": ThroughPgbouncer(),
-    "steady-cost": Growth("steady-cost", buffers.watch),
-    "old-snapshot": Growth("old-snapshot", buffers.watch_snapshot),
+    name: MEASURING[one.probe] for name, one in CATALOGUE.items() if one.probe
 }
 """The probe of each guarantee that has one."""

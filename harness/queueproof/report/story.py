@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never, cast
 
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import Wait, Waits
@@ -394,9 +395,7 @@ def tell(
         before=tuple(_before(calls, beats, names)),
         conditions=conditions,
         turns=tuple(Turn(turn.actor, tuple(turn.facts)) for turn in turns.made if turn.facts),
-        allowed=()
-        if violation.guarantee == "non-blocking"
-        else tuple(_allowed_waits(beats, calls, names)),
+        allowed=() if _is_wait(violation) else tuple(_allowed_waits(beats, calls, names)),
         statements=tuple(names.shortened(sql) for sql in turns.statements),
         cause=_cause(calls, violation).kind,
         alone=violation.alone,
@@ -532,7 +531,8 @@ def _abridged(sql: str) -> str:
 def _cause(calls: Sequence[Call], violation: Violation) -> Call:
     """The operation that a story is about: a late one may only show when the job is drained."""
     guilty = calls[violation.call]
-    if violation.guarantee != "fencing" or guilty.actor != DRAINER:
+    known = CATALOGUE.get(violation.guarantee)
+    if known is None or not known.shows_late or guilty.actor != DRAINER:
         return guilty
     late = (call for call in reversed(calls[: guilty.index]) if call.refs and call.actor != DRAINER)
     return next(late, guilty)
@@ -550,11 +550,16 @@ def _relevant(trace: Sequence[Beat], calls: Sequence[Call], violation: Violation
     )
     ends = [n for n, beat in enumerate(trace) if beat.call == guilty]
     if ends:
-        last = _first_wait(trace, ends) if violation.guarantee == "non-blocking" else ends[-1]
+        last = _first_wait(trace, ends) if _is_wait(violation) else ends[-1]
     setup = {
         call.index for call in calls if call.kind == "enqueue" and call.actor == "producer"
     } & _undisturbed(calls) - {guilty}
     return [beat for beat in trace[: last + 1] if beat.call not in setup]
+
+
+def _is_wait(violation: Violation) -> bool:
+    known = CATALOGUE.get(violation.guarantee)
+    return known is not None and known.waits
 
 
 def _first_wait(trace: Sequence[Beat], ends: Sequence[int]) -> int:

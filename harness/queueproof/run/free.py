@@ -133,11 +133,10 @@ class Free:
     def evidence(self) -> dict[str, int]:
         """What makes a run without violations worth something."""
         asked = [call for call in self.history.calls if call.kind in OPERATIONS]
-        met = self.findings.evidence["no-deadlock", "operations in the midst of another's"]
         faults = Counter(kind for kind, _, _ in self.hits)
         found = {
             "operations": len(asked),
-            "operations in the midst of another's": met,
+            "operations in the midst of another's": self.findings.overlapping,
             "answers lost": sum(call.answer == "unknown" for call in asked),
             **{told: faults[kind] for kind, told in SEVERAL.items()},
             "distinct steps hit": len(set(self.hits)),
@@ -146,15 +145,8 @@ class Free:
 
     @property
     def broken(self) -> dict[str, Violation]:
-        """The first violation of each guarantee; of single-claim alone where that is broken.
-
-        Who raced for one job shares it afterwards, and what becomes of it is nobody else's fault.
-        """
-        first: dict[str, Violation] = {}
-        for violation in self.findings.violations:
-            first.setdefault(violation.guarantee, violation)
-        raced = first.get("single-claim")
-        return {"single-claim": raced} if raced else first
+        """See `Findings.first`."""
+        return self.findings.first
 
 
 def free_run(
