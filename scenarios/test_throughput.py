@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from queueproof.bench.cell import Ground, Measured, Prepared, Shape
+from queueproof.bench.cell import Ground, Prepared
 from queueproof.bench.load import refuse
+from queueproof.bench.measured import Measured, Shape
 from queueproof.postgres import open_server
 from queueproof.queues.sqlfile import SqlFileQueue, load
 

@@ -628,6 +628,35 @@ def bench(
             help="How often each is measured; 0 reads counters only.",
         ),
     ] = None,
+    rate: Annotated[
+        float,
+        typer.Option(
+            metavar="JOBS/S",
+            min=0,
+            help="An open loop: claims are due at this rate, and latencies count from then (1 job"
+            " per claim, 4 workers and 5 s unless given).",
+            show_default=False,
+        ),
+    ] = 0.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", show_default="0.7", help="Of measured work of the fastest in a round."
+        ),
+    ] = None,
+    backlog: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Jobs that stand in the queue beyond those.")
+    ] = 0,
+    payload: Annotated[
+        int, typer.Option(metavar="BYTES", min=0, help="Of each job, at least.")
+    ] = 0,
+    hold: Annotated[
+        float,
+        typer.Option(metavar="MS", min=0, help="Keep a claim's transaction open before its end."),
+    ] = 0.0,
+    warm_up: Annotated[
+        float, typer.Option(metavar="S", min=0, help="The same load before what is measured.")
+    ] = 0.0,
     yardstick: Annotated[
         bool,
         typer.Option(
@@ -656,8 +685,11 @@ def bench(
     """
     from queueproof.queues.resolve import resolve
 
-    batches = _counts(batch or ("10" if compare else "1,10,100"), "--batch")
-    processes = _counts(workers or ("4" if compare else "1,4,16"), "--workers")
+    many = "10" if compare else "1" if rate else "1,10,100"
+    batches = _counts(batch or many, "--batch")
+    processes = _counts(workers or ("4" if compare or rate else "1,4,16"), "--workers")
+    if compare and rate:
+        raise QueueproofError("--compare compares capacity: --rate does not go with it")
     if compare and len(batches) * len(processes) > 1:
         raise QueueproofError("--compare is under one load: name one --batch and one --workers")
     if budget is not None and not compare:
@@ -670,23 +702,26 @@ def bench(
         _refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with _bench_extra():
+        from queueproof.bench import compare as pairs
         from queueproof.bench import render
-        from queueproof.bench.bench import ROUNDS
+        from queueproof.bench.bench import OPEN_SECONDS, ROUNDS, SECONDS
         from queueproof.bench.bench import run as measure
-        from queueproof.bench.cell import Shape
         from queueproof.bench.compare import Budget
-        from queueproof.bench.compare import compare as measure_pair
         from queueproof.bench.gate import Condition
+        from queueproof.bench.measured import Pace, Shape
 
+        pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
         limits = Budget() if budget is None else Budget.of(budget)
         with _progress("starting PostgreSQL and the workers") as progress:
             if compare:
-                report = measure_pair(
+                report = pairs.compare(
                     found,
-                    Shape(batches[0], processes[0]),
+                    Shape(batches[0], processes[0], hold / 1000),
                     budget=limits,
                     seed=seed,
+                    seconds=seconds or pairs.SECONDS,
+                    pace=pace,
                     postgres=postgres,
                     trust=trust,
                     progress=progress,
@@ -696,7 +731,10 @@ def bench(
                     found,
                     batches,
                     processes,
+                    holds=[hold / 1000],
                     rounds=ROUNDS if rounds is None else rounds,
+                    seconds=seconds or (OPEN_SECONDS if rate else SECONDS),
+                    pace=pace,
                     yardstick=yardstick,
                     postgres=postgres,
                     trust=trust,

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from queueproof.bench import render
 from queueproof.bench.bench import ROUNDS, SECONDS, Group, measure
-from queueproof.bench.cell import Shape
 from queueproof.bench.load import refuse
+from queueproof.bench.measured import Shape
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import SqlFileQueue, load
 

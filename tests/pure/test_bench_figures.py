@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.bench import decide, numbers
-from queueproof.bench.cell import Shape
+from queueproof.bench import decide, latency, numbers
 from queueproof.bench.compare import Budget
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.gate import Condition
+from queueproof.bench.measured import Shape
 
 # Logarithms of a queue's jobs/s divided by its own, by round, on a machine with four times more to
 # do than it has processors.
@@ -253,3 +253,14 @@ def test_what_is_no_condition_is_refused(condition: str, told: str) -> None:
     """With what to write instead; a time is refused with the reason."""
     with pytest.raises(BenchError, match=told):
         Condition.of(condition)
+
+
+def test_histograms_merge() -> None:
+    """Of several together the percentiles are those of all latencies, to three digits."""
+    pytest.importorskip("hdrh")
+    seconds = [n / 1000 for n in range(1, 1001)]
+    halves = [latency.encoded(seconds[start::2]) for start in (0, 1)]
+    found = latency.percentiles(halves)
+    assert found == pytest.approx(
+        {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}, rel=0.002
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from queueproof.bench import render
 from queueproof.bench.bench import Group, measure, run
-from queueproof.bench.cell import Ground, Measured, Shape, percentile
+from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import (
@@ -26,6 +26,7 @@ from queueproof.bench.load import (
     refuse,
     why_not,
 )
+from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import WorkerLostError
 from queueproof.bench.session import Session, array_literal
 from queueproof.errors import Exit, QueueError
@@ -327,6 +328,73 @@ def test_a_load_is_counted(ground: Ground) -> None:
     assert found.worker_cpu > 0
     assert found.server_cpu
     assert sum(found.waits.values()) == pytest.approx(1)
+
+
+@pytest.fixture
+def paced(ground: Ground) -> Iterator[Ground]:
+    """The ground, whose pace a test may set."""
+    yield ground
+    ground.pace = Pace()
+
+
+def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
+    """One worker can do fifty claims a second, two hundred are due: the wait is in the latency."""
+    pytest.importorskip("hdrh")
+    paced.pace = Pace(rate=200)
+    found = measured(paced, queue(), Shape(1, 1, 0.02), 300, 0.5)
+    assert found.exactly_once
+    assert found.completed <= 25
+    assert found.late + found.skipped >= 50
+    assert found.p99 > 10 * 0.02  # a closed loop would say 0.02
+
+
+def test_a_load_may_be_warmed_up_before_a_backlog(paced: Ground) -> None:
+    """What was done before the measurement is no part of the rate, and the backlog stays."""
+    paced.pace = Pace(backlog=2000, warm_up=0.1)
+    found = measured(paced, queue(), Shape(1, 2), 1000)
+    assert found.exactly_once
+    assert found.jobs == 3000
+    assert not found.drained
+    assert 0 < found.warm < found.completed
+    assert 1000 <= found.completed < 2000
+    assert found.rate * found.seconds == pytest.approx(found.completed - found.warm)
+
+
+def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
+    """At least so many bytes of JSON."""
+    paced.pace = Pace(payload=5000)
+    assert measured(paced, strategy("skip_locked"), jobs=10).exactly_once
+    sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM queue.jobs").fetchone()
+    assert sizes
+    assert 5000 <= sizes[0] < 5100
+
+
+def test_an_open_loop_is_reported(server: Server) -> None:
+    """Percentiles of all rounds, the greatest, what was late and what was skipped."""
+    pytest.importorskip("hdrh")
+    found = run(
+        [queue()],
+        [1],
+        [2],
+        rounds=2,
+        seconds=0.2,
+        pace=Pace(rate=50, backlog=10),
+        postgres=str(server._admin),
+    )
+    text = render.markdown(found)
+    order = ["50 jobs/s in all", "10 further jobs", "## Latency under a given rate", "p99.9, ms"]
+    assert order == sorted(order, key=text.index)
+    assert "## Claim latency" not in text
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
+@pytest.mark.parametrize(
+    "pace", [Pace(rate=-1), Pace(rate=1e9), Pace(backlog=-1), Pace(payload=10**9), Pace(warm_up=99)]
+)
+def test_a_pace_out_of_range_is_refused(pace: Pace) -> None:
+    """Before any server is started."""
+    with pytest.raises(BenchError, match="at most"):
+        run([queue()], pace=pace, postgres="nowhere")
 
 
 @pytest.mark.parametrize(("name", "batch"), [("skip_locked", 1), ("skip_locked", 10)])

@@ -334,6 +334,8 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, SOUND, "--compare", "--batch", "1,10"], "name one --batch"),
         (["bench", SOUND, "--fail-if", "p99 > 1"], "p99 is a time"),
         (["bench", SOUND, SOUND, "--compare", "--rounds", "9"], "limit it by --budget"),
+        (["bench", SOUND, SOUND, "--compare", "--rate", "9"], "--rate does not go with it"),
+        (["bench", SOUND, "--backlog", "9000000"], "at most"),
         (["bench", SOUND, "--compare"], "two queues, not 1"),
         (["bench", SOUND, SOUND, "--compare", "--budget", "soon"], "write seconds"),
         (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),

@@ -10,9 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from queueproof.bench.cell import Ground, Measured, Shape
+from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import refuse, why_not
+from queueproof.bench.measured import Measured, Pace, Shape
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server, open_server
@@ -23,8 +24,11 @@ from queueproof.waits import StoppedError
 
 ROUNDS = 5
 SECONDS = 0.7  # of measured work in a cell of the fastest queue
+OPEN_SECONDS = 5.0  # the same at a given rate
 PILOT_JOBS = 500  # at least, in the round that is not counted
 MOST_JOBS = 250_000
+MOST_BACKLOG = 2_000_000  # they go in through the queue's own enqueue
+MOST_PAYLOAD = 1_000_000  # bytes
 SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
 SETTINGS = (
     "fsync",
@@ -60,6 +64,7 @@ def run(
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     yardstick: bool = False,
+    pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
@@ -74,6 +79,7 @@ def run(
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
         seconds: Of measured work in each.
         yardstick: Whether pgbench runs the same SQL in the same rounds.
+        pace: An open loop's rate, and what all loads have in common.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
         progress: Told what is measured now, and which share of all is done.
@@ -91,6 +97,7 @@ def run(
         rounds=rounds,
         seconds=seconds,
         yardstick=yardstick,
+        pace=pace,
         postgres=postgres,
         trust=trust,
         progress=progress,
@@ -103,6 +110,7 @@ def measure(
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     yardstick: bool = False,
+    pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
@@ -114,6 +122,7 @@ def measure(
     it with the rounds that are whole. `run` says more about the arguments.
     """
     refuse_plan(plan, rounds, seconds)
+    refuse_pace(pace, seconds)
     names = names_of([queue for group in plan for queue in group.queues])
     report = BenchReport({}, [Entry(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
@@ -124,9 +133,10 @@ def measure(
     with (
         until_interrupted(report),
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, most) as ground,
+        Ground(server, most, pace) as ground,
     ):
         report.method |= method(server, ground, seconds) | {
+            "pace": pace._asdict(),
             "rounds": rounds,
             "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
         }
@@ -134,6 +144,7 @@ def measure(
             progress(f"counting: {entry.queue}, batch {entry.shape.batch}", 0.0)
             count_once(ground, queue, entry, report)
         for number in range(rounds + 1 if rounds else 0):
+            ground.pace = pace if number else pace._replace(rate=0.0, warm_up=0.0)
             for shape, compared in cells:
                 turn = number % len(compared)
                 best = 0.0
@@ -151,7 +162,7 @@ def measure(
                     best = max(best, measured.rate)
                     if number:
                         entry.runs.append(measured)
-                jobs[shape] = enough(best * seconds, shape)
+                jobs[shape] = needed(pace, best, seconds, shape)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
@@ -211,7 +222,7 @@ def measure_once(
         return None
     prepared = ground.prepare(queue, shape, jobs)
     try:
-        prepared.run(seconds * SLACK)
+        prepared.run(seconds if ground.pace.rate else seconds * SLACK)
         return prepared.verdict()
     except QueueError as error:
         # Hours of other queues' figures are not thrown away for it.
@@ -247,6 +258,21 @@ def count_once(ground: Ground, queue: SqlFileQueue, entry: Entry, report: BenchR
             entry.reason, entry.failed = str(error), True
 
 
+def needed(pace: Pace, rate: float, seconds: float, shape: Shape) -> int:
+    """Jobs for a load, its warm-up included.
+
+    Args:
+        pace: Of the load.
+        rate: Jobs/s of the fastest queue.
+        seconds: That it is to take that one.
+        shape: Of the load.
+    """
+    warm = rate * pace.warm_up
+    if pace.rate:  # as many as may be due, by chance, and some
+        return enough(1.5 * pace.rate * seconds + warm, shape) + 10 * shape.batch * shape.workers
+    return enough(rate * seconds + warm, shape)
+
+
 def enough(jobs: float, shape: Shape) -> int:
     """Jobs for a cell, rounded up to whole claims of all workers."""
     step = shape.batch * shape.workers
@@ -274,6 +300,28 @@ def refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
                 f"{spoken_shape(shape)}: a batch has 1 job or more, there are 1 to 64 workers, and"
                 " a hold is at most 1 s"
             )
+
+
+def refuse_pace(pace: Pace, seconds: float) -> None:
+    """Refuse numbers that are out of range.
+
+    Args:
+        pace: Of the loads.
+        seconds: Of measured work in each.
+
+    Raises:
+        BenchError: One is.
+    """
+    if (
+        not 0 <= pace.rate * seconds <= MOST_JOBS
+        or not 0 <= pace.backlog <= MOST_BACKLOG
+        or not 0 <= pace.payload <= MOST_PAYLOAD
+        or not 0 <= pace.warm_up <= 60  # noqa: PLR2004
+    ):
+        raise BenchError(
+            f"a rate times the seconds is at most {MOST_JOBS:,} jobs, a backlog {MOST_BACKLOG:,}"
+            f" jobs, a payload {MOST_PAYLOAD:,} bytes, a warm-up 60 s"
+        )
 
 
 def spoken_shape(shape: Shape) -> str:

@@ -6,19 +6,20 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
 import psycopg
 from psycopg import pq, sql
 from psycopg.pq.abc import PGresult
 
 from queueproof import waits
-from queueproof.bench import counters, yardstick
+from queueproof.bench import counters, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.fill import OwnSession, fill
 from queueproof.bench.load import SCHEMA, Compiled
+from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import TICK, Pool
 from queueproof.bench.session import RejectedError, Session, values
 from queueproof.bench.worker import PATIENCE, Tally, Worker
@@ -46,101 +47,27 @@ GROUP BY 1
 """
 
 
-class Shape(NamedTuple):
-    """How a queue is put under load.
-
-    Attributes:
-        batch: Jobs per claim.
-        workers: Processes.
-        hold: Seconds for which a claim's transaction is kept open before its COMMIT.
-    """
-
-    batch: int
-    workers: int
-    hold: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What one run under load came to.
-
-    Attributes:
-        jobs: Jobs put in before.
-        completed: Distinct jobs that are completed, as the table says.
-        seconds: From the release of the workers to the answer of the last completion.
-        drained: Whether all jobs were completed; otherwise the time was up.
-        claimed: Jobs handed out, those handed out again included.
-        double_claims: Of these, how many had been handed out before.
-        unfinished: Jobs that were claimed and that the table does not show as completed.
-        lost: Jobs that nobody claimed and that the table does not show as queued.
-        rejected: Completions that the queue rejected.
-        empty: Claims that got nothing.
-        retries: Operations repeated after an error that means "nothing this time".
-        deadlocks: Those of them that were deadlocks.
-        lock_waits: Share of samples in which a worker waited for a lock; None without samples.
-        waits: Share of samples by what a worker's backend waited for, as pg_stat_activity names
-            it; `Client:ClientRead` is its worker's turn, `none` that it worked.
-        p50: Seconds from wanting jobs to having them (retries and the hold included): median.
-        p95: The same, 95th percentile.
-        p99: The same, 99th percentile.
-        buffers: Shared buffers that all of it touched.
-        wal_bytes: WAL that the server wrote meanwhile.
-        rows_changed: Rows inserted, updated or deleted.
-        dead_rows: Row versions left for vacuum.
-        round_trips: Statements sent and answered.
-        worker_cpu: Processor seconds of the worker processes.
-        server_cpu: Those of the server's processes for them; None where they are elsewhere.
-    """
-
-    jobs: int
-    completed: int
-    seconds: float
-    drained: bool
-    claimed: int
-    double_claims: int
-    unfinished: int
-    lost: int
-    rejected: int
-    empty: int
-    retries: int
-    deadlocks: int
-    lock_waits: float | None
-    p50: float
-    p95: float
-    p99: float
-    waits: dict[str, float] = field(default_factory=dict)
-    buffers: int = 0
-    wal_bytes: int = 0
-    rows_changed: int = 0
-    dead_rows: int = 0
-    round_trips: int = 0
-    worker_cpu: float = 0.0
-    server_cpu: float | None = None
-
-    @property
-    def rate(self) -> float:
-        """Jobs completed per second."""
-        return self.completed / self.seconds
-
-    @property
-    def exactly_once(self) -> bool:
-        """Whether each job handed out was handed out once and completed, and none was lost."""
-        return not (self.double_claims or self.unfinished or self.lost)
+CLOSED = Pace()
 
 
 class Ground:
     """A database and worker processes, for one measurement after another.
 
     A context manager: the processes end and the database is dropped with it.
+
+    Attributes:
+        pace: Of the next load.
     """
 
-    def __init__(self, server: Server, workers: int) -> None:
+    def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
         """Start the processes and create the database.
 
         Args:
             server: Where; with durable settings, or the figures mean little.
             workers: Most workers that a measurement will have.
+            pace: Of the loads.
         """
+        self.pace = pace
         self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
@@ -190,9 +117,15 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
-        compiled, ids = self._install(queue, shape, jobs)
+        pace = self.pace
+        compiled, ids = self._install(queue, shape, jobs + pace.backlog)
+        rate = pace.rate / shape.batch / shape.workers
+        compiled = replace(
+            compiled,
+            load=replace(compiled.load, jobs=jobs, rate=rate, standing=pace.backlog > 0),
+        )
         self._pool.prepare(self._conninfo, compiled.load, shape.workers)
-        return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids)
+        return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids, pace.warm_up)
 
     def count(self, queue: SqlFileQueue, batch: int) -> dict[str, float]:
         """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
@@ -252,7 +185,14 @@ class Ground:
             setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
             session = OwnSession(self._conninfo, setup)
             try:
-                compiled, ids = fill(queue, session, batch=shape.batch, hold=shape.hold, jobs=jobs)
+                compiled, ids = fill(
+                    queue,
+                    session,
+                    batch=shape.batch,
+                    hold=shape.hold,
+                    jobs=jobs,
+                    payload=self.pace.payload,
+                )
             finally:
                 session.pgconn.finish()
         except RejectedError as error:
@@ -295,6 +235,7 @@ class Prepared:
     _compiled: Compiled
     _shape: Shape
     _ids: Sequence[bytes]
+    _warm_up: float
     _doing: Counter[str] = field(default_factory=Counter)  # samples by what was waited for
     _cost: counters.Totals = NOTHING
     _next_sample: float = 0.0
@@ -313,7 +254,7 @@ class Prepared:
         """
         before = counters.Totals.read(self._admin)
         self._released, self._tallies = self._pool.release(
-            self._shape.workers, seconds, self._sample
+            self._shape.workers, seconds, self._sample, warm_up=self._warm_up
         )
         counters.all_handed_over(self._admin)
         self._cost = counters.Totals.read(self._admin).since(before)
@@ -346,6 +287,8 @@ class Prepared:
         locks = sum(count for doing, count in self._doing.items() if doing.startswith("Lock:"))
         server_cpu = [t.server_cpu for t in tallies if t.server_cpu is not None]
         latencies = sorted(value for tally in tallies for value in tally.latencies)
+        if not latencies:
+            raise QueueError("no job was claimed once the warm-up was over")
         return Measured(
             jobs=len(self._ids),
             completed=len(finished),
@@ -371,6 +314,10 @@ class Prepared:
             round_trips=sum(tally.trips for tally in tallies),
             worker_cpu=sum(tally.own_cpu for tally in tallies),
             server_cpu=sum(server_cpu) if len(server_cpu) == len(tallies) else None,
+            warm=sum(tally.warm for tally in tallies),
+            late=sum(tally.late for tally in tallies),
+            skipped=sum(tally.skipped for tally in tallies),
+            histogram=latency.encoded(latencies) if self._compiled.load.rate else "",
         )
 
     def _states(self) -> dict[bytes, bytes]:
@@ -391,16 +338,3 @@ class Prepared:
             return {}
         job, state = (values(answer, column) for column in self._compiled.jobs_columns)
         return {j or b"": s or b"" for j, s in zip(job, state, strict=True)}
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least a share of all does not exceed (nearest rank).
-
-    Every sample of a cell is kept, so this is exact: a histogram would save memory that a second
-    of load does not need.
-
-    Args:
-        ordered: Ascending; at least one.
-        share: From 0 to 1.
-    """
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]

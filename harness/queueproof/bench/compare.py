@@ -19,12 +19,15 @@ from queueproof.bench.bench import (
     measure_once,
     method,
     names_of,
+    needed,
+    refuse_pace,
     refuse_plan,
     until_interrupted,
 )
-from queueproof.bench.cell import Ground, Shape
+from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Entry
 from queueproof.bench.load import refuse
+from queueproof.bench.measured import Pace, Shape
 from queueproof.errors import QueueError
 from queueproof.postgres import open_server
 from queueproof.queues.model import Queue
@@ -74,6 +77,7 @@ def compare(
     budget: Budget | None = None,
     seed: int = 0,
     seconds: float = SECONDS,
+    pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
@@ -88,6 +92,7 @@ def compare(
         budget: When to stop unsure; 180 seconds unless given.
         seed: Of the order within the rounds, and of the bootstrap.
         seconds: Of measured work of the faster queue in a round.
+        pace: What both loads have in common; a rate has no place in it.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
         progress: Told what is measured now, and which share of the budget is used.
@@ -105,6 +110,7 @@ def compare(
     budget = budget or Budget()
     pair = [refuse(queue) for queue in queues]
     refuse_plan([Group(shape, tuple(pair))], 1, seconds)
+    refuse_pace(pace, seconds)
     known = names_of(pair)
     names = [known[queue.name] for queue in pair]
     if names[0] == names[1]:
@@ -120,14 +126,15 @@ def compare(
     with (
         until_interrupted(report),
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, shape.workers) as ground,
+        Ground(server, shape.workers, pace) as ground,
     ):
-        report.method |= method(server, ground, seconds)
+        report.method |= method(server, ground, seconds) | {"pace": pace._asdict()}
         report.method["queues"] = {n: q.digest for n, q in zip(names, pair, strict=True)}
         for queue, entry in sides:
             count_once(ground, queue, entry, report)
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
+            ground.pace = pace if number > 0 else pace._replace(warm_up=0.0)
             for queue, entry in lots.sample(sides, 2):
                 planned = f"/{rule.looks[-1]}" if rule else ""
                 what = f"round {max(0, number)}{planned}: {entry.queue}"
@@ -138,7 +145,8 @@ def compare(
                 entry.runs.append(measured)
             took = time.monotonic() - round_began
             if number < 1:
-                jobs = enough(max(entry.runs.pop().rate for entry in entries) * seconds, shape)
+                best = max(entry.runs.pop().rate for entry in entries)
+                jobs = needed(pace, best, seconds, shape)
                 continue
             left = budget.seconds - (time.monotonic() - began) if budget.seconds else MOST * took
             if rule is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from queueproof.bench import numbers
-from queueproof.bench.cell import Measured
+from queueproof.bench import latency, numbers
 from queueproof.bench.counters import COUNTED, COUNTERS
 from queueproof.bench.figures import Entry
+from queueproof.bench.measured import Measured
 from queueproof.bench.table import NOTHING, Table
 
 SHOWN = 3  # of what was waited for
@@ -25,10 +25,42 @@ UNDER_LOAD: dict[str, Callable[[Measured], float]] = {
 }
 
 
-def tables(entries: Sequence[Entry]) -> list[Table]:
-    """The tables of which there are figures."""
-    every = (_alone(entries), _under_load(entries), _yardstick(entries))
+def tables(entries: Sequence[Entry], rate: float) -> list[Table]:
+    """The tables of which there are figures.
+
+    Args:
+        entries: Of the report.
+        rate: Jobs per second that were due in an open loop.
+    """
+    first = _open_loop(entries, rate)
+    every = (first, _alone(entries), _under_load(entries), _yardstick(entries))
     return [table for table in every if table.rows]
+
+
+def _open_loop(entries: Sequence[Entry], rate: float) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for entry in entries:
+        runs = [run for run in entry.runs if run.histogram]
+        if not runs:
+            continue
+        found = latency.percentiles([run.histogram for run in runs])
+        shape = entry.shape
+        times = (numbers.rounded(1000 * seconds, None) for seconds in found.values())
+        late, skipped = sum(run.late for run in runs), sum(run.skipped for run in runs)
+        done = numbers.with_spread([run.rate for run in runs])
+        where = (entry.queue, str(shape.workers), str(shape.batch), f"{rate:g}", done)
+        rows.append((*where, *times, f"{late:,}", f"{skipped:,}"))
+    times_of = (f"p{share:g}, ms" for share in latency.SHARES)
+    return Table(
+        "Latency under a given rate",
+        ("strategy", "workers", "batch", "jobs/s due", "done", *times_of, "max", "late", "skipped"),
+        rows,
+        "An open loop: claims are due at random times (Poisson), whatever the answers do, and a"
+        " latency counts from when its claim was due: no coordinated omission. HdrHistograms of all"
+        " rounds, merged. late: began more than a millisecond after it was due. skipped: did not"
+        " begin, or got nothing, before the time was up; where there are many the queue cannot keep"
+        " up with the rate, and the true latencies have no bound.",
+    )
 
 
 def _yardstick(entries: Sequence[Entry]) -> Table:

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from queueproof.bench.cell import Measured, Shape
+from queueproof.bench.measured import Measured, Shape
 from queueproof.errors import QueueproofError
 
 FORMAT = 1

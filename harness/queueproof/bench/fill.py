@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
-from queueproof.bench.load import Compiled, compile_queue
+from queueproof.bench.load import PAYLOAD, Compiled, compile_queue
 from queueproof.bench.session import Command, RejectedError, Session, values
 from queueproof.errors import QueueError
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -44,7 +45,7 @@ class OwnSession(Session):
 
 
 def fill(
-    queue: SqlFileQueue, session: Session, *, batch: int, hold: float, jobs: int
+    queue: SqlFileQueue, session: Session, *, batch: int, hold: float, jobs: int, payload: int = 0
 ) -> tuple[Compiled, list[bytes]]:
     """Install a queue and put jobs in; what was compiled, and the jobs' ids.
 
@@ -54,6 +55,7 @@ def fill(
         batch: Jobs per claim.
         hold: Seconds for which a claim's transaction is kept open.
         jobs: How many.
+        payload: Bytes of each job's payload at least.
 
     Raises:
         NotApplicableError: The queue has no such claim.
@@ -66,6 +68,10 @@ def fill(
         except RejectedError as error:
             raise QueueError(str(error), statement.source) from None
     compiled = compile_queue(queue, session.pgconn, batch=batch, hold=hold, jobs=jobs)
+    if payload > len(PAYLOAD):
+        filler = b"x" * (payload - len(PAYLOAD))
+        long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)
+        compiled = replace(compiled, constants={**compiled.constants, "payload": long})
     session.prepare(compiled.enqueue)
     if len(compiled.enqueue.commands) == 1:
         return compiled, _pipelined(compiled, session, jobs)

@@ -93,12 +93,12 @@ class Pool:
         answers = self._answers(pipes, START_SECONDS)
         if any(isinstance(answer, str) for answer in answers):
             ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
-            _tell(ready, 0.0)
+            _tell(ready, (0.0, 0.0))
             self._answers(ready, GRACE)
             _raise_first(answers)
 
     def release(
-        self, workers: int, seconds: float, tick: Callable[[], None]
+        self, workers: int, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
     ) -> tuple[float, list[Tally]]:
         """Let the prepared workers go, and wait until all have ended.
 
@@ -106,20 +106,21 @@ class Pool:
             workers: As many as were prepared.
             seconds: After which they claim no more; they end before if the jobs are done.
             tick: Called again and again meanwhile.
+            warm_up: Seconds of the same before that, of which only counts remain.
 
         Returns:
-            When they were released, by `time.monotonic`, and what each did.
+            When the measurement began, by `time.monotonic`, and what each did.
 
         Raises:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
         pipes = self._pipes[:workers]
-        released = time.monotonic()
-        _tell(pipes, released + seconds)
-        answers = self._answers(pipes, seconds + GRACE, tick)
+        began = time.monotonic() + warm_up
+        _tell(pipes, (began, began + seconds))
+        answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
-        return released, [answer for answer in answers if isinstance(answer, Tally)]
+        return began, [answer for answer in answers if isinstance(answer, Tally)]
 
     def _answers(
         self, pipes: Sequence[Connection], seconds: float, tick: Callable[[], None] = lambda: None
@@ -157,7 +158,7 @@ class Pool:
         self._processes.clear()
 
 
-def _tell(pipes: Sequence[Connection], what: Order | float) -> None:
+def _tell(pipes: Sequence[Connection], what: Order | tuple[float, float]) -> None:
     for pipe in pipes:
         try:
             pipe.send(what)

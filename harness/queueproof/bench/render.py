@@ -14,7 +14,7 @@ from queueproof.bench.table import NOTHING, Table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from queueproof.bench.cell import Shape
+    from queueproof.bench.measured import Shape
 
 
 def method(report: BenchReport) -> list[str]:
@@ -31,6 +31,7 @@ def method(report: BenchReport) -> list[str]:
     )
     if facts.get("interrupted"):
         warm += "; **it was interrupted, and only whole rounds count**"
+    pace = _pace(facts.get("pace", {}))
     text = f"""\
 {facts["server"]}. {settings}.{durable}
 
@@ -47,7 +48,7 @@ A cell: the queue is installed anew, without the movable clock; jobs go in throu
 connection and prepared statements, claims and completes until all jobs are done or the time is up:
 there are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
 long again. Timed is from the common start to the answer of the last completion; the jobs themselves
-take no time.
+take no time.{pace}
 
 Batches are completed by `complete_many` where the queue has it; `:limit` is a literal. A worker
 that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is shorter
@@ -55,6 +56,17 @@ than autovacuum's naptime, so that it makes no difference.
 
 {facts["date"][:10]}."""
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def _pace(facts: dict[str, float]) -> str:
+    """What differs from a closed loop over small jobs."""
+    told = {
+        "rate": " Claims are due at {:g} jobs/s in all, whatever the answers do.",
+        "backlog": " {:,} further jobs stand in the queue.",
+        "payload": " A job's payload has {:,} bytes.",
+        "warm_up": " The same load runs for {:g} s before.",
+    }
+    return "".join(text.format(facts[name]) for name, text in told.items() if facts.get(name))
 
 
 def comparison(report: BenchReport) -> list[str]:
@@ -113,8 +125,10 @@ def tables(report: BenchReport) -> list[Table]:
         found.append(_comparison(both))
     for workers in _distinct(e.shape.workers for e in matrix):
         part = [e for e in matrix if e.shape.workers == workers]
+        if any(run.histogram for entry in part for run in entry.runs):
+            continue  # an open loop has a table of its own
         found.append(_latency(f"Claim latency, {_count(workers)}", part))
-    found += costs.tables(report.entries)
+    found += costs.tables(report.entries, report.method.get("pace", {}).get("rate", 0.0))
     if any(entry.runs for entry in report.entries):
         found.append(_correctness(report.entries))
     return found

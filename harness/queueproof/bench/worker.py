@@ -29,6 +29,7 @@ from queueproof.bench.session import (
 )
 
 PAUSE = 0.002  # seconds at most; what a worker waits that got nothing, drawn evenly
+LATE = 0.001  # seconds; as exactly as a sleeping process wakes
 PATIENCE = 10.0  # seconds; how long a completion is tried again after the load has ended
 DEADLOCK = "40P01"
 
@@ -45,7 +46,9 @@ class Load:
         token: Columns of the claim's answer that the completion takes; the id comes first.
         constants: Parameters of the claim that are the same for every worker.
         retry_on: SQLSTATEs after which an operation is tried again.
-        jobs: How many there are.
+        jobs: How many are to be completed.
+        rate: Claims per second that this worker is to begin; 0: as many as it can.
+        standing: Whether there are more jobs, so that claims go on getting some.
     """
 
     setup: bytes
@@ -56,6 +59,8 @@ class Load:
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
     jobs: int
+    rate: float = 0.0
+    standing: bool = False
 
 
 @dataclass(slots=True)
@@ -75,6 +80,9 @@ class Tally:
         trips: Statements sent and answered.
         own_cpu: Processor seconds of this worker's process.
         server_cpu: Those of the server's process for it; None where it is not on this machine.
+        warm: Completions accepted before the measurement began.
+        late: Claims that began later than they were due, by more than `LATE`.
+        skipped: Claims that were due and never began, or got nothing.
     """
 
     ids: bytes = b""
@@ -88,6 +96,9 @@ class Tally:
     trips: int = 0
     own_cpu: float = 0.0
     server_cpu: float | None = None
+    warm: int = 0
+    late: int = 0
+    skipped: int = 0
 
 
 class Worker:
@@ -122,19 +133,37 @@ class Worker:
         session.prepare(load.claim)
         session.prepare(load.complete)
 
-    def work(self, until: float) -> Tally:
+    def work(self, begin: float, until: float) -> Tally:
         """Claim and complete until all jobs are done or the time is up.
 
         What is claimed by then is completed: no job is left in a worker's hands.
 
         Args:
-            until: When to claim no more, by `time.monotonic`.
+            begin: When the measurement begins, by `time.monotonic`; before it is the warm-up.
+            until: When to claim no more.
 
         Raises:
             RejectedError: The server rejected a statement.
         """
         pgconn = self._session.pgconn
         server_cpu, own_cpu = processor_seconds(pgconn), time.process_time()
+        if time.monotonic() < begin:
+            self._at_once(begin)
+            self.tally.warm = self.tally.accepted
+            del self.tally.latencies[:]
+        if self._load.rate:
+            self._on_time(begin, until)
+        else:
+            self._at_once(until)
+        self.tally.own_cpu = time.process_time() - own_cpu
+        if server_cpu is not None and (now_used := processor_seconds(pgconn)) is not None:
+            self.tally.server_cpu = now_used - server_cpu
+        self.tally.ids = b"\n".join(self._ids)
+        self.tally.trips = self._session.trips
+        return self.tally
+
+    def _at_once(self, until: float) -> None:
+        """A closed loop: the next claim follows the completion."""
         wanted = now = time.monotonic()
         while now < until:
             answer = self.claim()
@@ -143,16 +172,36 @@ class Worker:
                 self.tally.latencies.append(now - wanted)
                 self.complete(answer, until + PATIENCE)
                 wanted = now = time.monotonic()
+                if self._load.standing and sum(self._accepted) >= self._load.jobs:
+                    break
             elif sum(self._accepted) >= self._load.jobs:
                 break
             else:
                 time.sleep(self._random.uniform(0, PAUSE))
-        self.tally.own_cpu = time.process_time() - own_cpu
-        if server_cpu is not None and (now_used := processor_seconds(pgconn)) is not None:
-            self.tally.server_cpu = now_used - server_cpu
-        self.tally.ids = b"\n".join(self._ids)
-        self.tally.trips = self._session.trips
-        return self.tally
+
+    def _on_time(self, begin: float, until: float) -> None:
+        """An open loop: claims are due at random times, and whoever is late has waited since then.
+
+        Latencies count from when a claim was due, so that a stall meets every claim that it held
+        up, not only the one that it began with (coordinated omission).
+        """
+        due = begin + self._random.expovariate(self._load.rate)
+        while due < until:
+            now = time.monotonic()
+            if now < due:
+                time.sleep(due - now)
+            self.tally.late += now > due + LATE
+            answer = None
+            while answer is None and time.monotonic() < until:
+                answer = self.claim()
+                if answer is None:
+                    time.sleep(self._random.uniform(0, PAUSE))
+            if answer is None:
+                self.tally.skipped += 1
+            else:
+                self.tally.latencies.append(time.monotonic() - due)
+                self.complete(answer, until + PATIENCE)
+            due += self._random.expovariate(self._load.rate)
 
     def claim(self) -> PGresult | None:
         """Claim once; None if there was nothing, or nothing this time."""
@@ -219,7 +268,7 @@ class Worker:
 
 
 class Order(NamedTuple):
-    """What the parent asks of a worker: to connect and prepare; `until` follows at the start."""
+    """What the parent asks of a worker: to connect and prepare; the times follow at the start."""
 
     conninfo: str
     load: Load
@@ -228,8 +277,8 @@ class Order(NamedTuple):
 def main(pipe: Connection, number: int, accepted: MutableSequence[int]) -> None:
     """Run as a process: take orders from a pipe until it is closed.
 
-    An order is answered by None when all is prepared, the time of the end that follows is
-    answered by a Tally; what went wrong is answered as its message instead.
+    An order is answered by None when all is prepared, the times that follow, of the measurement's
+    beginning and end, are answered by a Tally; what went wrong is answered as its message instead.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes the pipe
     gc.disable()
@@ -248,6 +297,6 @@ def _obey(pipe: Connection, order: Order, number: int, accepted: MutableSequence
     try:
         worker = Worker(session, order.load, number, accepted)
         pipe.send(None)
-        pipe.send(worker.work(pipe.recv()))
+        pipe.send(worker.work(*pipe.recv()))
     finally:
         session.pgconn.finish()

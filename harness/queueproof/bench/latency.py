@@ -1,0 +1,45 @@
+"""Latencies as HdrHistograms: they merge, over rounds and machines, and keep three digits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from queueproof.bench.figures import BenchError
+
+if TYPE_CHECKING:
+    from hdrh.histogram import HdrHistogram
+
+LEAST, MOST = 1, 3_600_000_000  # microseconds
+DIGITS = 3
+SHARES = (50.0, 95.0, 99.0, 99.9)  # per cent
+
+
+def empty() -> HdrHistogram:
+    """A histogram of microseconds.
+
+    Raises:
+        BenchError: The library is not installed.
+    """
+    try:
+        from hdrh.histogram import HdrHistogram  # noqa: PLC0415 - an extra, for open loops alone
+    except ImportError:
+        raise BenchError("--rate needs hdrhistogram: pip install 'queueproof[bench]'") from None
+    return HdrHistogram(LEAST, MOST, DIGITS)
+
+
+def encoded(latencies: Iterable[float]) -> str:
+    """A histogram of latencies in seconds, in HdrHistogram's own encoding."""
+    histogram = empty()
+    for latency in latencies:
+        histogram.record_value(max(LEAST, round(latency * 1e6)))
+    return str(histogram.encode(), "ascii")
+
+
+def percentiles(histograms: Sequence[str]) -> dict[str, float]:
+    """Seconds by `p50` to `p99.9` and `max`, of several histograms together."""
+    merged = empty()
+    for histogram in histograms:
+        merged.decode_and_add(histogram)
+    found = {f"p{share:g}": merged.get_value_at_percentile(share) / 1e6 for share in SHARES}
+    return found | {"max": merged.get_max_value() / 1e6}
