@@ -18,6 +18,7 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
+from queueproof.schedule.conditions import Conditions, Gate
 
 LabOf = Callable[[str], Lab]
 MOVED = 100_000.0  # seconds
@@ -445,10 +446,10 @@ def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(server: Server) 
 
 
 @pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
-def test_opening_a_gate_passes_exactly_one(server: Server, gate: str, gates: int) -> None:
+def test_opening_a_gate_passes_exactly_one(server: Server, gate: Gate, gates: int) -> None:
     """A session that may go on stops again at the next gate: no key lets it through two."""
     with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        lab.set_gate("statement" if gate == "statement" else "row")
+        lab.reset(Conditions(gate=gate))
         producer = lab.session("producer")
         producer.run(
             "SET queueproof.gate = 'off'; INSERT INTO jobs SELECT FROM generate_series(1, 2)"
@@ -473,7 +474,7 @@ def test_no_gate_is_left_behind(server: Server) -> None:
     """Without a gate the queue's tables have no trigger of the harness."""
     with open_lab(load_text(GATED, "queue.sql"), server) as lab:
         count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
-        lab.set_gate("row")
+        lab.reset(Conditions(gate="row"))
         assert lab.execute(count) == [(2,)]
-        lab.set_gate(None)
+        lab.reset()
         assert lab.execute(count) == [(0,)]

@@ -28,6 +28,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import LibpqSession, drive, execute
 from queueproof.run.workers import ClientLab
+from queueproof.schedule.conditions import Conditions
 
 PATIENCE = 30.0  # seconds
 REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
@@ -107,7 +108,7 @@ def test_tables_in_the_schema_public(install: Callable[[Queue], Lab], in_public:
     lab = install(in_public)
     assert lab.tables == ["public.jobs"]
     for gate in ("row", None):
-        lab.set_gate(gate)
+        lab.reset(Conditions(gate=gate))
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
         lab.reset(renew=gate is None)
         assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
@@ -171,7 +172,7 @@ def test_somebody_holds_a_lock_between_two_runs(
         ):
             lab.reset()
         with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):
-            lab.set_gate("row")
+            lab.reset(Conditions(gate="row"))
     lab.reset()
 
 

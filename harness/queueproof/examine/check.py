@@ -486,8 +486,6 @@ class Examination:
         """Let processes race as they like, when all that is controlled has found nothing."""
         if any(map(self.suspects, asked)) or self.lab.unmoved:
             return
-        self.lab.set_gate(None)
-        self.lab.set_sessions(PLAIN.settings, PLAIN.skew)
         self.lab.forget_sessions()
         self.lab.reset()
         free = free_run(

@@ -233,8 +233,6 @@ class Work:
 
     def probe(self, unit: Probing) -> Seen:
         """What a probe sees."""
-        self._lab.set_gate(None)
-        self._lab.set_sessions(PLAIN.settings, PLAIN.skew)
         return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level)
 
     def search(self, unit: Search) -> Failure | None:

@@ -435,8 +435,6 @@ class _Run:
 
     def run(self) -> History:
         """Everything from the first process to the last look."""
-        self._lab.set_gate(None)
-        self._lab.set_sessions(lambda _: {}, lambda _: 0.0)
         self._lab.reset()
         self._own = {pid for pid, _, _ in self._backends()}
         try:

@@ -35,7 +35,7 @@ from queueproof.run.session import (
     settle,
 )
 from queueproof.schedule.actors import DRAINER, identity
-from queueproof.schedule.conditions import Gate
+from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
@@ -237,9 +237,7 @@ class Lab:
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
         self.started: set[str] = set()
-        self._gate: Gate | None = None
-        self._settings: Callable[[str], Mapping[str, str]] = lambda _: {}
-        self._skew: Callable[[str], float] = lambda _: 0.0
+        self._conditions = PLAIN  # of the run that the last reset was for
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
             self._install()
@@ -383,8 +381,24 @@ class Lab:
 
     # --- between and during runs ----------------------------------------------------------------
 
-    def reset(self, *, renew: bool = False) -> None:
-        """Bring the database back to the beginning and the clock back to real time."""
+    def reset(self, conditions: Conditions = PLAIN, *, renew: bool = False) -> None:
+        """Bring the database back to the beginning and the clock back to real time.
+
+        Args:
+            conditions: Under what the next run takes place.
+            renew: Whether tables are made as small as new ones, which takes longer.
+
+        Raises:
+            QueueError: Somebody holds a lock on a table of the queue, or an operation has made,
+                altered or dropped one.
+        """
+        if conditions.gate != self._conditions.gate:
+            self._begin_anew(renew=False)
+            self._lock_tables(partial(self._change_gate, conditions))
+        self._conditions = conditions
+        self._begin_anew(renew=renew)
+
+    def _begin_anew(self, *, renew: bool) -> None:
         emptied = []
         for key in list(self._used):
             session = self._sessions.get(key)
@@ -519,11 +533,12 @@ class Lab:
     def _wanted(self, key: str) -> dict[str, str]:
         """The settings that the session under a key begins with."""
         wanted: dict[str, str] = {}
-        if self._gate == "query":
+        gate = self._conditions.gate
+        if gate == "query":
             wanted["cursor_tuple_fraction"] = "1"  # a cursor's plan is the query's own
-        elif self._gate and key != DRAINER:  # who acts alone, and stops nowhere
-            wanted[GATE] = f"'{self._gate}'"
-        return {**wanted, **self._settings(key.partition(",")[0])}
+        elif gate and key != DRAINER:  # who acts alone, and stops nowhere
+            wanted[GATE] = f"'{gate}'"
+        return {**wanted, **self._conditions.settings(key.partition(",")[0])}
 
     def prepare(self, actors: Iterable[str]) -> None:
         """Have workers start that will act; in the midst of a run one might wait."""
@@ -553,24 +568,19 @@ class Lab:
         """The actor of a backend that one of its sessions has opened by itself."""
         return None
 
-    def set_gate(self, gate: Gate | None) -> None:
+    def _change_gate(self, conditions: Conditions) -> None:
         """Make statements on the queue's tables stop inside, or let them run through.
 
         The triggers are there only while they are wanted: a row trigger locks its row a little
         earlier than the untouched statement would. No trigger fires for a query: whoever runs it
         declares a cursor, which takes the snapshot, and fetches later.
         """
-        if gate == self._gate:
-            return
-        self.reset()
-        self._lock_tables(partial(self._make_gate, gate))
-
-    def _make_gate(self, gate: Gate | None) -> None:
         views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
         for relation in (*self.tables, *views):
             for level in _EVENTS:
                 self.execute(f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}')
-        self._gate = gate
+        self._conditions = conditions
+        gate = conditions.gate
         if gate is None or gate == "query":
             return
         # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
@@ -583,23 +593,11 @@ class Lab:
                     f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
                 )
 
-    def set_sessions(
-        self, settings: Callable[[str], Mapping[str, str]], skew: Callable[[str], float]
-    ) -> None:
-        """Give each actor settings and a clock of its own from the next run on.
-
-        Args:
-            settings: By actor, what its sessions set when they begin.
-            skew: By actor, the seconds by which its process' clock is ahead.
-        """
-        self._settings = settings
-        self._skew = skew
-
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
         """Begin one of the queue's operations on behalf of an actor."""
         steps = self.queue.begin(operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
-            return wallclock.resumed_at(steps, lambda: self._shift + self._skew(actor))
+            return wallclock.resumed_at(steps, lambda: self._shift + self._conditions.skew(actor))
         if self.has_own_clock:
             return wallclock.watched(steps, self._see_time)
         return steps

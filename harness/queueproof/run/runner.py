@@ -108,12 +108,9 @@ class Runner:
         return call
 
     def _run_once(self, program: Program, schedule: Sequence[int] = ()) -> Run:
-        conditions = self.conditions
         if self._anew:
             self._lab.forget_sessions()
-        self._lab.set_gate(conditions.gate)
-        self._lab.set_sessions(conditions.settings, conditions.skew)
-        self._lab.reset()
+        self._lab.reset(self.conditions)
         execution = Execution(self._lab, self._terms, program, schedule)
         execution.go_through()
         self._drain(execution)

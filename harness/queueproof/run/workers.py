@@ -629,7 +629,7 @@ class ClientLab(Lab):
 
     def ahead(self, actor: str) -> float:
         """Seconds by which the clock of an actor's process should be ahead of real time."""
-        return self._shift + self._skew(actor)
+        return self._shift + self._conditions.skew(actor)
 
     def _rewritten(self, statements: str) -> str:
         """A worker's SQL with every form of the time moved with the clock."""
