@@ -24,10 +24,10 @@ from queueproof.probes import pooling
 from queueproof.probes.probes import PROBES
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
-from queueproof.run.execution import POOL
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
+from queueproof.run.state import POOL
 from queueproof.schedule.conditions import Conditions, Pooled
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (

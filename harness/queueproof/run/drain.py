@@ -36,7 +36,7 @@ class Drain:
     def __init__(self, execution: Execution, batch_size: int) -> None:
         self._execution = execution
         self._queue = execution.queue
-        self._history = execution.record.history
+        self._history = execution.state.record.history
         self._batch_size = batch_size
         self._recovered = Counter[str]()  # how often each job
         self._states: Mapping[str, State] | None = None  # as last seen
@@ -44,7 +44,7 @@ class Drain:
     def run(self) -> None:
         """End what is open, then claim and complete until every job has come out."""
         self._finish_open()
-        drainer = self._execution.actor(DRAINER)
+        drainer = self._execution.state.actor(DRAINER)
         for seconds in moves(self._queue.lease_seconds):
             if seconds:
                 self._execution.advance(drainer, seconds)
@@ -55,7 +55,7 @@ class Drain:
     def _finish_open(self) -> None:
         """Live workers complete what they hold; those that cannot are gone."""
         workers = [
-            actor for actor in self._execution.actors.values() if actor.claims or actor.flight
+            actor for actor in self._execution.state.actors.values() if actor.claims or actor.flight
         ]
         for _ in workers:  # ending one may let another go on
             for actor in workers:
@@ -95,14 +95,14 @@ class Drain:
             if len(drainer.claims) - first >= DRAIN_CLAIMS:
                 break  # it answers the same jobs for ever
             moved = self._maintain(drainer)
-            got = [self._empty(drainer, queue) for queue in self._execution.queues]
+            got = [self._empty(drainer, queue) for queue in self._execution.state.queues]
             before = self._states
             outstanding = self._outstanding(drainer)
             changed = before is not None and before != self._states
             empty = 0 if changed else 1 if moved or any(got) else empty + 1
             if not outstanding or empty >= self._enough():
                 break
-        self._execution.instant("sweep", drainer.name, began=began)
+        self._execution.state.instant("sweep", drainer.name, began=began)
         return outstanding
 
     def _enough(self) -> int:
@@ -166,7 +166,7 @@ class Drain:
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
         """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""
-        if self._execution.disturbed:
+        if self._execution.state.disturbed:
             return False
         unseen = set[str]()
         for call in self._history.calls:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, assert_never
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
-from queueproof.history.calls import Answer, Call, CallKind, Ref, Wait
+from queueproof.history.calls import Answer, Call, Ref, Wait
 from queueproof.judge.answers import flood
 from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
@@ -19,15 +18,13 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
 from queueproof.run.lab import Lab
-from queueproof.run.record import Beat, Choice, Event, Run
-from queueproof.run.session import ConnectionLostError, Session, execute, unanswered
+from queueproof.run.record import Beat, Choice
+from queueproof.run.session import ConnectionLostError, execute, unanswered
+from queueproof.run.state import State, Terms
 from queueproof.schedule.actors import DRAINER, PROMOTER, identity
-from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.moments import MARGIN
 from queueproof.schedule.programs import (
     FAULTS,
     HEARTBEATS,
-    MAINTENANCE,
     Do,
     FaultKind,
     OperationKind,
@@ -37,7 +34,6 @@ from queueproof.schedule.programs import (
 FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
 ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
 LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
-POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
 
 _DEADLOCK = "40P01"
 _TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
@@ -64,27 +60,6 @@ _FETCH = 'FETCH ALL FROM "~queueproof"'
 _CLOSE = 'CLOSE "~queueproof"'
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What holds for every run of a runner.
-
-    Attributes:
-        split: Whether a statement outside a transaction is split from its commit.
-        tied: Whether claims end with their connection.
-        one_each: Whether a worker has one job at a time.
-        beats_idle: Whether workers send heartbeats that name no job.
-        retryable: SQLSTATEs after which nothing has happened.
-        conditions: What holds for every session.
-    """
-
-    split: bool
-    tied: bool
-    one_each: bool
-    beats_idle: bool
-    retryable: frozenset[str]
-    conditions: Conditions
-
-
 class Execution:
     """One run, from the first enqueue to the end of its last stage.
 
@@ -95,30 +70,19 @@ class Execution:
         schedule: The option taken at each choice; 0, go on, where it has ended.
 
     Attributes:
+        state: Who acts, and what has happened.
         lab: Where.
         queue: The queue under test.
-        record: What the run did.
-        actors: Everybody who has acted, or is about to.
-        queues: The queues that are claimed from.
-        disturbed: Whether a fault has happened, which workers may answer as they like.
     """
 
     def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
+        self.state = State(lab, terms, program)
         self.lab = lab
         self.queue = lab.queue
-        self.record = Run()
-        self.actors: dict[str, Actor] = {}
-        self.queues = program.queues if "queue" in lab.queue.takes("claim") else ["default"]
-        self.disturbed = False
         self._terms = terms
         self._conditions = terms.conditions
         self._program = program
         self._schedule = deque(schedule)
-        self._reserve = deque(program.reserve)
-        self._owners: dict[int, Actor] = {}
-        self._moment = 0
-        self._turn = 0
-        self._splitting = False
         self._declaring = self._conditions.gate == "query" and "query" in lab.gates
 
     def go_through(self) -> None:
@@ -128,39 +92,28 @@ class Execution:
         self.lab.prepare(names)
         for name in names:
             if identity(name) in self.lab.started:
-                self.actor(name)  # which lives, and beats, before it does anything
+                self.state.actor(name)  # which lives, and beats, before it does anything
         for spec in program.jobs:
-            self._reserve.appendleft(spec)
-            self.perform(self.actor("producer"), Do("enqueue"))
+            self.state.reserve.appendleft(spec)
+            self.perform(self.state.actor("producer"), Do("enqueue"))
         if program.jobs and "promote" in self.queue.offers:
-            self.perform(self.actor(PROMOTER), Do("promote"))
-        self._splitting = self._terms.split
+            self.perform(self.state.actor(PROMOTER), Do("promote"))
+        self.state.splitting = self._terms.split
         for stage in program.stages:
             self._stage(stage)
-        self._splitting = False
+        self.state.splitting = False
 
     # --- stages and choices ---------------------------------------------------------------------
-
-    def actor(self, name: str) -> Actor:
-        """Who acts under a name, from now on at the latest."""
-        if name not in self.actors:
-            worker = name.removesuffix(HEARTBEATS)
-            actor = Actor(name, identity(worker), beside=worker != name)
-            if actor.beside:
-                own = self.actor(worker)
-                actor.claims, actor.ended, actor.renewed = own.claims, own.ended, own.renewed
-            self.actors[name] = actor
-        return self.actors[name]
 
     def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
         acting = []
         for name, dos in stage:
-            actor = self.actor(name)
+            actor = self.state.actor(name)
             actor.todo.extend(dos)
             acting.append(actor)
         last: Actor | None = None
         while True:
-            able = [actor for actor in acting if self._able(actor)]
+            able = [actor for actor in acting if self.state.able(actor)]
             if not able:
                 if self._break_deadlock():
                     continue
@@ -173,7 +126,7 @@ class Execution:
             if len(able) > 1:
                 if self._schedule:
                     taken = self._schedule.popleft() % len(able)
-                self.record.choices.append(Choice(len(able), taken, preempts=going_on))
+                self.state.record.choices.append(Choice(len(able), taken, preempts=going_on))
             last = able[taken]
             self._go_on(last)
             self.settle_blocked()
@@ -181,73 +134,10 @@ class Execution:
                 self._go_on(last)
                 self.settle_blocked()
 
-    def _able(self, actor: Actor) -> bool:
-        if not actor.alive or actor.blocked:
-            return False
-        if actor.flight is not None:
-            return True
-        while actor.todo and not self._possible(actor, actor.todo[0]):
-            actor.todo.popleft()
-        return bool(actor.todo) and not self._must_wait(actor.todo[0])
-
-    def _must_wait(self, do: Do) -> bool:
-        """Whether a leader is in the middle of what no other process may do beside it."""
-        if not self.queue.leader or do.kind not in MAINTENANCE:
-            return False
-        flights = (actor.flight for actor in self.actors.values())
-        return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
-
-    def _possible(self, actor: Actor, do: Do) -> bool:
-        """Whether the operation has a subject: a job that a claim did not get cannot be ended."""
-        match do.kind:
-            case "heartbeat" if actor.beside and not self.lab.beats_beside:
-                return False  # a worker process does one thing after another
-            case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
-                return self._terms.beats_idle  # one without a job's columns
-            case "complete" | "fail" | "heartbeat":
-                known = do.n < len(actor.claims) and do.kind in self.queue.offers
-                return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
-            case "complete_many":
-                batch = actor.batch(do.n)
-                known = bool(batch) and "complete_many" in self.queue.offers
-                return known and self._may_name(actor, batch)
-            case "complete_and_claim":
-                batch = actor.batch(do.n)
-                return bool(batch) and not actor.holding and self._may_name(actor, batch)
-            case "claim":
-                # Its worker claims nothing else until it ends.
-                return not actor.holding and not (self._terms.one_each and actor.holds)
-            case "crash":
-                return self._victim(actor, do).alive
-            case "lose":
-                victim = self._victim(actor, do)
-                return victim.alive and not victim.cut_off
-            case "enqueue":
-                return bool(self._reserve)
-            case "advance" | "align" | "until" | "rewrite":
-                return True
-            case "recover" | "jobs" | "cleanup" | "promote":
-                return do.kind in self.queue.offers
-            case _:
-                return FAULTS[do.kind].of_server or self._victim(actor, do).alive
-
-    def _may_name(self, actor: Actor, claims: list[tuple[Ref, Claim]]) -> bool:
-        """Whether a worker may act on some of its claims.
-
-        In the transaction of a claim it acts on that claim and no other. It knows when that
-        transaction has ended, and then sends nothing of it (queue-file.md, 19).
-        """
-        if actor.holding:
-            return claims == actor.claims[-1:]
-        return not any(self.record.history.calls[ref.call].held for ref, _ in claims)
-
-    def _victim(self, actor: Actor, do: Do) -> Actor:
-        return self.actor(f"w{do.n}") if do.n else actor
-
     # --- one step of one actor ------------------------------------------------------------------
 
     def _go_on(self, actor: Actor) -> None:
-        for other in self.actors.values():
+        for other in self.state.actors.values():
             if other is not actor and other.flight is not None:
                 other.flight.stale = True
         flight = actor.flight
@@ -256,13 +146,13 @@ class Execution:
             flight = self._do(actor, do)
             if flight is None:
                 return
-        self.record.steps += 1
+        self.state.record.steps += 1
         if flight.gated:
-            self._note(actor, "goes on")
+            self.state.note(actor, "goes on")
             self._pass_gate(actor, flight)
             return
         if flight.holding is not None:
-            self._note(actor, "commit")
+            self.state.note(actor, "commit")
             self._launch(actor, flight, Step("COMMIT"))
             return
         while True:
@@ -273,9 +163,9 @@ class Execution:
             inside = flight.session.in_transaction or not self.lab.ends_transactions
             flight.wrapped = flight.split and not inside and keyword in _HOLDABLE
             if step.commits:
-                self._note(actor, "commit")
+                self.state.note(actor, "commit")
             elif step.request is None:
-                self._note(actor, "sql", step.sql)
+                self.state.note(actor, "sql", step.sql)
             self._launch(actor, flight, step)
             stopped = actor.blocked or flight.gated
             if actor.flight is not flight or stopped or keyword not in _QUIET:
@@ -285,16 +175,16 @@ class Execution:
         """Begin an operation, or do what takes no time."""
         match kind := do.kind:
             case "crash":
-                self.crash(self._victim(actor, do))
+                self.crash(self.state.victim(actor, do))
             case "advance":
                 self._let_pass(actor, do.seconds)
             case "until":
-                self._let_pass(actor, self._until(do.seconds))
+                self._let_pass(actor, self.state.until(do.seconds))
             case "align":
                 self._let_pass(actor, self.lab.until_aligned())
             case "rewrite":
                 self.lab.rewrite_tables()
-                self._note(actor, "rewrite", call=self.instant("rewrite", actor.name))
+                self.state.note(actor, "rewrite", call=self.state.instant("rewrite", actor.name))
             case (
                 "enqueue"
                 | "claim"
@@ -310,7 +200,7 @@ class Execution:
             ):
                 return self._begin(actor, do, kind)
             case _:
-                self._inflict(actor, kind, self._victim(actor, do))
+                self._inflict(actor, kind, self.state.victim(actor, do))
         return None
 
     def _let_pass(self, actor: Actor, seconds: float) -> None:
@@ -343,29 +233,19 @@ class Execution:
 
     def _await(self, actor: Actor, flight: Flight) -> None:
         """Settle a running statement: it answers, stops at a gate, or waits for somebody."""
-        if self._settle(flight, FIRST_LOOK if self._may_stop(actor) else ALONE_LOOK):
+        if self._settle(flight, FIRST_LOOK if self.state.may_stop(actor) else ALONE_LOOK):
             self._receive(actor, flight)
             return
         if flight.gated:
-            self._note_stop(actor, flight)
+            self.state.note_stop(actor, flight)
             return
         actor.blocked = True
-        blockers = self._known(flight.blockers)
+        blockers = self.state.known(flight.blockers)
         for other in blockers:
             call = other.flight.call.index if other.flight else None
             for one in flight.calls:
                 one.waits += (Wait(other.name, call, flight.stale or other.late),)
-        self._note(actor, "waits", " and ".join(other.name for other in blockers))
-
-    def _may_stop(self, actor: Actor) -> bool:
-        """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
-        if self._conditions.gate is not None and actor.name != DRAINER:
-            return True
-        return any(
-            other.flight is not None or other.holding
-            for other in self.actors.values()
-            if other is not actor
-        )
+        self.state.note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _settle(self, flight: Flight, look: float = 0.0) -> bool:
         """Wait until a session has answered (True), or has stopped or waits for another (False).
@@ -383,7 +263,7 @@ class Execution:
                     flight.gated = True
                     return False
                 self.lab.open_gate(flight.session)
-            if any(self._owner(pid) for pid in pids):
+            if any(self.state.owner(pid) for pid in pids):
                 flight.blockers = pids
                 return False
             look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
@@ -392,23 +272,13 @@ class Execution:
                 raise unanswered(self.lab.shown(flight.step), limit.seconds, flight.call.kind)
         return True
 
-    def _owner(self, pid: int) -> Actor | None:
-        """Whose backend it is; nobody's that the run knows of otherwise."""
-        return self._owners.get(pid) or self.actors.get(self.lab.owner_of(pid) or "")
-
-    def _known(self, pids: Sequence[int]) -> list[Actor]:
-        """Whose some backends are."""
-        found = [self._owner(pid) for pid in pids]
-        # A heartbeat on a second connection may wait for its own worker's open transaction.
-        return [other for other in self.actors.values() if other in found]
-
     def settle_blocked(self) -> None:
         """Let those go on whose locks were released, until nothing changes any more."""
-        waiting = sum(actor.blocked for actor in self.actors.values())
+        waiting = sum(actor.blocked for actor in self.state.actors.values())
         changed = True
         while changed:
             changed = False
-            for actor in self.actors.values():
+            for actor in self.state.actors.values():
                 flight = actor.flight
                 if not actor.blocked or flight is None:
                     continue
@@ -416,12 +286,12 @@ class Execution:
                 if answered or flight.gated:
                     actor.blocked = False
                     changed = True
-                    if waiting > 1 and self.record.certain is None:
-                        self.record.certain = len(self.record.choices)
+                    if waiting > 1 and self.state.record.certain is None:
+                        self.state.record.certain = len(self.state.record.choices)
                     if answered:
-                        self._note(actor, "goes on")
+                        self.state.note(actor, "goes on")
                     else:
-                        self._note_stop(actor, flight)
+                        self.state.note_stop(actor, flight)
                 if answered:
                     self._receive(actor, flight)
 
@@ -438,7 +308,7 @@ class Execution:
         if flight.cursor == "declared":
             if self.lab.reads_tables(flight.session):
                 flight.gated = True
-                self._note_stop(actor, flight)
+                self.state.note_stop(actor, flight)
             else:  # at most a function, whose statements have snapshots of their own
                 self._pass_gate(actor, flight)
             return
@@ -453,7 +323,7 @@ class Execution:
             result = replace(result, in_transaction=False)
             if not self._harmless(flight, result):
                 flight.holding = result
-                self._note(actor, "done")
+                self.state.note(actor, "done")
                 return
             flight.session.run("COMMIT")
             flight.wrapped = False
@@ -465,7 +335,7 @@ class Execution:
             self._lose(actor, flight)
             return
         if half:
-            self._note(actor, "done")
+            self.state.note(actor, "done")
         try:
             flight.step = flight.generator.send(result)
         except StopIteration as stop:
@@ -488,16 +358,16 @@ class Execution:
         self, actor: Actor, do: Do, kind: OperationKind | Literal["complete_and_claim"]
     ) -> Flight | None:
         """Invoke an operation, up to its first statement."""
-        self._moment += 1
+        self.state.moment += 1
         both = kind == "complete_and_claim"
-        call = self._invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
+        call = self.state.invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
         arguments, named = self._arguments(actor, do, call)
-        claim = self._invoke("claim", actor) if both else None
+        claim = self.state.invoke("claim", actor) if both else None
         if claim is not None:
             claim.limit, claim.queue = call.limit, do.queue
         generator = self.lab.start(kind, actor.name, **arguments)
-        self._note(actor, "start", call=call)
-        session = self._connection(actor, call)
+        self.state.note(actor, "start", call=call)
+        session = self.state.connection(actor, call)
         try:
             step = next(generator)
         except StopIteration as stop:
@@ -505,54 +375,15 @@ class Execution:
             actor.flight = flight
             self._finish(actor, flight, stop.value)
             return None
-        split = self._splitting and not do.whole
+        split = self.state.splitting and not do.whole
         actor.flight = Flight(
             call, session, generator, step, do, named, split, do.whole, claim=claim
         )
         return actor.flight
 
-    def _invoke(self, kind: CallKind, actor: Actor) -> Call:
-        calls = self.record.history.calls
-        calls.append(Call(len(calls), kind, actor.name, self._moment, self.lab.now()))
-        return calls[-1]
-
-    def _connection(self, actor: Actor, call: Call) -> Session:
-        """The connection that an operation begins on."""
-        second = call.kind == "heartbeat" and actor.holding
-        if self._conditions.pooled:
-            if actor.holding and not second and actor.pooled is not None:
-                return actor.pooled  # an open transaction keeps its connection
-            return self._next_of_pool(actor, call)
-        session = self.lab.session(f"{actor.name}, second connection" if second else actor.name)
-        session.stepped = self._splitting or actor.name != DRAINER  # a story shows what it sends
-        self._owners |= dict.fromkeys(session.pids, actor)
-        return session
-
     def _change_connection(self, actor: Actor, flight: Flight) -> None:
-        flight.session = self._next_of_pool(actor, flight.call)
+        flight.session = self.state.next_of_pool(actor, flight.call)
         flight.between = False
-
-    def _next_of_pool(self, actor: Actor, call: Call) -> Session:
-        """The connection that a transaction pooler may give to an actor's next transaction.
-
-        It may be any that is idle. This is never the one that the actor had before. The first of
-        the others soon brings together what one actor left in a session and the next actor;
-        going round keeps them apart as long as possible.
-        """
-        numbers: Iterable[int] = itertools.count(1)
-        if self._conditions.pooled == "round robin":
-            turns = ((self._turn + n) % POOL + 1 for n in range(POOL))
-            numbers = itertools.chain(turns, itertools.count(POOL + 1))
-        for number in numbers:
-            session = self.lab.session(f"connection {number}")
-            if session is not actor.pooled and not session.in_transaction:
-                break
-        self._turn = number
-        if not actor.holding:
-            actor.pooled = session
-        self._owners[session.pid] = actor
-        self._note(actor, "connection", str(number), call=call)
-        return session
 
     def _arguments(
         self, actor: Actor, do: Do, call: Call
@@ -563,7 +394,7 @@ class Execution:
         named: list[Claim] = []
         match do.kind:
             case "enqueue":
-                spec = self._reserve.popleft()
+                spec = self.state.reserve.popleft()
                 record_enqueue(call, self.queue, spec)
                 arguments |= enqueue_arguments(self.queue, spec, call.index)
             case "claim":
@@ -605,7 +436,9 @@ class Execution:
 
     def _answered(self, actor: Actor, flight: Flight, call: Call, value: Any) -> None:  # noqa: ANN401
         if call.kind == "claim" and (
-            found := flood(self.record.history.calls, call.limit, [claim.id for claim in value])
+            found := flood(
+                self.state.record.history.calls, call.limit, [claim.id for claim in value]
+            )
         ):
             raise QueueError(found, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
@@ -623,11 +456,11 @@ class Execution:
             actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
             actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
-        elif call.moved and flight.do.n < len(self.record.history.of_kind("enqueue")):
+        elif call.moved and flight.do.n < len(self.state.record.history.of_kind("enqueue")):
             # Until nothing is due any more; it may count what it does each time.
             actor.todo.appendleft(flight.do._replace(n=flight.do.n + 1))
-        self._return(call)
-        self._note(actor, "answer", told(call, value), call=call)
+        self.state.end(call)
+        self.state.note(actor, "answer", told(call, value), call=call)
 
     def _stays_open(self, actor: Actor, flight: Flight) -> None:
         """An operation ended inside a transaction: only a claim that got a job may."""
@@ -646,11 +479,11 @@ class Execution:
     def _roll_back(self, actor: Actor, flight: Flight) -> None:
         flight.session.run("ROLLBACK")
         beat = Beat(actor.name, flight.call.index, "rollback", session=flight.session.name)
-        self.record.trace.append(beat)
+        self.state.record.trace.append(beat)
 
     def _fail(self, actor: Actor, flight: Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
-        repeated = self.lab.reconnects and self.disturbed  # what the fault did, by the worker
+        repeated = self.lab.reconnects and self.state.disturbed  # what the fault did, by the worker
         if error.sqlstate == _TERMINATED.sqlstate and not repeated:
             raise ConnectionLostError(f"{error}, during {flight.call.kind}")
         if error.sqlstate.startswith(_SERVER_TROUBLE) and not repeated:
@@ -686,48 +519,18 @@ class Execution:
         for call in flight.calls:
             call.error = f"{state}: {'deadlock detected' if flight.victim else error.message}"
             call.answer = _answer_of_error(state, flight, self._terms.retryable)
-            self._return(call)
-            self.record.errors[call.index] = (error, flight.step)
-        self._note(actor, "error", flight.call.error, call=flight.call)
+            self.state.end(call)
+            self.state.record.errors[call.index] = (error, flight.step)
+        self.state.note(actor, "error", flight.call.error, call=flight.call)
         if lost:
             # The error rolled back the transaction that was the claim: the worker lost its job.
             self.crash(actor)
 
-    def _return(self, call: Call) -> None:
-        self._moment += 1
-        call.end(self._moment, self.lab.now())
-
-    def instant(
-        self, kind: CallKind, actor: str, *, delay: float = 0.0, began: float | None = None
-    ) -> Call:
-        """Record something that takes no time.
-
-        Args:
-            kind: What happened.
-            actor: To whom, or by whom.
-            delay: By how many seconds the clock moved.
-            began: When it began on the database's clock, in seconds; None: now.
-        """
-        history = self.record.history
-        self._moment += 1
-        call = Call(
-            len(history.calls),
-            kind,
-            actor,
-            self._moment,
-            self.lab.now() if began is None else began,
-            delay=delay,
-            answer="accepted",
-        )
-        history.calls.append(call)
-        self._return(call)
-        return call
-
     def advance(self, actor: Actor, seconds: float) -> None:
         """Move the database's clock."""
-        call = self.instant("advance", actor.name, delay=seconds)
+        call = self.state.instant("advance", actor.name, delay=seconds)
         self.lab.advance(seconds)
-        self._note(actor, "clock", f"{seconds:g}", call=call)
+        self.state.note(actor, "clock", f"{seconds:g}", call=call)
 
     def pass_time(self) -> None:
         """What goes on by itself while time passes, as far as nobody stands in its way.
@@ -735,25 +538,19 @@ class Execution:
         Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
         when the program says so: it may be about their lease.
         """
-        if "promote" in self.queue.offers and not self._must_wait(Do("promote")):
-            self.perform(self.actor(PROMOTER), Do("promote", whole=True))
+        if "promote" in self.queue.offers and not self.state.must_wait(Do("promote")):
+            self.perform(self.state.actor(PROMOTER), Do("promote", whole=True))
         if not self._terms.beats_idle:
             return
-        known = {call.actor for call in self.record.history.of_kind("claim")}
-        for actor in list(self.actors.values()):
+        known = {call.actor for call in self.state.record.history.of_kind("claim")}
+        for actor in list(self.state.actors.values()):
             lives = actor.name in known or actor.identity in self.lab.started
             if lives and not actor.beside and not actor.holds:
                 self.perform(actor, Do("heartbeat", len(actor.claims), whole=True))
 
-    def _until(self, seconds: float) -> float:
-        """How far the clock is from the moment before a limit, in tenths of a second."""
-        began = [call.began for call in self.record.history.calls if _begins_a_limit(call)]
-        left = (began[-1] if began else self.lab.now()) + seconds - MARGIN - self.lab.now()
-        return max(0, int(left * 10)) / 10
-
     def crash(self, actor: Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""
-        heartbeats = self.actors.get(f"{actor.name}{HEARTBEATS}")
+        heartbeats = self.state.actors.get(f"{actor.name}{HEARTBEATS}")
         if heartbeats is not None and heartbeats.alive:
             self.crash(heartbeats)
         flight = actor.flight
@@ -768,24 +565,23 @@ class Execution:
         if self._conditions.pooled:
             # PgBouncer closes what a dead client had a transaction open on. Locks and settings
             # that the client left in the sessions of others stay there.
+            self.state.disown(actor, unfinished)
             for session in unfinished:
-                del self._owners[session.pid]
                 self.lab.discard(session)
         else:
-            for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
-                del self._owners[pid]
+            self.state.disown(actor)
             for key in (actor.name, f"{actor.name}, second connection"):
                 self.lab.drop(key)
         if not actor.beside:
-            call = self.instant("crash", actor.name)
-            self._note(actor, "crash", call=call)
+            call = self.state.instant("crash", actor.name)
+            self.state.note(actor, "crash", call=call)
 
     # --- faults ---------------------------------------------------------------------------------
 
     def _inflict(self, nemesis: Actor, kind: FaultKind, victim: Actor) -> None:
         about = "" if FAULTS[kind].of_server else victim.name
-        self._note(nemesis, "fault", about, call=self.instant(kind, nemesis.name))
-        self.disturbed = True
+        self.state.note(nemesis, "fault", about, call=self.state.instant(kind, nemesis.name))
+        self.state.disturbed = True
         match kind:
             case "lose":
                 # The backend does not notice while it works or waits: what it does takes effect.
@@ -797,7 +593,7 @@ class Execution:
                 self._disconnect(victim, _TERMINATED)
             case "restart":
                 self.lab.restart()
-                for actor in [actor for actor in self.actors.values() if actor.alive]:
+                for actor in [actor for actor in self.state.actors.values() if actor.alive]:
                     self._hit("restart", actor)
                     self._disconnect(actor, _KILLED)
             case _:
@@ -806,12 +602,14 @@ class Execution:
     def _hit(self, fault: FaultKind, actor: Actor) -> None:
         """Record where a fault meets an actor: in the middle of an operation, or after one."""
         if actor.flight is not None:
-            self.record.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
+            self.state.record.faults.append((fault, actor.flight.call.kind, actor.flight.sent))
             return
-        calls = (c for c in reversed(self.record.history.calls) if c.kind in self.queue.offers)
+        calls = (
+            c for c in reversed(self.state.record.history.calls) if c.kind in self.queue.offers
+        )
         last = next((call.kind for call in calls if call.actor == actor.name), None)
         if last is not None:
-            self.record.faults.append((fault, f"after {last}", 0))
+            self.state.record.faults.append((fault, f"after {last}", 0))
 
     def _lose(self, actor: Actor, flight: Flight) -> None:
         """The server has acted, and its answer does not arrive: nobody knows, and nobody asks."""
@@ -824,31 +622,30 @@ class Execution:
         Raises:
             WorkerError: There was none.
         """
-        if not self.disturbed:
+        if not self.state.disturbed:
             raise error
         self._end_unheard(actor, flight)
 
     def _end_unheard(self, actor: Actor, flight: Flight) -> None:
         for call in flight.calls:
             call.answer = "unknown"
-        self._note(actor, "lost")
+        self.state.note(actor, "lost")
         actor.flight = None
         self.crash(actor)
         for call in flight.calls:
-            self._return(call)
+            self.state.end(call)
 
     def _disconnect(self, actor: Actor, error: ServerError) -> None:
         """A worker's connections are gone: it sees an error, and connects anew."""
         released = (self._terms.tied or actor.holding) and bool(actor.open_claims())
-        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
-            del self._owners[pid]
+        self.state.disown(actor)
         flight = actor.flight
         if flight is not None:
             actor.blocked = flight.gated = False
             if self.lab.reconnects:
                 self._await(actor, flight)
             else:
-                flight.session = self._connection(actor, flight.call)
+                flight.session = self.state.connection(actor, flight.call)
                 self._abort(actor, flight, error)
         if released and actor.alive:
             self.crash(actor)
@@ -878,12 +675,12 @@ class Execution:
     def _circle(self) -> list[Actor]:
         waiting = {
             actor.name: {
-                other.name for other in self._known(self.lab.blockers(actor.flight.session))
+                other.name for other in self.state.known(self.lab.blockers(actor.flight.session))
             }
-            for actor in self.actors.values()
+            for actor in self.state.actors.values()
             if actor.blocked and actor.flight
         }
-        return [self.actors[name] for name in waiting if name in reachable(waiting, name)]
+        return [self.state.actors[name] for name in waiting if name in reachable(waiting, name)]
 
     # --- whole operations -----------------------------------------------------------------------
 
@@ -892,16 +689,16 @@ class Execution:
 
         A promotion goes on until it moves nothing more.
         """
-        if not actor.alive or actor.flight is not None or not self._possible(actor, do):
+        if not actor.alive or actor.flight is not None or not self.state.possible(actor, do):
             return None
-        index, later = len(self.record.history.calls), len(actor.todo)
+        index, later = len(self.state.record.history.calls), len(actor.todo)
         actor.todo.appendleft(do)
         while len(actor.todo) > later:
             self._go_on(actor)
             self.run_out(actor)
             if actor.flight is not None:
                 return None
-        return self.record.history.calls[index]
+        return self.state.record.history.calls[index]
 
     def run_out(self, actor: Actor) -> None:
         """Bring the actor's operation to its end, if nobody stands in its way."""
@@ -910,28 +707,6 @@ class Execution:
         self.settle_blocked()
 
     # --- the trace ------------------------------------------------------------------------------
-
-    def _note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
-        flight = actor.flight
-        if call is None and flight is not None:
-            call = flight.call
-        session = flight.session.name if flight else ""
-        step = flight.step if flight and event == "sql" else None
-        index = call.index if call else -1
-        self.record.trace.append(Beat(actor.name, index, event, text, session, step))
-
-    def _note_stop(self, actor: Actor, flight: Flight) -> None:
-        where = self._conditions.gate
-        if where == "every":
-            where = "row" if self.lab.is_at_row(flight.session) else "statement"
-        self._note(actor, "stops", where or "statement")
-
-
-def _begins_a_limit(call: Call) -> bool:
-    """Whether a delay, a lease or a backoff is counted from a call."""
-    if call.kind in {"enqueue", "claim"}:
-        return bool(call.ids)
-    return call.kind in {"heartbeat", "fail"} and call.answer == "accepted" and bool(call.refs)
 
 
 def _answer_of_error(sqlstate: str, flight: Flight, retry_on: frozenset[str]) -> Answer:

@@ -9,9 +9,10 @@ from queueproof.history.calls import Call
 from queueproof.judge.answers import contradiction
 from queueproof.run.answers import IN_PART
 from queueproof.run.drain import DRAIN_BATCH, Drain
-from queueproof.run.execution import Execution, Terms
+from queueproof.run.execution import Execution
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
+from queueproof.run.state import Terms
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program
 
@@ -114,7 +115,7 @@ class Runner:
         execution = Execution(self._lab, self._terms, program, schedule)
         execution.go_through()
         self._drain(execution)
-        return execution.record
+        return execution.state.record
 
     def _drain(self, execution: Execution) -> None:
         Drain(execution, 1 if self._held or self._terms.one_each else DRAIN_BATCH).run()

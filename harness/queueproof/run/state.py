@@ -1,0 +1,329 @@
+"""The state of one run: who acts and may do what, on which connection, and what was recorded."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from queueproof.history.calls import Call, CallKind, Ref
+from queueproof.queues.model import Claim
+from queueproof.run.actors import Actor, Flight
+from queueproof.run.lab import Lab
+from queueproof.run.record import Beat, Event, Run
+from queueproof.run.session import Session
+from queueproof.schedule.actors import DRAINER, identity
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.moments import MARGIN
+from queueproof.schedule.programs import FAULTS, HEARTBEATS, MAINTENANCE, Do, Program
+
+POOL = 5  # connections that take turns; a prime, as operations repeat every few transactions
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for every run of a runner.
+
+    Attributes:
+        split: Whether a statement outside a transaction is split from its commit.
+        tied: Whether claims end with their connection.
+        one_each: Whether a worker has one job at a time.
+        beats_idle: Whether workers send heartbeats that name no job.
+        retryable: SQLSTATEs after which nothing has happened.
+        conditions: What holds for every session.
+    """
+
+    split: bool
+    tied: bool
+    one_each: bool
+    beats_idle: bool
+    retryable: frozenset[str]
+    conditions: Conditions
+
+
+class State:
+    """What is known in the middle of a run, and recorded of it; `Execution` acts on it.
+
+    Args:
+        lab: Where.
+        terms: What holds for every run.
+        program: Who does what.
+
+    Attributes:
+        lab: Where.
+        terms: What holds for every run.
+        queue: The queue under test.
+        record: What the run did.
+        actors: Everybody who has acted, or is about to.
+        queues: The queues that are claimed from.
+        reserve: Specifications of the jobs that are still to be enqueued.
+        moment: The count that orders all events.
+        splitting: Whether statements are split from their commits, and stop inside.
+        disturbed: Whether a fault has happened, which workers may answer as they like.
+    """
+
+    def __init__(self, lab: Lab, terms: Terms, program: Program) -> None:
+        self.lab = lab
+        self.terms = terms
+        self.queue = lab.queue
+        self.record = Run()
+        self.actors: dict[str, Actor] = {}
+        self.queues = program.queues if "queue" in lab.queue.takes("claim") else ["default"]
+        self.reserve = deque(program.reserve)
+        self.moment = 0
+        self.splitting = False
+        self.disturbed = False
+        self._owners: dict[int, Actor] = {}
+        self._turn = 0
+
+    def actor(self, name: str) -> Actor:
+        """Who acts under a name, from now on at the latest."""
+        if name not in self.actors:
+            worker = name.removesuffix(HEARTBEATS)
+            actor = Actor(name, identity(worker), beside=worker != name)
+            if actor.beside:
+                own = self.actor(worker)
+                actor.claims, actor.ended, actor.renewed = own.claims, own.ended, own.renewed
+            self.actors[name] = actor
+        return self.actors[name]
+
+    # --- who may do what ------------------------------------------------------------------------
+
+    def able(self, actor: Actor) -> bool:
+        """Whether an actor can go on; what it has no subject for is left out."""
+        if not actor.alive or actor.blocked:
+            return False
+        if actor.flight is not None:
+            return True
+        while actor.todo and not self.possible(actor, actor.todo[0]):
+            actor.todo.popleft()
+        return bool(actor.todo) and not self.must_wait(actor.todo[0])
+
+    def must_wait(self, do: Do) -> bool:
+        """Whether a leader is in the middle of what no other process may do beside it."""
+        if not self.queue.leader or do.kind not in MAINTENANCE:
+            return False
+        flights = (actor.flight for actor in self.actors.values())
+        return any(flight.call.kind in MAINTENANCE for flight in flights if flight)
+
+    def possible(self, actor: Actor, do: Do) -> bool:
+        """Whether an operation has a subject: a job that a claim did not get cannot be ended.
+
+        Args:
+            actor: Who would act.
+            do: What it would do.
+        """
+        match do.kind:
+            case "heartbeat" if actor.beside and not self.lab.beats_beside:
+                return False  # a worker process does one thing after another
+            case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
+                return self.terms.beats_idle  # one without a job's columns
+            case "complete" | "fail" | "heartbeat":
+                known = do.n < len(actor.claims) and do.kind in self.queue.offers
+                return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
+            case "complete_many":
+                batch = actor.batch(do.n)
+                known = bool(batch) and "complete_many" in self.queue.offers
+                return known and self._may_name(actor, batch)
+            case "complete_and_claim":
+                batch = actor.batch(do.n)
+                return bool(batch) and not actor.holding and self._may_name(actor, batch)
+            case "claim":
+                # Its worker claims nothing else until it ends.
+                return not actor.holding and not (self.terms.one_each and actor.holds)
+            case "crash":
+                return self.victim(actor, do).alive
+            case "lose":
+                victim = self.victim(actor, do)
+                return victim.alive and not victim.cut_off
+            case "enqueue":
+                return bool(self.reserve)
+            case "advance" | "align" | "until" | "rewrite":
+                return True
+            case "recover" | "jobs" | "cleanup" | "promote":
+                return do.kind in self.queue.offers
+            case _:
+                return FAULTS[do.kind].of_server or self.victim(actor, do).alive
+
+    def _may_name(self, actor: Actor, claims: list[tuple[Ref, Claim]]) -> bool:
+        """Whether a worker may act on some of its claims.
+
+        In the transaction of a claim it acts on that claim and no other. It knows when that
+        transaction has ended, and then sends nothing of it (queue-file.md, 19).
+        """
+        if actor.holding:
+            return claims == actor.claims[-1:]
+        return not any(self.record.history.calls[ref.call].held for ref, _ in claims)
+
+    def victim(self, actor: Actor, do: Do) -> Actor:
+        """To whom a crash or a fault happens.
+
+        Args:
+            actor: Who does it.
+            do: The crash or fault; without a number it happens to the actor itself.
+        """
+        return self.actor(f"w{do.n}") if do.n else actor
+
+    def may_stop(self, actor: Actor) -> bool:
+        """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""
+        if self.terms.conditions.gate is not None and actor.name != DRAINER:
+            return True
+        return any(
+            other.flight is not None or other.holding
+            for other in self.actors.values()
+            if other is not actor
+        )
+
+    # --- connections ----------------------------------------------------------------------------
+
+    def connection(self, actor: Actor, call: Call) -> Session:
+        """The connection that an operation begins on.
+
+        Args:
+            actor: Who asks for it.
+            call: The operation.
+        """
+        second = call.kind == "heartbeat" and actor.holding
+        if self.terms.conditions.pooled:
+            if actor.holding and not second and actor.pooled is not None:
+                return actor.pooled  # an open transaction keeps its connection
+            return self.next_of_pool(actor, call)
+        session = self.lab.session(f"{actor.name}, second connection" if second else actor.name)
+        session.stepped = self.splitting or actor.name != DRAINER  # a story shows what it sends
+        self._owners |= dict.fromkeys(session.pids, actor)
+        return session
+
+    def next_of_pool(self, actor: Actor, call: Call) -> Session:
+        """The connection that a transaction pooler may give to an actor's next transaction.
+
+        It may be any that is idle. This is never the one that the actor had before. The first of
+        the others soon brings together what one actor left in a session and the next actor;
+        going round keeps them apart as long as possible.
+
+        Args:
+            actor: Whose transaction begins.
+            call: Its operation.
+        """
+        numbers: Iterable[int] = itertools.count(1)
+        if self.terms.conditions.pooled == "round robin":
+            turns = ((self._turn + n) % POOL + 1 for n in range(POOL))
+            numbers = itertools.chain(turns, itertools.count(POOL + 1))
+        for number in numbers:
+            session = self.lab.session(f"connection {number}")
+            if session is not actor.pooled and not session.in_transaction:
+                break
+        self._turn = number
+        if not actor.holding:
+            actor.pooled = session
+        self._owners[session.pid] = actor
+        self.note(actor, "connection", str(number), call=call)
+        return session
+
+    def owner(self, pid: int) -> Actor | None:
+        """Whose backend it is; nobody's that the run knows of otherwise."""
+        return self._owners.get(pid) or self.actors.get(self.lab.owner_of(pid) or "")
+
+    def known(self, pids: Sequence[int]) -> list[Actor]:
+        """Whose some backends are."""
+        found = [self.owner(pid) for pid in pids]
+        # A heartbeat on a second connection may wait for its own worker's open transaction.
+        return [other for other in self.actors.values() if other in found]
+
+    def disown(self, actor: Actor, sessions: Iterable[Session] | None = None) -> None:
+        """Forget that connections are an actor's.
+
+        Args:
+            actor: Whose they were.
+            sessions: Which; None for all.
+        """
+        wanted = None if sessions is None else {session.pid for session in sessions}
+        for pid in [pid for pid, owner in self._owners.items() if owner is actor]:
+            if wanted is None or pid in wanted:
+                del self._owners[pid]
+
+    # --- what is recorded -----------------------------------------------------------------------
+
+    def invoke(self, kind: CallKind, actor: Actor) -> Call:
+        """Record that an operation begins at this moment.
+
+        Args:
+            kind: What is asked for.
+            actor: Who asks.
+        """
+        calls = self.record.history.calls
+        calls.append(Call(len(calls), kind, actor.name, self.moment, self.lab.now()))
+        return calls[-1]
+
+    def end(self, call: Call) -> None:
+        """Record that a call has returned; what it answered is known by then."""
+        self.moment += 1
+        call.end(self.moment, self.lab.now())
+
+    def instant(
+        self, kind: CallKind, actor: str, *, delay: float = 0.0, began: float | None = None
+    ) -> Call:
+        """Record something that takes no time.
+
+        Args:
+            kind: What happened.
+            actor: To whom, or by whom.
+            delay: By how many seconds the clock moved.
+            began: When it began on the database's clock, in seconds; None: now.
+        """
+        history = self.record.history
+        self.moment += 1
+        call = Call(
+            len(history.calls),
+            kind,
+            actor,
+            self.moment,
+            self.lab.now() if began is None else began,
+            delay=delay,
+            answer="accepted",
+        )
+        history.calls.append(call)
+        self.end(call)
+        return call
+
+    def until(self, seconds: float) -> float:
+        """How far the clock is from the moment before a limit, in tenths of a second."""
+        began = [call.began for call in self.record.history.calls if _begins_a_limit(call)]
+        left = (began[-1] if began else self.lab.now()) + seconds - MARGIN - self.lab.now()
+        return max(0, int(left * 10)) / 10
+
+    def note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
+        """Add a line to the trace.
+
+        Args:
+            actor: Who acted.
+            event: What happened.
+            text: What is to be said of it.
+            call: About which call; None: the one that the actor has begun, if any.
+        """
+        flight = actor.flight
+        if call is None and flight is not None:
+            call = flight.call
+        session = flight.session.name if flight else ""
+        step = flight.step if flight and event == "sql" else None
+        index = call.index if call else -1
+        self.record.trace.append(Beat(actor.name, index, event, text, session, step))
+
+    def note_stop(self, actor: Actor, flight: Flight) -> None:
+        """Add to the trace that a statement has stopped inside.
+
+        Args:
+            actor: Whose it is.
+            flight: The operation that it belongs to.
+        """
+        where = self.terms.conditions.gate
+        if where == "every":
+            where = "row" if self.lab.is_at_row(flight.session) else "statement"
+        self.note(actor, "stops", where or "statement")
+
+
+def _begins_a_limit(call: Call) -> bool:
+    """Whether a delay, a lease or a backoff is counted from a call."""
+    if call.kind in {"enqueue", "claim"}:
+        return bool(call.ids)
+    return call.kind in {"heartbeat", "fail"} and call.answer == "accepted" and bool(call.refs)
