@@ -183,6 +183,10 @@ class Timeline:
         """The calls that were open at some moment between two, in the order of invocation.
 
         The first one is found in logarithmic time, however many calls there are.
+
+        Args:
+            start: One moment, as calls count them.
+            end: The other.
         """
         first = bisect_right(self._latest_end, start)
         for n in range(first, bisect_left(self._invoked, end)):

@@ -128,6 +128,10 @@ class WorkerQueue(Queue):
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002 - the model's
         """Refuse: a worker's statements are its own.
 
+        Args:
+            operation: Its name.
+            **arguments: Those that it would get.
+
         Raises:
             QueueproofError: Always.
         """

@@ -88,7 +88,12 @@ class Actor:
 
 
 def reachable(waiting: Mapping[str, set[str]], start: str) -> set[str]:
-    """Everybody whom an actor waits for, directly or through others."""
+    """Everybody whom an actor waits for, directly or through others.
+
+    Args:
+        waiting: Whom each waits for.
+        start: Where to begin.
+    """
     reached: set[str] = set()
     frontier = set(waiting[start])
     while frontier:

@@ -34,7 +34,13 @@ def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, ob
 
 
 def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
-    """Record what of a job an enqueue takes."""
+    """Record what of a job an enqueue takes.
+
+    Args:
+        call: The enqueue, not answered yet.
+        queue: Which queue is asked.
+        spec: The job.
+    """
     takes = queue.takes("enqueue")
     call.priority = spec.priority if "priority" in takes else 0
     call.delay = spec.delay if "delay" in takes else 0.0
@@ -52,8 +58,13 @@ def _bound(queue: Queue, spec: JobSpec) -> int | None:
     )
 
 
-def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401
-    """Record what an operation answered."""
+def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
+    """Record what an operation answered.
+
+    Args:
+        call: The operation, not returned yet.
+        value: What it answered, as `Queue` describes it.
+    """
     call.answer = "accepted"
     match call.kind:
         case "enqueue" | "recover":
@@ -85,8 +96,13 @@ def done(calls: Iterable[Call]) -> set[str]:
     }
 
 
-def told(call: Call, value: Any) -> str:  # noqa: ANN401
-    """What a trace says of an answer."""
+def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an operation
+    """What a trace says of an answer.
+
+    Args:
+        call: The operation, with its answer.
+        value: What it answered, as `Queue` describes it.
+    """
     match call.kind:
         case "claim":
             if not value:

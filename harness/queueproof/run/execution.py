@@ -426,7 +426,7 @@ class Execution:
         many = "limit" in self.queue.takes(operation) and not self._terms.one_each
         return max(1, wanted) if many else 1
 
-    def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401
+    def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
         """An operation has answered."""
         actor.flight = None
         actor.late = actor.late and flight.session.in_transaction
@@ -434,7 +434,7 @@ class Execution:
         for call, own in zip(flight.calls, values, strict=True):
             self._answered(actor, flight, call, own)
 
-    def _answered(self, actor: Actor, flight: Flight, call: Call, value: Any) -> None:  # noqa: ANN401
+    def _answered(self, actor: Actor, flight: Flight, call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
         if call.kind == "claim" and (
             found := flood(
                 self.state.record.history.calls, call.limit, [claim.id for claim in value]
@@ -527,7 +527,12 @@ class Execution:
             self.crash(actor)
 
     def advance(self, actor: Actor, seconds: float) -> None:
-        """Move the database's clock."""
+        """Move the database's clock.
+
+        Args:
+            actor: By whom the trace says so.
+            seconds: How far.
+        """
         call = self.state.instant("advance", actor.name, delay=seconds)
         self.lab.advance(seconds)
         self.state.note(actor, "clock", f"{seconds:g}", call=call)
@@ -688,6 +693,14 @@ class Execution:
         """One operation from beginning to end; None where it has no subject or is still waiting.
 
         A promotion goes on until it moves nothing more.
+
+        Args:
+            actor: Who acts.
+            do: What it does.
+
+        Raises:
+            QueueError: The operation did something that no queue may.
+            ConnectionLostError: The server closed a connection.
         """
         if not actor.alive or actor.flight is not None or not self.state.possible(actor, do):
             return None

@@ -161,7 +161,7 @@ class Host:
 
     # --- operations -----------------------------------------------------------------------------
 
-    def _run(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401
+    def _run(self, operation: str, **arguments: object) -> Any:  # noqa: ANN401 - any answer of an operation
         session = self._connected()
         beside = operation == "heartbeat" and session.in_transaction
         if beside:
@@ -262,8 +262,8 @@ def load(name: str) -> Queue:
     """
     if Path(name).is_file():
         return sqlfile.load(name)
-    from queueproof.queues.resolve import resolve  # noqa: PLC0415
-    from queueproof.queues.worker import WorkerQueue  # noqa: PLC0415 - costs time, like the next one
+    from queueproof.queues.resolve import resolve  # noqa: PLC0415 - costs time, where a queue file needs none
+    from queueproof.queues.worker import WorkerQueue  # noqa: PLC0415 - the same
 
     queue = resolve(name)
     if isinstance(queue, WorkerQueue):

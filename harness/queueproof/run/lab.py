@@ -593,8 +593,17 @@ class Lab:
                     f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
                 )
 
-    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
-        """Begin one of the queue's operations on behalf of an actor."""
+    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - whatever operations take and answer
+        """Begin one of the queue's operations on behalf of an actor.
+
+        Args:
+            operation: Its name.
+            actor: Who asks: its clock may be set wrong.
+            **arguments: Those of `OPERATIONS` that there are; the operation gets what it takes.
+
+        Raises:
+            QueueError: It is no operation that yields steps.
+        """
         steps = self.queue.begin(operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self._shift + self._conditions.skew(actor))
@@ -641,8 +650,14 @@ class Lab:
             if columns
         ]
 
-    def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002
-        """The user's error for an operation that failed although nobody disturbed it."""
+    def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002 - a subclass names it
+        """The user's error for an operation that failed although nobody disturbed it.
+
+        Args:
+            operation: Its name.
+            step: The statement that failed.
+            error: What the server said.
+        """
         return rejected(step, error, self._hint(error))
 
     def _hint(self, error: ServerError) -> str:
@@ -799,7 +814,7 @@ class Lab:
         """
         if self._twin is None:
             # It makes labs of every kind, this one too: so it knows them, and no lab knows it.
-            from queueproof.run.open import open_lab  # noqa: PLC0415
+            from queueproof.run.open import open_lab  # noqa: PLC0415 - as said above
 
             server = self._resources.enter_context(
                 open_server(self.server.source, trust=self.server.trusted)
@@ -835,7 +850,7 @@ class Lab:
 
     def _blocking(self, pid: int) -> list[int]:
         value = self._ask("blockers", pid)
-        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004
+        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004 - both braces
 
     def _ask(self, name: str, *values: int) -> bytes:
         """The scheduler's answer to one of its prepared queries."""
@@ -958,7 +973,13 @@ class Lab:
 
 
 def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
-    """The user's error for SQL that the server rejected, with its place in the file."""
+    """The user's error for SQL that the server rejected, with its place in the file.
+
+    Args:
+        step: The statement.
+        error: What the server said, with the position if it knows it.
+        hint: What else may help, put at the end.
+    """
     where = ""
     source = step.source
     if error.position is not None:

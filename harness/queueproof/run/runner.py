@@ -91,6 +91,13 @@ class Runner:
 
         By itself a claim that came back empty proves nothing: only the queue knows when a failed
         job is due. But what it gives workers who act in turn does not depend on connections.
+
+        Args:
+            program: Who does what, in turn.
+            run: What came of it with the pooler.
+
+        Raises:
+            QueueError: Without a pooler an operation did something that no queue may.
         """
         plain = Runner(self._lab, split=self._terms.split, held=self._held)
         for _ in range(SURE):

@@ -387,14 +387,24 @@ class LibpqSession(Session):
         self._answered(sql)
 
     def ask(self, prepared: str, *values: int) -> bytes | None:
-        """The one value that a prepared query answers; None where it answers no row."""
+        """The one value that a prepared query answers; None where it answers no row.
+
+        Args:
+            prepared: Under which name.
+            *values: Its parameters.
+        """
         bound = [str(value).encode() for value in values]
         self.pgconn.send_query_prepared(prepared.encode(), bound)
         answer = self._answered(prepared)
         return answer.get_value(0, 0) if answer.ntuples else None
 
     def prepare(self, name: str, sql: str) -> None:
-        """Prepare a query for `ask`."""
+        """Prepare a query for `ask`.
+
+        Args:
+            name: For `ask`.
+            sql: The query, with $1 and so on.
+        """
         self.pgconn.send_prepare(name.encode(), sql.encode())
         self._answered(sql)
 
@@ -416,7 +426,15 @@ class LibpqSession(Session):
         return answer
 
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement, as it would be now on this connection."""
+        """The plan of a statement, as it would be now on this connection.
+
+        Args:
+            step: The statement, which is not run.
+            options: Of EXPLAIN.
+
+        Raises:
+            ServerError: The server refused.
+        """
         return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
 
     def cancel(self) -> None:
@@ -486,7 +504,13 @@ def settle(session: Session, step: Step, seconds: float | None = None) -> Result
 
 
 def unanswered(step: Step, seconds: float, operation: str = "") -> QueueError:
-    """The user's error for a statement that neither ends nor waits for anybody."""
+    """The user's error for a statement that neither ends nor waits for anybody.
+
+    Args:
+        step: The statement.
+        seconds: How long it was waited for.
+        operation: Whose it is.
+    """
     asked = str(step.request["op"]) if step.request else step.block
     sql = _shown(step.sql)
     return QueueError(
@@ -502,6 +526,10 @@ def _shown(sql: str) -> str:
 
 def drive(session: Session, operation: Operation[T]) -> T:
     """Run an operation alone, from its first statement to its answer.
+
+    Args:
+        session: Its connection.
+        operation: The operation, not begun yet.
 
     Raises:
         ServerError: The server answered with an error that the operation does not handle.

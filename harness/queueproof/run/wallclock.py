@@ -33,9 +33,14 @@ MISSING = (
 
 
 def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation[T]:
-    """An operation that finds its process' clock off by some seconds whenever it is resumed."""
+    """An operation that finds its process' clock off by some seconds whenever it is resumed.
 
-    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
+    Args:
+        operation: The operation, not begun yet.
+        shift: Seconds by which the clock is ahead, asked each time.
+    """
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
         with _ALONE:
             traveller = moved(shift())
             try:
@@ -47,9 +52,14 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
 
 
 def watched(operation: Operation[T], see: Callable[[Step], None]) -> Operation[T]:
-    """An operation of which somebody sees each step before it is sent."""
+    """An operation of which somebody sees each step before it is sent.
 
-    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401
+    Args:
+        operation: The operation, not begun yet.
+        see: Who sees each step.
+    """
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
         step = act()
         see(step)
         return step

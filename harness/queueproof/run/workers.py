@@ -60,7 +60,7 @@ class _Conversation:
             raise
         lab.wire.watch(self.process.stdout, self.process.receive)
 
-    def converse(self, message: dict[str, object]) -> Any:  # noqa: ANN401
+    def converse(self, message: dict[str, object]) -> Any:  # noqa: ANN401 - JSON
         """Ask for something that is no operation of the queue, and wait for the answer.
 
         Raises:
@@ -69,7 +69,7 @@ class _Conversation:
         self.process.send(message)
         return self.heard(str(message["op"]))
 
-    def heard(self, operation: str) -> Any:  # noqa: ANN401
+    def heard(self, operation: str) -> Any:  # noqa: ANN401 - JSON
         """Wait for the answer to what it was asked last."""
         limit = waits.Limit(waits.BEGIN, operation)
         while self.process.answer is None:
@@ -202,7 +202,12 @@ class ClientSession(Session):
                 connection.run(statement)
 
     def send(self, step: Step, *, begin: bool = False) -> None:
-        """Ask the worker for something, or let through what it offers."""
+        """Ask the worker for something, or let through what it offers.
+
+        Args:
+            step: What to ask for, or what it has offered.
+            begin: False: a worker begins its own transactions.
+        """
         assert not begin
         if step.request is not None:
             self._refuse_late()
@@ -318,7 +323,15 @@ class ClientSession(Session):
             connection.run(sql)
 
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement that it offers, as a session beside it would have it now."""
+        """The plan of a statement that it offers, as a session beside it would have it now.
+
+        Args:
+            step: The statement.
+            options: Of EXPLAIN.
+
+        Raises:
+            ServerError: The server refused.
+        """
         return self._lab.explain_beside(step, options, self._settings)
 
     def cancel(self) -> None:
@@ -601,8 +614,14 @@ class ClientLab(Lab):
 
     # --- what sessions ask of the server ---------------------------------------------------------
 
-    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002
-        """Begin an operation: the worker is asked, and each of its statements is a step."""
+    def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401, ARG002 - whatever operations take; who asks is the worker's own
+        """Begin an operation: the worker is asked, and each of its statements is a step.
+
+        Args:
+            operation: Its name.
+            actor: Who asks.
+            **arguments: Those of `OPERATIONS`; the worker is told what it takes.
+        """
         taken = self.queue.takes(operation)
         request = self.queue.request(
             operation, **{name: value for name, value in arguments.items() if name in taken}
@@ -652,14 +671,29 @@ class ClientLab(Lab):
             )
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:
-        """The user's error for an operation that failed although nobody disturbed it."""
+        """The user's error for an operation that failed although nobody disturbed it.
+
+        Args:
+            operation: Its name.
+            step: Its last statement, or what it was asked.
+            error: What it answered.
+        """
         last = "" if step.request else f"\nIts last statement: {textwrap.shorten(step.sql, 300)}"
         return WorkerError(
             f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
         )
 
     def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
-        """The plan of a worker's statement, made under the same settings."""
+        """The plan of a worker's statement, made under the same settings.
+
+        Args:
+            step: The statement.
+            options: Of EXPLAIN.
+            settings: What its session had set.
+
+        Raises:
+            ServerError: The server refused.
+        """
         session = self.own_session("explainer")
         for name, value in settings.items():
             session.run(f"SET {name} = {value}")

@@ -175,7 +175,12 @@ class Program(NamedTuple):
 
 
 def claim(limit: int = 1, queue: str = "default") -> Do:
-    """Claim at most `limit` jobs of a queue."""
+    """Claim at most `limit` jobs of a queue.
+
+    Args:
+        limit: Jobs.
+        queue: Which of the queues.
+    """
     return Do("claim", limit, queue=queue)
 
 
@@ -263,7 +268,12 @@ OBSERVE = Do("jobs")
 
 
 def script(actor: str, *dos: Do) -> Script:
-    """An actor's script."""
+    """An actor's script.
+
+    Args:
+        actor: Its name: w1, reaper, producer, clock, ...
+        *dos: What it does, in this order.
+    """
     return actor, dos
 
 
