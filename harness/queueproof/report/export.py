@@ -153,6 +153,10 @@ def to_spec(
 def refuse_varying(failure: Failure, again: Failure) -> None:
     """Make sure that a second run of the same story sent the same.
 
+    Args:
+        failure: What happened.
+        again: What happened when it was run once more.
+
     Raises:
         QueueproofError: It did not: a spec holds literals, and has no variables.
     """
@@ -377,7 +381,13 @@ class _Spec:
     # --- the file -------------------------------------------------------------------------------
 
     def text(self, guarantee: str, command: str, name: str) -> str:
-        """The spec."""
+        """The spec.
+
+        Args:
+            guarantee: What the story breaks.
+            command: That replays it.
+            name: Of the file.
+        """
         if any(beat.event == "stops" for beat in self._beats):
             scheduler = self._session(SCHEDULER)
             gated = [session.number for session in self._sessions.values() if session.gated]

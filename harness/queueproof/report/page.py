@@ -67,6 +67,7 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
         benches=benches,
         catalogue=CATALOGUE,
         replay=replay,
+        judged=[id_ for id_ in CATALOGUE if any(id_ == j.id for c in cards for j in c.guarantees)],
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped

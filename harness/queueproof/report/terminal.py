@@ -77,7 +77,12 @@ def print_card(out: Output, card: Card, replay: str) -> None:
 
 
 def print_story(out: Output, story: str) -> None:
-    """Print a story, its first line as its title."""
+    """Print a story, its first line as its title.
+
+    Args:
+        out: Where.
+        story: As text.
+    """
     head, _, rest = story.partition("\n")
     out.say(Text(head, style="bold"))
     out.say(rest)
@@ -108,7 +113,12 @@ def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
 
 
 def print_mutants(out: Output, card: Card) -> None:
-    """Print what became of the defects that were planted; each that went unseen with its lines."""
+    """Print what became of the defects that were planted; each that went unseen with its lines.
+
+    Args:
+        out: Where.
+        card: Of the queue whose SQL they were planted in.
+    """
     mutants = card.mutants or ()
     for verdict, told in _NOT_KILLED.items():
         group = [mutant for mutant in mutants if mutant.verdict == verdict]
@@ -141,7 +151,12 @@ def _table(judgements: Sequence[Judgement]) -> Table:
 
 
 def print_whole(out: Output, card: Card) -> None:
-    """Print the verdict of the whole, in one line."""
+    """Print the verdict of the whole, in one line.
+
+    Args:
+        out: Where.
+        card: The verdicts.
+    """
     found = (card.verdict, STYLES[card.verdict])
     told = summary(card.guarantees)
     out.say(Text.assemble(found, f": {card.queue} ({told}; {card.seconds:.0f} s)"))
