@@ -31,12 +31,12 @@ def at() -> float:
 
 
 def signal_that_came() -> int | None:
-    """The signal that ends this process, whoever has swallowed what was raised for it."""
+    """The signal that ends this process, even where its exception was swallowed."""
     return _signals[0] if _signals else None
 
 
 def is_first_to_tell() -> bool:
-    """Whether nobody has asked this before: who ends the process for a signal says so once."""
+    """True for the first caller only, so that the message about a signal is printed once."""
     return _unsaid.acquire(blocking=False)
 
 

@@ -272,7 +272,7 @@ def _diff(before: Sequence[Statement], after: Sequence[Statement]) -> str:
 
 
 def _written_only(queue: SqlFileQueue) -> frozenset[str]:
-    """The columns that stand in the file once where they are defined, and else as targets of SET.
+    """The columns that the file defines once and sets, and never reads.
 
     Where a whole row is read (`*`, OLD, NEW) no column is taken for unread.
     """
@@ -693,7 +693,7 @@ class _Unseen(NamedTuple):
 
 
 def _unseen(card: Card) -> _Unseen:
-    """Only who was asked everything can say that nothing finds a mutant."""
+    """A mutant that nothing found, which only a check of everything can say."""
     asked = {judgement.id: judgement.verdict for judgement in card.guarantees}
     if len(asked) < len(CATALOGUE):
         left_out = f"{len(CATALOGUE) - len(asked)} of {len(CATALOGUE)} guarantees were not asked"

@@ -320,7 +320,7 @@ class Examiner:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Drop what is about our queues, if others are asked for, and what is not for a glance."""
+        """Deselect tests about our queues where `--queue` names others, and what is too slow."""
         kept = [item for item in items if self._wants(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept

@@ -1,4 +1,25 @@
-"""What a test that `queueproof check --replay TOKEN --export FILE.py` wrote runs on."""
+"""What a test runs on that `queueproof check QUEUE --replay TOKEN --export FILE.py` wrote.
+
+Such a test holds a story as data, and fails with it as long as the queue still tells it:
+
+    from queueproof.testing import Do, JobSpec, Program, must_hold
+
+    def test_single_claim() -> None:
+        must_hold(
+            "single-claim",
+            "my_queue.sql",
+            program=Program(
+                jobs=(JobSpec(),),
+                stages=((("w1", (Do("claim", 1),)), ("w2", (Do("claim", 1),))),),
+            ),
+            schedule=(0, 1),
+        )
+
+A `Program` is who does what: jobs that are enqueued first, then stages one after the other, whose
+actors race. A `Do` is one operation of an actor, a `JobSpec` one job; their own docstrings tell
+the fields, times in seconds. The four names are public: a test that was exported once goes on
+working. It starts a server as `queueproof check` does.
+"""
 
 from __future__ import annotations
 

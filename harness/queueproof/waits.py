@@ -185,7 +185,7 @@ def _ready(fd: int, wanted: Wait, limit: Limit, meanwhile: Meanwhile | None = No
 
 
 def _place(conninfo: str) -> str:
-    """Where a connection string leads, without its secrets."""
+    """The address in a connection string, without its secrets."""
     given = conninfo_to_dict(conninfo)
     found = given.get("host") or given.get("hostaddr") or "its default address"
     return f"{found}:{given['port']}" if "port" in given else str(found)

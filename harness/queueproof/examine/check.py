@@ -304,7 +304,7 @@ class Examination:
             self._judge(tried)
 
     def _overtaking(self, suite: Suite, guarantee: Guarantee) -> Iterator[Exploration]:
-        """What somebody does late once another has gone past it."""
+        """Programs in which somebody acts late, after another has overtaken it."""
         conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
         for program in suite.late(guarantee):
             yield Exploration(program, conditions, budget, OVERTAKEN, guarantee.id)
@@ -338,7 +338,7 @@ class Examination:
         conditions: Conditions,
         units: Iterable[Exploration],
     ) -> None:
-        """Look for what breaks under some conditions and holds without them."""
+        """Look for what breaks under some conditions only."""
         name = guarantee.id
         if conditions.clocks and self.lab.has_own_clock and not wallclock.MOVABLE:
             self.probed[name] = Seen({}, lacks=wallclock.MISSING)
@@ -380,7 +380,7 @@ class Examination:
                 others[kept.cause] = kept
 
     def _is_another(self, name: str, failure: Failure) -> bool:
-        """Whether a breach has a cause that no story tells yet, or tells it better."""
+        """Whether a breach has a cause that no story tells yet, or tells better."""
         certain = not failure.violation.doubtful and not failure.run.ambiguous
         if not self.causes or _apart(name) or not certain or not failure.cause:
             return False
@@ -390,7 +390,7 @@ class Examination:
         return failure.cause != self.failures[name].cause and 1 + len(others) < STORIES
 
     def _confirmed(self, name: str, failure: Failure) -> Failure | None:
-        """A breach that counts, as it is to be told; None where it does not."""
+        """The breach as its story tells it; None where it does not count."""
         if self.lab.unmoved and _clock_moved(failure):
             self.unsure[name] = self.lab.unmoved
         elif not self.lab.remembers:
@@ -403,7 +403,7 @@ class Examination:
         return None
 
     def _happens_again(self, failure: Failure) -> Failure | None:
-        """The breach with new lives of the workers, if it is not of what they keep between runs.
+        """The breach with workers started anew; None where it came of what they keep between runs.
 
         To begin a worker's life anew in each run takes too long. A breach counts when it happens
         with new lives too. What a life begins with, a driver that looks types up for instance, are
@@ -433,7 +433,7 @@ class Examination:
         return failure is not None
 
     def _loses_anyway(self, program: Program) -> bool:
-        """Whether a program loses or doubles something without any fault, under whatever id."""
+        """Whether a program loses or doubles a job without any fault, whatever that breaks."""
         if program not in self._losing:
             runs = explore(self._runner(), program, budget=ENOUGH)
             found = (violation for _, run in runs for violation in breaches(run, self.declared))
@@ -483,7 +483,7 @@ class Examination:
                     return
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
-        """Let processes race as they like, when all that is controlled has found nothing."""
+        """Run processes without a scheduler, when the controlled runs have found nothing."""
         if any(map(self.suspects, asked)) or self.lab.unmoved:
             return
         self.lab.forget_sessions()
@@ -507,7 +507,7 @@ class Examination:
         return self.suspects(name) or _apart(name)
 
     def suspects(self, name: str) -> bool:
-        """Whether a guarantee was seen to break, be it that something else explains it."""
+        """Whether a guarantee was seen to break, even where something else explains it."""
         return name in self.failures or self._is_probed(name)
 
     def _is_probed(self, name: str) -> bool:
@@ -601,7 +601,7 @@ class Examination:
         return "" if watched.partial else watched.lacks
 
     def _unsure(self, guarantee: Guarantee, watched: Seen, evidence: Mapping[str, int]) -> str:
-        """Why a guarantee that was not seen to break is no pass; empty where it is one."""
+        """Why a guarantee that was not seen to break is not proved; empty where it is."""
         name = guarantee.id
         if name in self.failures:
             return self._explained(name)
@@ -619,7 +619,7 @@ class Examination:
         return ""
 
     def _without(self, evidence: Mapping[str, int]) -> str:
-        """The faults that no run was hit by, of those that can be had here."""
+        """The faults that happened in no run, of those that are possible here."""
         wanted = [
             fault.several
             for fault in FAULTS.values()
@@ -628,7 +628,7 @@ class Examination:
         return " and no ".join(told for told in wanted if not evidence.get(told))
 
     def _explained(self, name: str) -> str:
-        """What else was found that explains a breach, so that it counts once; or nothing."""
+        """The other finding that explains a breach, so that it counts once; empty for none."""
         for seen in self.probed.values():
             if seen.broken and name in seen.explains:
                 return seen.explains[name]
@@ -947,7 +947,7 @@ def calibrate(lab: Lab) -> Offer:
 
 
 def _various(lab: Lab) -> tuple[JobSpec, ...]:
-    """Jobs that differ in all that a list may leave some of them out by."""
+    """Jobs that differ in everything by which a list of jobs may leave some out."""
     routes = "queue" in lab.queue.takes("enqueue") & lab.queue.takes("claim")
     queue = "other" if routes else "default"
     return (JobSpec(), JobSpec(priority=1), JobSpec(delay=DELAY), JobSpec(queue=queue))

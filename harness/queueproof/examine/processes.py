@@ -55,7 +55,7 @@ def processes(
         raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        _see_them_end()
+        _wait_for_all()
 
 
 class _Processes(ProcessPoolExecutor):
@@ -76,8 +76,8 @@ class _Processes(ProcessPoolExecutor):
             return super().submit(*args, **kwargs)
 
 
-def _see_them_end() -> None:
-    """Wait for the processes; one that is still at what nobody asks for any more is ended."""
+def _wait_for_all() -> None:
+    """Wait until the processes have ended; end one that still works on what nobody needs."""
     with suppress(waits.LimitError):
         waits.until(lambda: not active_children(), END, "processes that judge to end")
     for child in active_children():
@@ -122,7 +122,7 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed asks for nothing more, and tells nobody so."""
+    """End this process where its parent was killed: nobody would tell it."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -134,7 +134,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a unit in another process.
+    """The result of a unit that another process did.
 
     Attributes:
         found: A list of `Tried`, a `Seen`, a `Failure`, or None.
@@ -241,7 +241,7 @@ class Work:
         return find(runner, self._declared, unit.program, unit.guarantee, like=unit.like)
 
     def done(self, unit: Unit) -> Done:
-        """All that comes of a unit, for somebody in another process."""
+        """Do a whole unit, for another process."""
         match unit:
             case Probing():
                 return Done(self.probe(unit), unmoved=self._lab.unmoved)
@@ -270,7 +270,7 @@ class Pool:
 
     @cached_property
     def processes(self) -> ProcessPoolExecutor:
-        """They themselves."""
+        """The processes."""
         return self._begin()
 
 
@@ -298,7 +298,7 @@ class Crew:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody does anything ahead."""
+        """Whether there are no other processes."""
         return self._pool is None
 
     def go_ahead(self, units: Sequence[Unit]) -> None:
@@ -319,14 +319,14 @@ class Crew:
                 self._pool = None
 
     def leave(self, units: Iterable[Unit]) -> None:
-        """Who has announced these will not ask for them any more."""
+        """Withdraw units that were announced: nobody will ask for them."""
         for key in map(_key, units):
             self._announced[key] -= 1
             if not self._announced[key] and key in self._ahead:
                 self._ahead.pop(key)[1].cancel()
 
     def _take(self, unit: Unit) -> Done | None:
-        """What somebody has done of a unit; None where nobody has begun it."""
+        """The result of a unit that another process has begun; None where none has."""
         _, future = self._ahead.pop(_key(unit), (unit, None))
         if future is None or future.cancel():
             return None
@@ -409,7 +409,7 @@ def _ends(future: Future[Done]) -> bool:
 
 
 def _key(unit: Unit) -> Unit:
-    """What a unit is known by: whoever asks for it, the same runs come of it."""
+    """The key of a unit: two units with the same key have the same runs."""
     return unit._replace(until="") if isinstance(unit, Exploration) else unit
 
 

@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # the catalogue is light without
 
 
 class Life(Protocol):
-    """Finds the short programs of what a job lives, for conditions that should change nothing."""
+    """Finds short programs of a job's life, to run under conditions that should change nothing."""
 
     def __call__(self, *, races: bool) -> list[Program]:
-        """Those in which somebody acts beside somebody else, or those in turn."""
+        """Programs whose actors race, or programs whose actors act in turn."""
 
 
 class Variation(NamedTuple):

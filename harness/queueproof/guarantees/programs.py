@@ -105,7 +105,7 @@ class Pieces:
             yield in_turn(script("w1", claim(), *self.ending())), CLEAN
 
     def ending(self) -> list[Do]:
-        """By which a worker ends its first job; nothing where it cannot."""
+        """The operation that ends a worker's first job; empty where there is none."""
         return [do for do in self.enders() if do.kind != "heartbeat"][:1]
 
     def bounds(self) -> list[int]:
@@ -128,5 +128,5 @@ class Pieces:
         return [*plain, *(one for one in dict.fromkeys(known) if one.does("complete_and_claim"))]
 
     def through_only(self, programs: Iterable[Program]) -> list[Program]:
-        """Of some programs those that are asked for."""
+        """Those of some programs that do the operation that is asked for; all where none is."""
         return [one for one in programs if self.through is None or one.does(self.through)]

@@ -68,14 +68,14 @@ def _retry_bound(pieces: Pieces) -> Iterator[Program]:
 
 
 def _retry_given(pieces: Pieces) -> Iterator[Program]:
-    """The same: who drives a job to its last attempt sees whether it gets that far."""
+    """The same programs: they drive a job to its last attempt, and show whether it gets there."""
     yield from _retry_bound(pieces)
     if "fail" in pieces.offers and pieces.bound is not None and pieces.bound > 1:
         yield _repeated(pieces, fail())
 
 
 def _repeated(pieces: Pieces, late: Do) -> Program:
-    """What follows a fail that leaves attempts: said twice it counts once, and requeues once.
+    """A fail that leaves attempts is sent twice: it counts once, and requeues once.
 
     Of two attempts none is left where it counts twice.
     """
@@ -139,7 +139,7 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
 
 
 def _arrivals(pieces: Pieces) -> Iterator[Program]:
-    """Jobs that are enqueued while somebody acts: what keeps count of jobs may miss one."""
+    """Jobs are enqueued while somebody acts: a counter of jobs may miss one."""
     for before, other in pieces.acts():
         yield Program(ONE, (*before, (NEW, other)), reserve=ONE)
     # Ids are given out before the commit: a later one may come, and go, before an earlier.

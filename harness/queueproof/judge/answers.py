@@ -50,7 +50,7 @@ def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradi
 
 
 def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
-    """What to say of a claim whose rows no queue of so few jobs can have; or nothing.
+    """The message for a claim of more rows than there can be jobs; empty for any other.
 
     A job too many is a breach of claim-limit, and a row too many a join's mistake. But each row is
     a job to be completed: by the thousand they would keep a run busy for ever.
@@ -74,7 +74,7 @@ def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
 
 
 def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:
-    """Two jobs with one id, none of which anything has happened to in between."""
+    """Two enqueues answer one id, and nothing happened to the first job in between."""
     known: dict[str, Call] = {}
     for call in calls:
         for job in call.ids if call.kind == "enqueue" else ():
@@ -100,7 +100,7 @@ def _concerns(call: Call, job: str, first: Call, second: Call) -> bool:
 
 
 def _unknown(calls: Sequence[Call]) -> Contradiction | None:
-    """An answer that names a job that there is none of."""
+    """An answer names a job that does not exist."""
     for n, call in enumerate(calls):
         if call.kind == "complete_many":
             given = {ref.job for ref in call.refs}
@@ -128,7 +128,7 @@ def _unknown(calls: Sequence[Call]) -> Contradiction | None:
 
 
 def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | None:
-    """A list of jobs, made while nobody did anything, that later answers prove wrong."""
+    """A list of jobs was made while nobody else acted, and later answers prove it wrong."""
     for n, call in enumerate(calls):
         if call.answer not in _PLAIN or call.kind in FAULTS:
             return None  # what was done by halves may look like anything
@@ -156,7 +156,7 @@ def _is_quiet(calls: Sequence[Call], n: int) -> bool:
 
 
 def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
-    """What a list said of a job that cannot be, as far as the answers before it tell."""
+    """What a list said of a job against the answers before it; empty where they agree."""
     enqueued = max(k for k, c in enumerate(calls[:n]) if c.kind == "enqueue" and job in c.ids)
     since = calls[enqueued + 1 : n]
     if any(c.kind == "cleanup" or (c.kind == "recover" and job in c.ids) for c in since):
@@ -179,7 +179,7 @@ def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
 
 
 def _life(calls: Sequence[Call], n: int, job: str, *, by_worker: bool) -> str:
-    """What proves that a job was there and had not ended when a list was made."""
+    """The later answer that proves that a job had not ended when a list was made."""
     claimed = max((c.index for c in calls[:n] if c.kind == "claim" and job in c.ids), default=-1)
     moved = False  # the clock, so that a lease may have run out
     for call in calls[n + 1 :]:

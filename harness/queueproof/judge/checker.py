@@ -417,7 +417,7 @@ class _JobCheck:
     def _raced(
         self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
     ) -> tuple[Breach, Call] | None:
-        """The claim that got the job while its holder did, and that is not answered yet.
+        """The open claim that got the job at the same time as its holder.
 
         That the holder is refused may be seen before that answer: it is one violation.
         """
@@ -443,7 +443,7 @@ class _JobCheck:
         )
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
-        """A job was free during a whole sweep, jobs that cannot run were not, and it is there."""
+        """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
         if not any(entry.kind == "enqueue" for entry in self.life.entries):
             return None  # only the queue knows when it is due
         ready = all(
@@ -459,7 +459,7 @@ class _JobCheck:
         return Violation("no-starvation", because, self.job, act.call.index)
 
     def _due_by(self, job: Job) -> float:
-        """From when on the job is certainly due: its enqueue happened before its answer."""
+        """The moment from which the job is certainly due: its enqueue was over by its answer."""
         enqueues = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
         return max([job.due, *(call.ended + call.delay for call in enqueues)]) + SHORT
 
@@ -509,7 +509,7 @@ class _JobCheck:
             self._account(configs)
 
     def _account(self, configs: list[_Config]) -> None:
-        """After the drain every acknowledged job must have ended, one way or the other."""
+        """After the drain every acknowledged job must have ended, completed or failed."""
         seen = self.lives.outcome(self.job)
         ended = [job for job, _ in configs if self._ended(job, seen)]
         fails = self.declared.stale_fails
@@ -620,7 +620,7 @@ class _JobCheck:
 
 
 def _decided(configs: list[_Config]) -> Phase | None:
-    """As what a job has certainly ended, so that nothing may change it."""
+    """The final state that a job has certainly reached; None where it has not."""
     phases = {job.phase for job, _ in configs}
     if phases == {Phase.COMPLETED}:
         return Phase.COMPLETED
@@ -629,7 +629,7 @@ def _decided(configs: list[_Config]) -> Phase | None:
 
 
 def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
-    """Those explanations that an observation agrees with."""
+    """The explanations that agree with an observation."""
 
     def agrees(job: Job) -> bool:
         if act.seen in {"failed", "completed"}:
@@ -746,7 +746,7 @@ class _Overlaps(Watcher):
         self._open: list[Call] = []
 
     def see(self, call: Call) -> None:
-        """Meet those that are open."""
+        """A call begins: it overlaps every call that is open."""
         if call.returned is None:
             return
         for other in self._open:
@@ -755,11 +755,11 @@ class _Overlaps(Watcher):
         self._open.append(call)
 
     def settle(self, call: Call) -> None:
-        """Leave the others."""
+        """A call is over, and overlaps nothing from now on."""
         self._open.remove(call)
 
     def end(self) -> None:
-        """Say for which guarantees these were tests."""
+        """Count the pairs as evidence of the guarantees that they test."""
         evidence = self._findings.evidence
         for kinds, n in self._pairs.items():
             if kinds == ("claim", "claim"):
@@ -799,7 +799,7 @@ class _Fresh(Watcher):
         self._limits: list[tuple[float, Ref]] = []  # ends of leases, in order
 
     def see(self, call: Call) -> None:
-        """Somebody tries to take jobs, or ends one, or is gone."""
+        """A call tries to take jobs or ends one, or its worker crashes."""
         while self._limits and self._limits[0][0] <= call.began:
             self._let_go(self._limits.pop(0)[1])
         match call.kind:
@@ -883,7 +883,7 @@ def _noun(call: Call) -> str:
 
 
 class _Allowed:
-    """Which waits are nobody's fault."""
+    """Tells which waits break nothing."""
 
     def __init__(self, history: History, declared: Declared) -> None:
         self._calls = history.calls
@@ -900,7 +900,7 @@ class _Allowed:
                 self._beats[ref].append(beat)
 
     def took_twice(self, call: Call) -> bool:
-        """Who races another claim for a job waits for its row: one violation counts once."""
+        """Whether two claims took one job: the wait between them is the same violation."""
         return call.kind == "claim" and any(
             other is not call and other.overlaps(call)
             for job in call.ids
@@ -908,7 +908,7 @@ class _Allowed:
         )
 
     def may_wait(self, call: Call, blocker: Call | None) -> bool:
-        """A heartbeat may wait for who takes its job, nobody else for a worker.
+        """Whether a wait is allowed: a heartbeat may wait for whoever takes its job.
 
         A claim may take a job without answering it: it buries the job, or puts it back.
         """
@@ -1008,7 +1008,7 @@ class _Idle(Watcher):
                 self._over = True
 
     def settle(self, call: Call) -> None:
-        """A claim is over that nobody has met."""
+        """A claim is over, and no other call overlapped it."""
         self._acting -= call.kind not in _INSTANT
         if call is not self._alone or self._over:
             return
@@ -1070,7 +1070,7 @@ class _Order(Watcher):
         self._free = _Free()
 
     def settle(self, call: Call) -> None:
-        """A claim is over that nobody has met."""
+        """A claim is over, and no other call overlapped it."""
         if call.kind not in _INSTANT:
             self._acting -= 1
         if call is not self._alone:
@@ -1089,7 +1089,7 @@ class _Order(Watcher):
 
 
 class _Free:
-    """The jobs that a claim may take and none has taken before."""
+    """The jobs that a claim may take and that no claim has taken before."""
 
     def __init__(self) -> None:
         self._known: defaultdict[str, list[Call]] = defaultdict(list)  # enqueues of a job
@@ -1128,7 +1128,7 @@ class _Free:
         return sorted(free, key=lambda call: call.index)
 
     def passed(self, later: Call, *, wholly: bool = False) -> list[Call]:
-        """What was left in a taken job's queue and can be compared to it, or enough of it.
+        """The jobs left in a taken one's queue that can be compared to it, or enough of them.
 
         Jobs without a delay stand in the order in which their enqueues were answered: the first of
         a priority that can be compared decides for all that follow it.
@@ -1150,7 +1150,7 @@ def _before(one: Call, other: Call) -> bool:
 
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
-    """Whether a claim that could take both must take the one first."""
+    """Whether a claim that could take either job must take the first one."""
     if order == "priority, fifo" and one.priority != other.priority:
         # A queue may round times up: what came later may not have been due yet.
         due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began

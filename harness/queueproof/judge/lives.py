@@ -242,14 +242,14 @@ class Lives(Watcher):
 
     Args:
         room: Most jobs in memory, None for all.
-        signs: Whether whatever a worker does may beat for all that it holds.
+        signs: True when any operation of a worker may extend all that it holds.
 
     Attributes:
-        hindrances: By the index of a sweep what could not run.
-        running: By the index of a sweep how many jobs were running.
+        hindrances: What could not run at each sweep, by the sweep's index.
+        running: How many jobs were running at each sweep, by the sweep's index.
         last: The last call.
         lost: Whether the answer of a claim or of a recovery was lost.
-        waited: Whether it was seen that somebody waited who must not.
+        waited: True when a worker waited that must never wait.
         claims: How many claims there were.
         queues: Those that jobs went to.
         observed: Whether somebody looked at the end.
@@ -303,7 +303,7 @@ class Lives(Watcher):
         self.last = call
         self.waited = self.waited or (bool(call.waits) and call.kind in UNHINDERED)
         self._look(call)
-        self._see_nameless(call)
+        self._note_unanswered(call)
         match call.kind:
             case "enqueue" if call.ids:
                 self.queues.add(call.queue)
@@ -332,8 +332,8 @@ class Lives(Watcher):
         entries = self._life(ref.job).entries
         return any(one.kind == "claim" and one.call.index > ref.call for one in entries)
 
-    def _see_nameless(self, call: Call) -> None:
-        """Those calls may have met any job: unanswered ones, and the crashes of their actors."""
+    def _note_unanswered(self, call: Call) -> None:
+        """Note calls that may have met any job: unanswered ones, and crashes of their actors."""
         lost = call.kind in {"enqueue", "claim", "recover"} and call.answer == "unknown"
         if lost:
             self._losers.add(call.actor)
@@ -460,13 +460,13 @@ class Lives(Watcher):
         return any(e.kind == "claim" and e.call.index < call.index for e in entries)
 
     def certain(self, acts: Sequence[Act]) -> list[Act]:
-        """The acts of a job without the calls that may as well have met another one."""
+        """The acts of a job, without calls that may have met another job instead."""
         known = any(act.kind == "enqueue" for act in acts)
         makers = [] if known else [Act(call, "enqueue", "unknown") for call in self._makers(acts)]
         return _in_order(acts, makers, self._sweeps)
 
     def possible(self, acts: Sequence[Act], *, later: bool) -> list[Act]:
-        """The acts of a job with all calls that may have met it; none where there are no more.
+        """The acts of a job with every call that may have met it; empty where no call is added.
 
         Args:
             acts: That certainly met it.
@@ -534,7 +534,7 @@ _ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer", "token")
 _facts = attrgetter(*_KEPT, *_ALSO_KEPT)
 
 
-def _bare(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
+def _reduced(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
     """A call with what the life of one job needs of it: an answer may name thousands of jobs."""
     known, more = facts[: len(_KEPT)], facts[len(_KEPT) :]
     return Call(*known, **dict(zip(_ALSO_KEPT, more, strict=True)))
@@ -543,7 +543,7 @@ def _bare(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
 def _pack(life: Life) -> bytes:
     written = BytesIO()
     packer = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-    packer.dispatch_table = dict.fromkeys(KINDS_OF_CALLS, lambda call: (_bare, _facts(call)))
+    packer.dispatch_table = dict.fromkeys(KINDS_OF_CALLS, lambda call: (_reduced, _facts(call)))
     packer.dump(life)
     return written.getvalue()
 

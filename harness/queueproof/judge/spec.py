@@ -210,7 +210,7 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return outcome
         case "complete" | "fail":
             if not act.named:
-                return [_strayed(job, act)]
+                return [_after_ended_claim(job, act)]
             if unknown:
                 outcome = _finish(rules, job, act)
                 first = act.kind == "fail" and job.claims == 1 and not job.exhausted
@@ -253,7 +253,7 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 
 
 def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
-    """What may have been done or not."""
+    """The states after an operation of which nobody knows whether it took effect."""
     if isinstance(outcome, Breach):
         return [job._replace(unsure=job.unsure or outcome)]
     return [job, *outcome]
@@ -377,7 +377,7 @@ def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 
 
 def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list[Job] | Breach:
-    """An operation was accepted that names a claim which had ended (rules 5 and 6)."""
+    """An operation was accepted although its claim had ended (rules 5 and 6)."""
     who = act.call.actor
     if act.kind == "heartbeat" and rules.worker_heartbeat:
         # Sent for an older claim, it may extend what the worker holds now.
@@ -412,7 +412,7 @@ def _late(job: Job, act: Act, breach: Breach) -> list[Job]:
 
 
 def _repeated(job: Job, act: Act) -> list[Job]:
-    """A holder says more of a job that it has ended and that nobody has claimed since (rule 6).
+    """A holder names a job again that it has ended and nobody has claimed since (rule 6).
 
     That changes nothing that was decided. A job that is to be tried again may be completed after
     all.
@@ -422,8 +422,8 @@ def _repeated(job: Job, act: Act) -> list[Job]:
     return [job]
 
 
-def _strayed(job: Job, act: Act) -> Job:
-    """An operation with a claim that had ended may have fallen on what its worker holds now."""
+def _after_ended_claim(job: Job, act: Act) -> Job:
+    """An operation with an ended claim may have hit what its worker holds now."""
     if job.phase != Phase.RUNNING or job.holder is None or job.holder.actor != act.call.actor:
         return job
     because = (
@@ -466,7 +466,7 @@ def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
 
 
 def _sign(rules: Rules, job: Job, call: Call) -> Job:
-    """Another operation of the holder, which may have beaten for all that its worker holds."""
+    """Another operation of the holder: it may have extended the lease of all that it holds."""
     mine = job.holder is not None and job.holder.actor == call.actor
     if not mine or job.phase != Phase.RUNNING or rules.lease is None:
         return job

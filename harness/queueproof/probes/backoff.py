@@ -218,7 +218,7 @@ def _claim(lab: Lab, worker: str = "w1") -> Claim | None:
 
 
 def _has_ended(lab: Lab, queue: Queue) -> bool:
-    """Whether the only job has, with attempts left: retry-given's business, as far as it looks."""
+    """Whether the only job has ended with attempts left, which breaks retry-given."""
     if "jobs" not in queue.offers:
         return False
     rows: Sequence[JobRow] = drive(lab.session("w1"), lab.start("jobs", **lab.defaults()))
@@ -226,7 +226,7 @@ def _has_ended(lab: Lab, queue: Queue) -> bool:
 
 
 def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
-    """Send a heartbeat, which must not matter; none into a transaction that is the claim."""
+    """Send a heartbeat, which must not change the wait; none where the claim is its transaction."""
     if "heartbeat" in queue.offers and not lab.session("w1").in_transaction:
         with suppress(ServerError):  # judged where heartbeats are
             _end(lab, "heartbeat", job)

@@ -180,7 +180,7 @@ class Slope:
 
     @property
     def evidence(self) -> dict[str, int]:
-        """To how many jobs the queue was filled, and how many claims were measured."""
+        """How many jobs the queue was filled with, and how many claims were measured."""
         most: dict[str, int] = {}
         for content in (cost.content for cost in [*self.costs, *self.beside]):
             name = _NAMES.get(content.kind, "finished jobs")
@@ -375,12 +375,12 @@ class _Meter:
 
     @property
     def _fails_at_once(self) -> bool:
-        """Whether a job can be made that one failure ends."""
+        """Whether a job can be made that ends with its first failure."""
         return self._failures > 0 and "max_attempts" in self._queue.takes("enqueue")
 
     @cached_property
     def _failures(self) -> int:
-        """How many failures end a job that is to end so; 0 where none is."""
+        """How many failures end a job; 0 where no job is to fail."""
         queue = self._queue
         bound = queue.max_attempts
         if "fail" not in queue.offers or bound is None:
@@ -394,7 +394,7 @@ class _Meter:
             drive(session, self.lab.start("fail", "w1", worker=WORKER, job=job, error=""))
 
     def filled(self, contents: Sequence[Content]) -> Iterator[Content]:
-        """Fill the queue to one content after the other; what it is filled to then."""
+        """Fill the queue with one content after the other; yields each once it is there."""
         kind = contents[0].kind
         make = self._makes.get(kind, self.finish)
         if make == self.finish and not self._ends:

@@ -152,7 +152,7 @@ class Filling:
         return f"NOT EXISTS (SELECT FROM before_{table.number} WHERE known = {table.identity})"
 
     def _plant(self, table: _Table) -> bool:
-        """Set a table's new rows aside; whether there are about as many as new jobs."""
+        """Set a table's new rows aside; True when there are about as many as new jobs."""
         columns = ", ".join(column.name for column in table.columns)
         self._session.run(
             f"CREATE TEMP TABLE seeds_{table.number} AS "

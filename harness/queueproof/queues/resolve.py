@@ -51,7 +51,7 @@ _LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".
 
 
 def _meant(name: str) -> str:
-    """What somebody probably meant who left out `exec:` before a worker; nothing otherwise."""
+    """The hint for a worker without `exec:` before it; empty for anything else."""
     path = Path(name)
     if path.suffix in _LANGUAGES and path.is_file():
         return f'a program? write "exec: {_LANGUAGES[path.suffix]} {name}"'
@@ -202,7 +202,7 @@ def _written(kind: type[Queue | Client]) -> dict[str, object]:
 def _check_names(
     kind: type[Queue | Client], written: Mapping[str, object], line: Source | None
 ) -> None:
-    """Refuse what is nearly a fact's or an operation's name: it would be heeded by nobody."""
+    """Refuse a name that is nearly a fact's or an operation's: nothing would read it."""
     for name, value in written.items():
         if name.startswith("_") or hasattr(Client if issubclass(kind, Client) else Queue, name):
             continue

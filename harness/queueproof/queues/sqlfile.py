@@ -903,7 +903,7 @@ def _lease(value: object) -> timedelta | str:
 
 
 def _only(allowed: object, value: object) -> object:
-    """A key that says one thing or is left out."""
+    """Check a key that has one possible value, or is left out."""
     if value != allowed or type(value) is not type(allowed):
         raise ValueError(f"{value!r} is not known; write {json.dumps(allowed)}, or leave it out")
     return value

@@ -341,7 +341,7 @@ class _Pause:
     retaken: bool = False
 
 
-class _Ghost(NamedTuple):
+class _Leftover(NamedTuple):
     """What a dead process has left on the server.
 
     Attributes:
@@ -421,7 +421,7 @@ class _Run:
         self._named: list[tuple[Call, Sequence[Claimed]]] = []
         self._lives: list[_Life] = []
         self._pauses: list[_Pause] = []
-        self._ghosts: list[_Ghost] = []
+        self._leftovers: list[_Leftover] = []
         self._own: set[int] = set()  # backends of the harness
         self._moment = 0
         self._ahead = 0.0
@@ -440,7 +440,7 @@ class _Run:
         try:
             for place in self._places:
                 if place.role != "reaper" or self._upkeep:
-                    self._bear(place)
+                    self._start_life(place)
             self._until(lambda: all(life.ready for life in self._lives))
             self._work()
             self._end_work()
@@ -550,7 +550,7 @@ class _Run:
 
     # --- lives ----------------------------------------------------------------------------------
 
-    def _bear(self, place: _Place) -> _Life:
+    def _start_life(self, place: _Place) -> _Life:
         """Start a worker process; it may be asked something once it is ready."""
         self._born[place.role] += 1
         born = self._born[place.role]
@@ -580,12 +580,12 @@ class _Run:
             self._lab.execute(_TERMINATE.format(_NAME + life.name))
         life.process.kill()
         # Of a connection that hides whose it is nobody can say when it has come to its end.
-        self._ghosts.append(_Ghost(_NAME + life.name, [crash] if hidden else [crash, *lost]))
+        self._leftovers.append(_Leftover(_NAME + life.name, [crash] if hidden else [crash, *lost]))
         self._lives.remove(life)
         self._pauses = [pause for pause in self._pauses if pause.life is not life]
         life.place.life = None
         if again and not life.place.finished:
-            self._bear(life.place)
+            self._start_life(life.place)
 
     def _backends(self) -> list[tuple[int, str, str]]:
         """Process ids of the database's backends, the names of their clients, and what they do."""
@@ -596,13 +596,13 @@ class _Run:
         """Whose backends there are."""
         return {name for _, name, _ in self._backends() if _known(name)}
 
-    def _bury(self) -> None:
+    def _return_leftovers(self) -> None:
         """See which dead processes have no backends any more."""
-        names = self._names() if self._ghosts else set()
-        for ghost in [ghost for ghost in self._ghosts if ghost.name not in names]:
-            self._ghosts.remove(ghost)
+        names = self._names() if self._leftovers else set()
+        for leftover in [leftover for leftover in self._leftovers if leftover.name not in names]:
+            self._leftovers.remove(leftover)
             self._listen()
-            for call in ghost.calls:
+            for call in leftover.calls:
                 self._return(call)
 
     # --- time -----------------------------------------------------------------------------------
@@ -678,7 +678,7 @@ class _Run:
 
     def _perform(self, place: _Place, begin: Callable[[_Life], Call]) -> Call:
         """An operation from its beginning to its end, with nobody else acting."""
-        life = place.life or self._bear(place)
+        life = place.life or self._start_life(place)
         self._until(lambda: life.ready)
         call = begin(life)
         self._until(lambda: call.returned is not None)
@@ -707,12 +707,12 @@ class _Run:
         for one in asked:
             poll.register(one, select.POLLIN)
         struck = any(life.flight and life.flight.fate for life in self._lives)
-        watching = self._ghosts or self._pauses or struck or not asked
+        watching = self._leftovers or self._pauses or struck or not asked
         found = poll.poll((_LOOK if watching else waits.SLICE) * 1000)
         for one, _ in found:
             self._hear(asked[one])
         self._strike_the_busy()
-        self._bury()
+        self._return_leftovers()
         if found:
             return
         for pause in list(self._pauses):
@@ -946,7 +946,7 @@ class _Run:
         self._return(call)
         for place in homeless:
             if not place.finished or place.role == "reaper":
-                self._bear(place)
+                self._start_life(place)
 
     def _note(self, kind: CallKind, actor: str, began: float | None = None) -> None:
         """Record something that takes no time."""
@@ -959,13 +959,13 @@ class _Run:
 
     def _end_work(self) -> None:
         """Live workers complete what they hold; those that cannot are gone."""
-        self._until(lambda: not self._ghosts)
+        self._until(lambda: not self._leftovers)
         for life in list(self._lives):
             while life in self._lives and life.held and self._complete(life):
                 pass
             if life in self._lives and (life.holding or life.held):
                 self._die(life)
-        self._until(lambda: not self._ghosts)
+        self._until(lambda: not self._leftovers)
 
     def _complete(self, life: _Life) -> bool:
         """Complete a job that a worker holds; whether there was an answer to rely on."""

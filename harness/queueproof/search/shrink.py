@@ -54,7 +54,7 @@ class Failure:
         return Like(self.cause, alone=self.violation.alone)
 
     def tells(self, like: Like) -> bool:
-        """Whether it says of the same operation at least what another one says."""
+        """Whether it is about the same operation as another, and says no less of it."""
         return self.cause == like.cause and self.violation.alone <= like.alone
 
 
