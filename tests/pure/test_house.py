@@ -28,7 +28,7 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"doctor", "explain", "library", "mutate", "testing"},
+    {"doctor", "explain", "library", "mutate", "testing", "proposal"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )

@@ -91,7 +91,7 @@ def _kept(text: str, begin: int, end: int) -> Iterator[Statement]:
 
 # --- what is left out ---------------------------------------------------------------------------
 
-_FIRST = frozenset({"GRANT", "REVOKE", "COMMENT"})
+_FIRST = frozenset({"GRANT", "REVOKE"})
 _OF_THE_CLUSTER = frozenset(
     {"DATABASE", "ROLE", "USER", "GROUP", "TABLESPACE", "POLICY", "PUBLICATION", "SUBSCRIPTION"}
 )
@@ -121,6 +121,8 @@ def _left_out(tokens: Sequence[Token]) -> bool:
     match words:
         case [first, *_] if first in _FIRST:
             return True
+        case ["COMMENT", "ON", kind, *_]:
+            return kind != "COLUMN"  # which tells people, and `init --from-schema`, of its values
         case ["ALTER", "DEFAULT", "PRIVILEGES", *_] | ["SECURITY", "LABEL", *_]:
             return True
         case ["CREATE" | "ALTER" | "DROP", kind, *after] if kind in _OF_THE_CLUSTER:

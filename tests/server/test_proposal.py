@@ -1,0 +1,212 @@
+"""`queueproof init --from-schema`: what it proposes for tables as people have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from queueproof import cli
+from queueproof.errors import QueueproofError
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import select
+from queueproof.postgres import Server
+from queueproof.proposal import propose, words
+from queueproof.queues.sqlfile import load
+from queueproof.run.open import open_lab
+
+USUAL = """
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, kind text NOT NULL, payload jsonb NOT NULL,
+  status text NOT NULL DEFAULT 'pending'
+    CHECK (status IN ('pending', 'processing', 'done', 'failed')),
+  priority int NOT NULL DEFAULT 0, attempts int NOT NULL DEFAULT 0,
+  max_attempts int NOT NULL DEFAULT 5, run_at timestamptz NOT NULL DEFAULT now(),
+  locked_by text, locked_at timestamptz, last_error text
+);
+CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'pending';
+"""
+ENUM_AND_PARENTS = """
+CREATE TYPE task_state AS ENUM ('queued', 'in_progress', 'succeeded', 'dead', 'cancelled');
+CREATE TABLE tenants (id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+  plan text NOT NULL CHECK (plan IN ('free', 'pro')));
+CREATE TABLE background_tasks (
+  id uuid PRIMARY KEY DEFAULT gen_random_uuid(), tenant_id uuid NOT NULL REFERENCES tenants,
+  args json NOT NULL, state task_state NOT NULL DEFAULT 'queued', tries smallint NOT NULL DEFAULT 0,
+  scheduled_for timestamptz NOT NULL DEFAULT now(), worker_id uuid, lease_expires_at timestamptz,
+  finished_at timestamptz
+);
+CREATE INDEX ON background_tasks (state, scheduled_for);
+"""
+NUMBERED = """
+CREATE TABLE "JobQueue" (
+  "jobId" bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, "queueName" varchar(100) NOT NULL,
+  "payload" text NOT NULL, "status" smallint NOT NULL DEFAULT 0,
+  "retryCount" int NOT NULL DEFAULT 0,
+  "maxRetries" int NOT NULL DEFAULT 3, "runAfter" timestamp, "lockedUntil" timestamp,
+  "lockedBy" varchar(20), "errorMessage" text
+);
+COMMENT ON COLUMN "JobQueue".status IS '0 = pending, 1 = processing, 2 = done, 3 = failed';
+CREATE INDEX ON "JobQueue" ("queueName", status, "runAfter");
+"""
+NO_STATUS = """
+CREATE TABLE delayed_jobs (
+  id serial PRIMARY KEY, priority int NOT NULL DEFAULT 0, attempts int NOT NULL DEFAULT 0,
+  handler text NOT NULL, last_error text, run_at timestamptz, locked_at timestamptz,
+  failed_at timestamptz, locked_by varchar, queue varchar
+);
+"""
+OUTBOX = """
+CREATE SCHEMA app;
+CREATE TABLE app.outbox_events (
+  event_id uuid PRIMARY KEY, aggregate_id uuid NOT NULL, body jsonb NOT NULL,
+  status varchar(20) NOT NULL DEFAULT 'NEW', retry_count int NOT NULL DEFAULT 0,
+  next_retry_at timestamptz, claimed_at timestamptz, processed_at timestamptz
+);
+CREATE INDEX ON app.outbox_events (next_retry_at) WHERE status = 'NEW';
+"""
+WITHOUT_ATTEMPTS = """
+CREATE TABLE work_items (
+  id bigserial PRIMARY KEY, state text NOT NULL
+    CHECK (state IN ('ready', 'running', 'complete', 'error', 'paused')),
+  started_at timestamptz, heartbeat_at timestamptz, data jsonb
+);
+CREATE INDEX ON work_items (id) WHERE state = 'ready';
+"""
+SHAPES = {
+    "usual": USUAL,
+    "enum": ENUM_AND_PARENTS,
+    "numbered": NUMBERED,
+    "no status": NO_STATUS,
+    "outbox": OUTBOX,
+    "without attempts": WITHOUT_ATTEMPTS,
+}
+Propose = Callable[..., str]
+
+
+@pytest.fixture
+def proposed(tmp_path: Path) -> Propose:
+    """Writes what is proposed for a schema to `q.sql`, which every operation of must work."""
+
+    def write(schema: str, **options: str) -> str:
+        (tmp_path / "schema.sql").write_text(schema)
+        found = propose(
+            tmp_path / "q.sql",
+            tmp_path / "schema.sql",
+            table=options.get("table"),
+            postgres=None,
+            trust=False,
+        )
+        assert found.rejected is None
+        (tmp_path / "q.sql").write_text(found.text)
+        return found.text
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [
+        ("usual", ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"]),
+        ("enum", ["'dead' END::task_state", "INSERT INTO tenants (plan) VALUES ('free');"]),
+        ("numbered", ['"lockedBy" = left(:worker, 20)', '2 = "completed"', "AT TIME ZONE 'UTC'"]),
+        ("no status", ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
+        ("outbox", ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
+        ("without attempts", ["mean? paused", "no column counts attempts", "AS claimed_at"]),
+    ],
+)
+def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
+    server: Server, proposed: Propose, tmp_path: Path, shape: str, parts: list[str]
+) -> None:
+    """Values, types and names are those of the schema; what is guessed has a TODO."""
+    text = proposed(SHAPES[shape])
+    assert [part for part in parts if part not in text] == []
+    with open_lab(load(tmp_path / "q.sql"), server) as lab:
+        card = check_queue(lab, select(["single-claim", "fencing"]), profile="glance")
+    assert card.exit_code == 0, card.to_json()
+
+
+def test_the_table_that_looks_like_jobs_is_taken(proposed: Propose) -> None:
+    """Among several, unless the user names one."""
+    both = USUAL + USUAL.replace("jobs", "job_history").replace("priority", "rank")
+    assert "A queue in the table jobs," in (text := proposed(both))
+    assert "look like one of jobs, too: job_history" in text
+    assert "A queue in the table job_history," in proposed(both, table="job_history")
+
+
+@pytest.mark.parametrize(
+    ("schema", "table", "says"),
+    [
+        ("CREATE TABLE a (x int);", None, "no table looks like one of jobs, .* There are: a"),
+        ("CREATE TABLE a (x int);", "b", "--table b: there is no such table; there are: a"),
+        ("CREATE TABLE a (x int);", "a", "a has no primary key"),
+        ("SELECT 1;", None, "There are: none"),
+        ("CREATE TABLE a (x ints);", None, "schema.sql:1: PostgreSQL rejected this SQL"),
+    ],
+)
+def test_what_is_no_schema_of_jobs_is_told(
+    tmp_path: Path, schema: str, table: str | None, says: str
+) -> None:
+    """One message, with what there is."""
+    (tmp_path / "schema.sql").write_text(schema)
+    paths = (tmp_path / "q.sql", tmp_path / "schema.sql")
+    with pytest.raises(QueueproofError, match=says):
+        propose(*paths, table=table, postgres=None, trust=False)
+
+
+@pytest.fixture
+def dsn(server: Server) -> Iterator[str]:
+    """A database with the usual table."""
+    with server.database() as conninfo:
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(USUAL)
+        yield conninfo
+
+
+def test_a_running_database_is_read(
+    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its schema is written beside the queue file, which includes it; existing files stay."""
+    path = tmp_path / "q.sql"
+    assert cli.run(["init", str(path), "--from-schema", dsn]) == 0
+    assert "a queue in jobs, with " in capsys.readouterr().out
+    assert '-- include = ["q.schema.sql"]' in path.read_text()
+    assert load(path).offers >= {"enqueue", "claim", "complete", "fail", "heartbeat", "recover"}
+    again = tmp_path / "again.sql"
+    assert cli.run(["init", str(again), "--from-schema", dsn, "--table", "no"]) == 4
+    assert cli.run(["init", str(path), "--from-schema", dsn]) == 4
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["q.schema.sql", "q.sql"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
+        (["q.py", "--from-schema", "no.sql"], "q.py: what --from-schema writes is a queue file"),
+        (["q.sql", "--table", "jobs"], "--table goes with --from-schema"),
+        (["q.sql", "--from-schema", "host=/no/where"], "--from-schema: pg_dump: error: "),
+    ],
+)
+def test_mistakes_leave_nothing_behind(
+    arguments: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Exit code 4, and the message says what to write."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["init", *arguments]) == 4
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "spelled"),
+    [("lockedAt", "locked_at"), ("jobId", "job_id"), ("run_at", "run_at"), ("Run At", "run_at")],
+)
+def test_names_are_read_in_every_spelling(name: str, spelled: str) -> None:
+    """Snake and camel case are the same words."""
+    assert words(name) == spelled
