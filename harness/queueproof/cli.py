@@ -197,6 +197,15 @@ def check(
             " be filled in. Later only what is new fails.",
         ),
     ] = False,
+    mend: Annotated[
+        bool,
+        typer.Option(
+            "--mend",
+            help="Look for the smallest change of the queue's own SQL that mends what is broken,"
+            " check the mended queue by everything, and print the change as a diff; the file stays"
+            " as it is, and so does the exit code.",
+        ),
+    ] = False,
     debug: Annotated[  # noqa: ARG001 - `run` looks for it
         bool, typer.Option(_DEBUG_OPTION, help="Show the traceback of an internal error.")
     ] = False,
@@ -213,10 +222,11 @@ def check(
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
     reports = _Reports(json, html, junit, annotate)
-    if replay is not None and (reports.files or mutate or write_breaks or only or skip or require):
+    others = reports.files or mutate or mend or write_breaks
+    if replay is not None and (others or only or skip or require):
         raise QueueproofError(
-            "--replay runs one story: --only, --skip, --require, --mutate, --write-breaks and"
-            " reports do not go with it"
+            "--replay runs one story: --only, --skip, --require, --mutate, --mend, --write-breaks"
+            " and reports do not go with it"
         )
     if export is not None:
         if replay is None:
@@ -241,11 +251,7 @@ def check(
 
         if replay is not None:
             return _replay(target, replay, where, export)
-        mutants = None
-        if mutate:
-            from queueproof.mutate import mutants_of
-
-            mutants = mutants_of(target)
+        mutants = _planned(target, mutate=mutate, mend=mend)
         with _lab(target, where) as lab:
             command = _again(queue, lab, where)
             out = _output(*reports.files)
@@ -265,6 +271,8 @@ def check(
         print_card(out, card, command)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
+        if mend:
+            _mend(out, target, card, where, thorough, jobs or processors())
     if write_breaks:
         card = _accepted(out, target, card)
     _tell_breaks(out, target, card)
@@ -375,6 +383,19 @@ def _again(queue: str, lab: Lab, where: _Where) -> str:
     return shlex.join(["queueproof", "check", queue, *server, *trust, "--replay"])
 
 
+def _planned(target: Queue, *, mutate: bool, mend: bool) -> Mutants | None:
+    """The mutants, if any are asked for; what cannot be changed is refused before the check."""
+    if mend:
+        from queueproof.mend.search import source
+
+        source(target)
+    if not mutate:
+        return None
+    from queueproof.mutate import mutants_of
+
+    return mutants_of(target)
+
+
 def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: str) -> Card:
     """The card with what became of the mutants; said too where it is interrupted."""
     from queueproof.mutate import judge
@@ -395,6 +416,40 @@ def _mutated(out: Output, mutants: Mutants, card: Card, where: _Where, profile: 
         raise
     print_mutants(out, known)
     return known
+
+
+def _mend(  # noqa: PLR0917 - what a check was made with
+    out: Output, target: Queue, card: Card, where: _Where, profile: str, jobs: int
+) -> None:
+    """Look for the change that mends a queue, and print it."""
+    if card.verdict != "broken":
+        out.say("Nothing is broken, so there is nothing to mend.\n")
+        return
+    from queueproof.mend.search import mend
+    from queueproof.report.terminal import print_mended
+
+    doing = "looking for a remedy"
+
+    def note(what: str, done: float) -> None:
+        nonlocal doing
+        doing = what
+        progress(what, done)
+
+    try:
+        with _progress() as progress:
+            mended = mend(
+                target,
+                card,
+                postgres=where.postgres,
+                trust=where.trust,
+                profile=profile,
+                jobs=jobs,
+                progress=note,
+            )
+    except KeyboardInterrupt as stopped:
+        stopped.args = (f"{str(stopped) or 'interrupted'} at {doing}, with nothing mended",)
+        raise
+    print_mended(out, mended)
 
 
 def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> int:

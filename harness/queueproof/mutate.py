@@ -3,9 +3,6 @@
 A mutant is the queue with one change: a lock, a condition, an ordering, an assignment or a limit
 less, a comparison turned. Each that no guarantee kills is either equivalent, or a defect that a
 check of this queue would not have found (https://en.wikipedia.org/wiki/Mutation_testing).
-
-sqlglot's parser says what stands where; the change is made in the text itself, so that all else,
-the formatting included, stays what the author wrote and the server has proved.
 """
 
 from __future__ import annotations
@@ -14,18 +11,15 @@ import hashlib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from functools import partial, wraps
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias
 
-from sqlglot import TokenType, exp
-from sqlglot.dialects.postgres import Postgres
+from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.parsers.postgres import PostgresParser
 
 from queueproof.errors import QueueError, QueueproofError, Source, nearest
 from queueproof.examine.check import first_flaw
@@ -35,25 +29,10 @@ from queueproof.postgres import open_server
 from queueproof.queues import sqltext
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
+from queueproof.queues.sqltree import Edit, Parsed, Span, applied, quoted, sites
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.open import open_lab
 from queueproof.schedule.programs import DoKind
-
-R = TypeVar("R")
-
-
-class Span(NamedTuple):
-    """A stretch of text: half-open, from 0."""
-
-    start: int
-    end: int
-
-
-class Edit(NamedTuple):
-    """A stretch of text and what stands there instead."""
-
-    span: Span
-    new: str = ""
 
 
 class Change(NamedTuple):
@@ -71,9 +50,7 @@ class Change(NamedTuple):
 
     def apply(self, text: str) -> str:
         """The statement with the change made."""
-        for edit in reversed(self.edits):
-            text = text[: edit.span.start] + edit.new + text[edit.span.end :]
-        return text
+        return applied(text, self.edits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +155,12 @@ _Mutation: TypeAlias = tuple[str, tuple[Statement, ...], str]
 def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
     """The mutations inside a block's statements; what cannot be read is noted."""
     for index, statement in enumerate(block.statements):
-        for label, site in _sites(block, statement.text):
+        for label, site in sites(block, statement.text):
             text = statement.text[site.start : site.end]
             try:
                 found = list(changes(Parsed(text)))
             except SqlglotError:
-                unread.append(f"{label}: {_quoted(text)} was not mutated: it cannot be parsed")
+                unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
                 continue
             for change in found:
                 mutated = change.apply(text)
@@ -203,42 +180,6 @@ def _rewritten(statement: Statement, text: str) -> Statement:
     )
 
 
-_READ = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
-
-
-def _sites(block: Block, text: str) -> Iterator[tuple[str, Span]]:
-    """The queries and changes in a statement: itself, or those in the body of a function."""
-    found = sqltext.tokens(text)
-    if block.name != "schema":
-        if sqltext.first_keyword(text) in _READ:
-            yield block.name, Span(found[0].start, len(text))
-        return
-    words = [token.word for token in found]
-    kind = next((n for n, word in enumerate(words) if word in {"FUNCTION", "PROCEDURE"}), -1)
-    if words[:1] != ["CREATE"] or words[kind - 1] not in {"CREATE", "REPLACE"}:
-        return
-    label = f"{text[found[kind + 1].start :].partition('(')[0].strip()}()"
-    if "ATOMIC" in words:
-        yield from ((label, span) for span in _queries(found[words.index("ATOMIC") :], 0))
-    for token in found:
-        if token.kind is TokenType.HEREDOC_STRING:
-            tag = token.raw.index("$", 1) + 1
-            body = sqltext.tokens(token.raw[tag:-tag])
-            yield from ((label, span) for span in _queries(body, token.start + tag))
-
-
-def _queries(body: Sequence[sqltext.Token], offset: int) -> Iterator[Span]:
-    """What stands between two semicolons, from the first word of SQL's own on, or before a LOOP."""
-    start: sqltext.Token | None = None
-    for before, token in zip((None, *body), (*body, None), strict=False):
-        if token is None or token.raw == ";" or token.word == "LOOP":
-            if start is not None and before is not None:
-                yield Span(offset + start.start, offset + before.end)
-            start = None
-        elif start is None and token.word in _READ | {"PERFORM", "EXECUTE"}:
-            start = token
-
-
 def _shortened(block: Block) -> Iterator[_Mutation]:
     """The block without one of its statements; BEGIN and its COMMIT go together."""
     if block.name == "schema" or len(block.statements) == 1:
@@ -253,7 +194,7 @@ def _shortened(block: Block) -> Iterator[_Mutation]:
             dropped.append((f"{words[opened]} and {word}", frozenset({opened, index})))
             opened = None
         else:
-            dropped.append((_quoted(block.statements[index].text), frozenset({index})))
+            dropped.append((quoted(block.statements[index].text), frozenset({index})))
     if opened is not None:
         dropped.append((words[opened], frozenset({opened})))
     for what, gone in dropped:
@@ -286,7 +227,7 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
                     return frozenset()
                 before = token.raw.upper()
                 uses.update([token.name] if token.name else re.findall(r"\w+", token.raw.lower()))
-            for _, site in _sites(block, statement.text):
+            for _, site in sites(block, statement.text):
                 targets.update(_targets(statement.text[site.start : site.end]))
     if uses.keys() & {"old", "new"}:
         return frozenset()
@@ -299,143 +240,6 @@ def _targets(text: str) -> list[str]:
     except SqlglotError:
         return []
     return [part.this.name for one in tree.find_all(exp.Update) for part in one.expressions]
-
-
-# --- what stands where --------------------------------------------------------------------------
-
-
-class _Parser(PostgresParser):
-    """sqlglot's own notes the positions of names alone."""
-
-    def _parse_locks(self) -> list[exp.Lock]:
-        first = self._index
-        locks: list[exp.Lock] = super()._parse_locks()
-        found = self._tokens[first : self._index]
-        starts = [n for n, token in enumerate(found) if token.text.upper() == "FOR"]
-        for lock, (start, end) in zip(locks, pairwise([*starts, len(found)]), strict=True):
-            lock.meta["span"] = Span(found[start].start, found[end - 1].end + 1)
-        return locks
-
-
-def _spanned(parse: Callable[..., R]) -> Callable[..., R]:
-    """Make a method of the parser note on the node that it returns where in the text it stands."""
-
-    @wraps(parse)
-    def spanned(self: _Parser, *args: object, **kwargs: object) -> R:
-        first = self._curr
-        node = parse(self, *args, **kwargs)
-        # Who is handed the left side of a condition begins in the middle of it.
-        begun = isinstance(node, exp.Condition) and any(isinstance(a, exp.Expr) for a in args)
-        if isinstance(node, exp.Expr) and first and self._prev and not begun:
-            # The innermost method has made it; those around it hand it on.
-            node.meta.setdefault("span", Span(first.start, self._prev.end + 1))
-        return node
-
-    return spanned
-
-
-for _method in (
-    "_parse_with",
-    "_parse_cte",
-    "_parse_from",
-    "_parse_where",
-    "_parse_order",
-    "_parse_ordered",
-    "_parse_limit",
-    "_parse_conjunction",
-    "_parse_equality",
-    "_parse_comparison",
-    "_parse_update_assignment",
-):
-    setattr(_Parser, _method, _spanned(getattr(PostgresParser, _method)))
-
-
-class Parsed:
-    """A statement, its tree, and where its parts stand.
-
-    Raises:
-        SqlglotError: The parser does not understand it.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        dialect = Postgres()
-        tokens = dialect.tokenize(text)
-        trees = _Parser(dialect=dialect).parse(tokens, text)
-        if len(trees) != 1 or trees[0] is None or isinstance(trees[0], exp.Command):
-            raise SqlglotError("not one statement")
-        self.tree: exp.Expr = trees[0]
-        self._tokens = [Span(token.start, token.end + 1) for token in tokens]
-
-    def span(self, node: exp.Expr) -> Span:
-        """Where a node stands.
-
-        Raises:
-            SqlglotError: The parser came to it by a way on which nothing is noted.
-        """
-        span = node.meta.get("span")
-        if not isinstance(span, Span):
-            raise SqlglotError(f"no position: {node.sql('postgres')}")
-        return span
-
-    def source(self, span: Span) -> str:
-        """The text of a stretch."""
-        return self.text[span.start : span.end]
-
-    def tokens(self, span: Span) -> list[Span]:
-        """The tokens of a stretch."""
-        return [one for one in self._tokens if span.start <= one.start and one.end <= span.end]
-
-    def words(self, span: Span) -> list[str]:
-        """The tokens' text, in upper case."""
-        return [self.source(token).upper() for token in self.tokens(span)]
-
-    def outermost(self, span: Span, words: frozenset[str]) -> Span | None:
-        """The first token of these that stands in no parentheses of the stretch.
-
-        Args:
-            span: The stretch of the statement's text.
-            words: Tokens in upper case.
-        """
-        depth = 0
-        for token in self.tokens(span):
-            word = self.source(token).upper()
-            depth += (word in {"(", "["}) - (word in {")", "]"})
-            if not depth and word in words:
-                return token
-        return None
-
-    def without(self, parts: Sequence[exp.Expr], index: int) -> Edit:
-        """What takes one of several parts away, with the AND or the comma beside it.
-
-        Args:
-            parts: Two or more, in the order of the text.
-            index: Which goes, from 0.
-        """
-        one = self.span(parts[index])
-        if index == 0:
-            return Edit(Span(one.start, self.span(parts[1]).start))
-        return Edit(Span(self.span(parts[index - 1]).end, one.end))
-
-    def clause(self, span: Span) -> Edit:
-        """What takes a clause away, with the space and the comments before it."""
-        ends = [token.end for token in self._tokens if token.end <= span.start]
-        return Edit(Span(max(ends, default=0), span.end))
-
-
-SHOWN = 60  # characters of SQL in a mutant's name
-
-
-def _quoted(text: str) -> str:
-    """SQL in a mutant's name: on one line, without comments, cut where it is long."""
-    pieces: list[str] = []
-    end = 0
-    for token in sqltext.tokens(text):
-        pieces += [" " if pieces and token.start > end else "", token.raw]
-        end = token.end
-    line = "".join(pieces)
-    # Backticks, as SQL has none: a name is a key in a TOML file.
-    return f"`{line}`" if len(line) <= SHOWN else f"`{line[:SHOWN].rstrip()} …`"
 
 
 # --- mutations ----------------------------------------------------------------------------------
@@ -456,7 +260,7 @@ def _locks(parsed: Parsed) -> Iterator[Change]:
             yield Change("SKIP LOCKED dropped", (parsed.clause(skip),))
         elif lock.args["wait"] is True:
             yield Change("NOWAIT dropped", (parsed.clause(ending[-1]),))
-        yield Change(f"{_quoted(parsed.source(span))} dropped", (parsed.clause(span),))
+        yield Change(f"{quoted(parsed.source(span))} dropped", (parsed.clause(span),))
 
 
 def _orders(parsed: Parsed) -> Iterator[Change]:
@@ -465,7 +269,7 @@ def _orders(parsed: Parsed) -> Iterator[Change]:
         yield Change("ORDER BY dropped", (parsed.clause(span),))
         for key in order.expressions:
             where = parsed.span(key)
-            what = f"ORDER BY {_quoted(parsed.source(where))} turned"
+            what = f"ORDER BY {quoted(parsed.source(where))} turned"
             yield Change(what, (_turned(parsed, where),))
 
 
@@ -478,40 +282,43 @@ def _turned(parsed: Parsed, key: Span) -> Edit:
     return Edit(Span(tokens[-1].end, tokens[-1].end), " DESC")
 
 
-def _conditions(parsed: Parsed) -> Iterator[Change]:
+def conditions(parsed: Parsed) -> Iterator[Change]:
+    """A condition less, or an alternative."""
     for chain in parsed.tree.find_all(exp.And, exp.Or):
         if type(chain.parent) is type(chain):
             continue  # a part of the longer one
         parts = sorted(chain.flatten(unnest=False), key=parsed.span)
         for index, part in enumerate(parts):
-            what = f"condition {_quoted(parsed.source(parsed.span(part)))} dropped"
+            what = f"condition {quoted(parsed.source(parsed.span(part)))} dropped"
             yield Change(what, (parsed.without(parts, index),))
     for where in parsed.tree.find_all(exp.Where):
         if not isinstance(where.this, exp.And | exp.Or):
-            what = f"condition {_quoted(parsed.source(parsed.span(where.this)))} dropped"
+            what = f"condition {quoted(parsed.source(parsed.span(where.this)))} dropped"
             yield Change(what, (parsed.clause(parsed.span(where)),))
 
 
 _COMPARISONS = {"<": ("<=", ">"), "<=": ("<", ">="), ">": (">=", "<"), ">=": (">", "<=")}
 
 
-def _comparisons(parsed: Parsed) -> Iterator[Change]:
+def comparisons(parsed: Parsed) -> Iterator[Change]:
+    """A comparison one off, or turned."""
     for comparison in parsed.tree.find_all(exp.LT, exp.LTE, exp.GT, exp.GTE):
         span = parsed.span(comparison)
         operator = parsed.outermost(span, frozenset(_COMPARISONS))
         if operator is not None:
             for other in _COMPARISONS[parsed.source(operator)]:
-                what = f"{_quoted(parsed.source(span))} with {other}"
+                what = f"{quoted(parsed.source(span))} with {other}"
                 yield Change(what, (Edit(operator, other),))
 
 
-def _assignments(parsed: Parsed) -> Iterator[Change]:
+def assignments(parsed: Parsed) -> Iterator[Change]:
+    """A column that keeps its value."""
     for setter in parsed.tree.find_all(exp.Update, exp.OnConflict):
         parts = setter.expressions
         for index, part in enumerate(parts):
             span = parsed.span(part)
             equals = parsed.outermost(span, frozenset({"="}))
-            target = part.this.name or _quoted(parsed.source(span))
+            target = part.this.name or quoted(parsed.source(span))
             what = f"SET {target} dropped"
             if len(parts) > 1:
                 yield Change(what, (parsed.without(parts, index),), part.this.name)
@@ -595,9 +402,9 @@ def _picked_in_place(parsed: Parsed, update: exp.Update) -> Iterator[tuple[Edit,
 _OPERATORS = (
     _locks,
     _orders,
-    _conditions,
-    _comparisons,
-    _assignments,
+    conditions,
+    comparisons,
+    assignments,
     _limits,
     _materialized,
     _limits_in_place,

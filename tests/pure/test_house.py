@@ -29,6 +29,7 @@ FLOORS = (
     {"report"},
     {"examine"},
     {"doctor", "explain", "library", "mutate", "testing", "proposal"},
+    {"mend"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )

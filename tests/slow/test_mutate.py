@@ -10,10 +10,11 @@ import pytest
 
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.mutate import Mutants, Parsed, changes, judge, mutants_of
+from queueproof.mutate import Mutants, changes, judge, mutants_of
 from queueproof.queues import sqltext
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load, load_text
+from queueproof.queues.sqltree import Parsed
 from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants

@@ -193,3 +193,26 @@ class Card:
             card["mutants"] = [asdict(mutant) for mutant in self.mutants]
             card["not_mutated"] = list(self.not_mutated)
         return json.dumps(card, indent=2, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What became of the guarantees that were broken, once a remedy was looked for.
+
+    Attributes:
+        diff: From the user's file to the mended one, as `git apply` takes it; or nothing.
+        what: Each change, in words.
+        lines: How many lines they change.
+        mended: The guarantees that hold now.
+        left: Those that do not, and why.
+        tried: Candidates.
+        card: Of the mended queue, checked by everything; None where nothing was mended.
+    """
+
+    diff: str
+    what: Sequence[str]
+    lines: int
+    mended: Sequence[str]
+    left: Mapping[str, str]
+    tried: int
+    card: Card | None

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import Card, Judgement, MutantJudgement
+from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
 from queueproof.report.text import to_text
 
 STYLES = {
@@ -135,6 +135,36 @@ def print_mutants(out: Output, card: Card) -> None:
     for sentence in card.not_mutated:
         out.say(sentence)
     out.say(mutants_summary(mutants))
+    out.say()
+
+
+def print_mended(out: Output, mended: Mended) -> None:
+    """Print the change that mends a queue with what it was verified by, and what is left.
+
+    Args:
+        out: Where.
+        mended: What became of what was broken.
+    """
+    if mended.card is not None:
+        lines = f"{mended.lines} line{'s' * (mended.lines != 1)}"
+        told = f"Mended: {', '.join(mended.mended)}, by {lines}"
+        out.say(Text(f"{told}, the best of {mended.tried} candidates:", style="bold"))
+        for change in mended.what:
+            out.say(f"  {change}")
+        out.say()
+        out.say(mended.diff)
+        counts = Counter[str]()
+        for judgement in mended.card.guarantees:
+            counts.update(judgement.evidence)
+        runs = f"{counts['schedules']:,} schedules"
+        if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
+            runs += f", {drawn:,} random programs"
+        whole = summary(mended.card.guarantees)
+        out.say(f"The mended queue was checked by everything: {whole} ({runs}).")
+        out.say("The diff is for `git apply` or `patch -p1`; the file itself was left as it is.")
+    for name, reason in mended.left.items():
+        out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
+        out.say(f"  How it is kept: {CATALOGUE[name].safe}")
     out.say()
 
 

@@ -1,0 +1,1 @@
+"""Mending: the smallest change of a queue's own SQL by which it keeps what it broke."""

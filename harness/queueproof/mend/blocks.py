@@ -1,0 +1,144 @@
+"""Safe forms of a whole block: as one transaction, in one order, or with fewer statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from queueproof.mend.draft import Draft
+from queueproof.mend.edits import Offer
+from queueproof.mend.statements import TWICE
+from queueproof.queues import sqltext
+from queueproof.queues.sqlfile import Block
+from queueproof.queues.sqltree import Edit, Span
+
+
+def _as_one(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
+    """Statements that belong together are one transaction."""
+    words = [sqltext.first_keyword(statement.text) for statement in block.statements]
+    if block.name == "schema" or len(words) == 1 or words[0] in {"BEGIN", "START"}:
+        return
+    end = starts[-1] + len(block.statements[-1].text)
+    yield (
+        "BEGIN and COMMIT around it",
+        [Edit(Span(starts[0], starts[0]), "BEGIN;\n"), Edit(Span(end, end), ";\nCOMMIT")],
+    )
+
+
+def _fresh(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
+    """What a lock guards is read after it was taken, whatever the default is."""
+    for start, statement in zip(starts, block.statements, strict=True):
+        if statement.text.upper() in {"BEGIN", "START TRANSACTION"}:
+            end = start + len(statement.text)
+            yield "READ COMMITTED", [Edit(Span(end, end), " ISOLATION LEVEL READ COMMITTED")]
+
+
+def _swapped(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
+    """Shared rows are locked in the same order by everybody."""
+    if block.name == "schema":
+        return
+    spans = [
+        Span(start, start + len(statement.text))
+        for start, statement in zip(starts, block.statements, strict=True)
+        if sqltext.first_keyword(statement.text) in {"UPDATE", "INSERT", "DELETE", "SELECT", "WITH"}
+    ]
+    for at, one in enumerate(spans):
+        for other in spans[at + 1 :]:
+            texts = [_.text[span.start : span.end] for span in (one, other)]
+            yield "statements swapped", [Edit(one, texts[1]), Edit(other, texts[0])]
+
+
+def _locked_first(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """A batch is locked in one order before anything is done with it."""
+    table = draft.columns.table
+    if block.name != "complete_many" or not table:
+        return
+    at = next(
+        start
+        for start, statement in zip(starts, block.statements, strict=True)
+        if sqltext.first_keyword(statement.text) not in {"BEGIN", "START", "SET"}
+    )
+    ids = f"SELECT id FROM {table} WHERE id = ANY (:ids) ORDER BY id FOR UPDATE;\n"
+    yield "the batch locked by id first", [Edit(Span(at, at), ids)]
+
+
+def _shortened(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """A statement less; one that ends a transaction stays."""
+    if block.name == "schema" or len(block.statements) == 1:
+        return
+    for index, statement in enumerate(block.statements):
+        if sqltext.first_keyword(statement.text) in {"BEGIN", "START", "COMMIT", "END"}:
+            continue
+        end = starts[index] + len(statement.text)
+        after = re.match(r"[ \t]*;[ \t]*\n?", draft.text[end:])
+        span = Span(starts[index], end + (after.end() if after else 0))
+        yield f"`{statement.text.split(maxsplit=2)[0]} …` dropped", [Edit(span)]
+
+
+def _answered(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """The INSERT itself answers the id that it gave out."""
+    texts = [statement.text for statement in block.statements]
+    if block.name != "enqueue" or not any("currval" in text for text in texts):
+        return
+    index = next(n for n, text in enumerate(texts) if "currval" in text)
+    end = starts[index] + len(texts[index])
+    before = starts[index - 1] + len(texts[index - 1])
+    if draft.text[before : starts[index]].strip() == ";":
+        yield "RETURNING id instead of currval", [Edit(Span(before, end), "\nRETURNING id")]
+
+
+_TYPES = (
+    (r"\btimestamp\b(?! with)(?= *[,\s])", "timestamptz"),
+    (r"\bUNLOGGED ", ""),
+    (r" CACHE \d+", ""),
+    (r"(?<=priority)(\s+)text(\s+NOT NULL DEFAULT )'0'", r"\1int\g<2>0"),
+)
+
+
+def _retyped(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
+    """Tables that survive a crash, times with a zone, numbers in their order."""
+    if block.name != "schema":
+        return
+    for pattern, new in _TYPES:
+        edits = [
+            Edit(Span(start + m.start(), start + m.end()), m.expand(new))
+            for start, statement in zip(starts, block.statements, strict=True)
+            if "$" not in statement.text
+            for m in re.finditer(pattern, statement.text)
+        ]
+        if edits:
+            yield f"{new.split()[0] if new.strip() else 'default'} in the schema", edits
+
+
+def _indexed(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """An index holds just what may be claimed, in the order of the claim."""
+    known, queue = draft.columns, draft.queue
+    if block.name != "schema" or not known.table or not known.status:
+        return
+    keys = [known.queue] if known.queue and "queue" in queue.takes("claim") else []
+    keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []
+    keys += [known.due] if known.due else []
+    of = f"ON {known.table} ({', '.join([*keys, 'id'])}) WHERE {known.status} = {known.free}"
+    for start, statement in zip(starts, block.statements, strict=True):
+        made = re.match(r"(?is)CREATE INDEX (\w+\s+)?(?=ON)", statement.text)
+        if made and f"ON {known.table} " in statement.text:
+            span = Span(start + made.end(), start + len(statement.text))
+            yield f"index {of}", [Edit(span, of)]
+    end = starts[-1] + len(block.statements[-1].text)
+    yield f"index {of}", [Edit(Span(end, end), f";\nCREATE INDEX {of}")]
+
+
+WHOLE: Sequence[tuple[Callable[[Block, Sequence[int], Draft], Iterator[Offer]], str, bool]] = (
+    (_as_one, f"{TWICE} no-lost-job not-early stale-recovery", False),
+    (_fresh, "isolation", False),
+    (_swapped, "no-deadlock", False),
+    (_locked_first, "no-deadlock", False),
+    (_answered, "pooler-safe", False),
+    (_retyped, "server-clock crash-safe order", False),
+    (_indexed, "steady-cost order", False),
+    (
+        _shortened,
+        "crash-safe non-blocking backoff no-lost-job pooler-safe not-early live-lease",
+        True,
+    ),
+)

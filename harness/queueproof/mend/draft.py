@@ -1,0 +1,220 @@
+"""A queue's file, read for what its columns are for and for what may be changed in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from queueproof.queues import sqltext
+from queueproof.queues.sqlfile import Block, SqlFileQueue, load_text
+from queueproof.queues.sqltree import Parsed, sites
+
+NOW = exp.CurrentTimestamp | exp.CurrentTime | exp.Localtimestamp
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A query or a change, in a block of its own or in a function that the block calls.
+
+    Attributes:
+        block: The block.
+        start: Where in the file it begins.
+        parsed: Its tree.
+        own: Whether it stands in the block itself, where the block's parameters are known.
+    """
+
+    block: str
+    start: int
+    parsed: Parsed
+    own: bool
+
+    def where(self, node: exp.Expr) -> list[exp.Expr]:
+        """The conditions of a query that all must hold."""
+        where = node.args.get("where")
+        if where is None:
+            return []
+        this = where.this
+        return list(this.flatten(unnest=False)) if isinstance(this, exp.And) else [this]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of the jobs' table by what they are for; nothing where the file does not tell.
+
+    Attributes:
+        table: The table.
+        status: The job's state.
+        running: Its value while the job is claimed, quoted.
+        free: Its value while the job waits, quoted.
+        done: Its value once the job is completed, quoted.
+    failed: Its value once the job has failed for good, quoted.
+        worker: Who holds the job.
+        attempts: How often it was claimed.
+        token: The column of the claim's answer with that count.
+        bound: How often it may be.
+        due: From when on.
+        queue: Of which queue.
+        priority: How urgent.
+        lease: When the lease began, or ends.
+        until: Whether that is its end.
+    """
+
+    table: str = ""
+    status: str = ""
+    running: str = ""
+    free: str = ""
+    done: str = ""
+    failed: str = ""
+    worker: str = ""
+    attempts: str = ""
+    token: str = ""
+    bound: str = ""
+    due: str = ""
+    queue: str = ""
+    priority: str = ""
+    lease: str = ""
+    until: bool = False
+
+
+class Draft:
+    """A queue's file, read for its columns and for what may be changed.
+
+    Raises:
+        QueueError: The text is no queue file.
+    """
+
+    def __init__(self, text: str, path: Path | str) -> None:
+        self.text = text
+        self.path = path
+        self.queue: SqlFileQueue = load_text(text, path)
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """Every query and change that can be parsed."""
+        found = []
+        for block in self.queue.blocks.values():
+            for index, statement in enumerate(block.statements):
+                start = self.start(block, index)
+                for label, span in sites(block, statement.text):
+                    try:
+                        parsed = Parsed(statement.text[span.start : span.end])
+                    except SqlglotError:
+                        continue
+                    by = block.name if label == block.name else self._caller(label[:-2])
+                    found.append(Site(by, start + span.start, parsed, block.name != "schema"))
+        return found
+
+    def start(self, block: Block, index: int) -> int:
+        """Where in the file a statement begins.
+
+        Args:
+            block: The block.
+            index: Which of its statements, from 0.
+        """
+        statement = block.statements[index]
+        lines = self.text.splitlines(keepends=True)
+        return self.text.index(statement.text, sum(map(len, lines[: statement.source.line - 1])))
+
+    def _caller(self, function: str) -> str:
+        name = function.rpartition(".")[2].strip('"').lower()
+        for block in self.queue.blocks.values():
+            if block.name != "schema" and any(
+                token.name == name
+                for statement in block.statements
+                for token in sqltext.tokens(statement.text)
+            ):
+                return block.name
+        return "schema"
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What the columns are for, as the claim, the enqueue and the recovery use them."""
+        found: dict[str, str] = {}
+        until = False
+        for site in self.sites:
+            if site.block == "enqueue":
+                for insert in site.parsed.tree.find_all(exp.Insert):
+                    found = _enqueued(insert) | found
+        for site in (one for one in self.sites if one.block == "claim"):
+            for update in site.parsed.tree.find_all(exp.Update):
+                found |= _claimed(update)
+            for less in site.parsed.tree.find_all(exp.LT, exp.LTE):
+                column = less.this
+                if isinstance(column, exp.Column) and less.expression.find(NOW):
+                    found.setdefault("due", column.name)
+                if isinstance(column, exp.Column) and column.name == found.get("attempts"):
+                    found.setdefault("bound", less.expression.name)
+        for site in (one for one in self.sites if one.block == "recover"):
+            for less in site.parsed.tree.find_all(exp.LT, exp.LTE):
+                column, now = less.this, less.expression.find(NOW)
+                if isinstance(column, exp.Column) and now and column.name != found.get("due"):
+                    found["lease"] = column.name
+                    until = now is less.expression
+        found.setdefault("lease", self._beaten(found.get("due", "")))
+        found |= self._states(found.get("status", ""))
+        known = {name: value for name, value in found.items() if name in Columns.__slots__}
+        return Columns(**known, until=until)
+
+    def _beaten(self, due: str) -> str:
+        """The column that the heartbeat, else that the claim sets to now."""
+        for block in ("heartbeat", "claim"):
+            for site in (one for one in self.sites if one.block == block):
+                for update in site.parsed.tree.find_all(exp.Update):
+                    for part in update.expressions:
+                        name = part.this.name
+                        if part.expression.find(NOW) and not re.search(r"updated|seen", name):
+                            return str(name) if name != due else ""
+        return ""
+
+    def _states(self, status: str) -> dict[str, str]:
+        if not status:
+            return {}
+        schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
+        line = re.search(rf"\b{re.escape(status)}\s+\w+[^,]*?DEFAULT\s+('\w+')", schema)
+        ends = {name: f"'{name}'" for name in ("completed", "failed") if f"'{name}'" in self.text}
+        return {
+            "free": line[1] if line else "'queued'",
+            "done": ends.get("completed", ""),
+            "failed": ends.get("failed", ""),
+        }
+
+
+def _enqueued(insert: exp.Expr) -> dict[str, str]:
+    """The columns that an INSERT fills from parameters."""
+    values = insert.expression
+    row = values.expressions[0] if isinstance(values, exp.Values) else None
+    if row is None or not isinstance(insert.this, exp.Schema):
+        return {}
+    found = {"table": str(insert.this.this.name)}
+    names = {"priority": "priority", "queue": "queue", "max_attempts": "bound"}
+    for column, value in zip(insert.this.expressions, row.expressions, strict=False):
+        used = {str(one.this) for one in value.find_all(exp.Placeholder)}
+        found |= {names[one]: str(column.name) for one in used & names.keys()}
+        if "delay" in used and value.find(NOW):
+            found["due"] = str(column.name)
+    return found
+
+
+def _claimed(update: exp.Expr) -> dict[str, str]:
+    """What a claim writes into which column."""
+    found = {"table": str(update.this.name)}
+    for part in update.expressions:
+        name, value = str(part.this.name), part.expression
+        if isinstance(value, exp.Literal) and value.is_string:
+            found |= {"status": name, "running": value.sql("postgres")}
+        elif isinstance(value, exp.Placeholder) and value.this == "worker":
+            found["worker"] = name
+        elif isinstance(value, exp.Add) and value.this.name == name:
+            found["attempts"] = name
+    if "status" not in found:
+        return {}
+    for one in getattr(update.args.get("returning"), "expressions", ()):
+        column = one.find(exp.Column)
+        if column is not None and column.name == found.get("attempts"):
+            found["token"] = str(one.alias_or_name)
+    return found

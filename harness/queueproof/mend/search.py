@@ -1,0 +1,356 @@
+"""The search for the smallest change that mends a queue: candidates, refused fast, then checked.
+
+A candidate that lets the story that was found happen again, under any order, is refused at once.
+The others are asked for what was broken and then for all that held; at last the mended queue is
+checked by everything, like any queue. Budgets are counts, so that a seed gives the same diff.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from queueproof.errors import QueueError, QueueproofError
+from queueproof.examine.check import (
+    calibrate,
+    check_queue,
+    decode_token,
+    first_flaw,
+    replay,
+)
+from queueproof.examine.processes import lent_server, processes
+from queueproof.examine.work import runner_under
+from queueproof.guarantees.catalogue import select
+from queueproof.judge.checker import declare
+from queueproof.mend.catalogue import Fix, changed, fixes
+from queueproof.mend.draft import Draft
+from queueproof.postgres import Server, open_server
+from queueproof.probes.probes import PROBES
+from queueproof.queues.model import Queue
+from queueproof.queues.offer import Offer
+from queueproof.queues.sqlfile import SqlFileQueue, load_text
+from queueproof.report.card import Card, Judgement, Mended
+from queueproof.run.lab import Lab
+from queueproof.run.open import open_lab
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import Program
+from queueproof.search.shrink import Failure, find
+
+MOST = 120  # candidates for each broken guarantee
+DEPTH = 3  # changes that go together
+BRANCHES = 6  # candidates of a kind that are changed further
+STORY = 60  # schedules of a story's program that must not tell it any more
+AGAIN = 3  # checks by everything
+AT_ONCE = 4  # candidates that are judged beside each other; the first that is sound is taken
+_LOOK = "mutants"  # the profile that finds one small change
+
+
+class Goal(NamedTuple):
+    """What a candidate is asked.
+
+    Attributes:
+        stories: Tokens; none may be told any more.
+        wanted: Guarantees that must hold.
+        kept: Those that held before.
+    """
+
+    stories: tuple[str, ...]
+    wanted: tuple[str, ...]
+
+
+class Outcome(NamedTuple):
+    """What a candidate came to.
+
+    Attributes:
+        stories: Those that are still told.
+        flaw: The guarantee that it breaks instead; nothing where it is as wanted.
+        reason: Why not.
+        blocks: Whose statements take part in that.
+    """
+
+    stories: tuple[str, ...] = ()
+    flaw: str = ""
+    reason: str = ""
+    blocks: frozenset[str] = frozenset()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is left to ask but everything."""
+        return not self.reason
+
+
+class State(NamedTuple):
+    """A file on the way, and what is wrong with it."""
+
+    text: str
+    what: tuple[str, ...]
+    target: str
+    blocks: frozenset[str]
+    stories: tuple[str, ...]
+
+
+def mend(
+    queue: Queue,
+    card: Card,
+    *,
+    postgres: str | None,
+    trust: bool = False,
+    profile: str,
+    jobs: int = 1,
+    progress: Callable[[str, float], None] = lambda _what, _done: None,
+) -> Mended:
+    """Look for the smallest change of a queue's own SQL that mends what is broken.
+
+    Args:
+        queue: From an SQL file.
+        card: Its verdicts.
+        postgres: As for `open_server`.
+        trust: The same.
+        profile: As for `check_queue`, of the last check.
+        jobs: The same.
+        progress: The same.
+
+    Raises:
+        QueueproofError: It is no SQL file, or has changed since.
+    """
+    text = source(queue)
+    with open_server(postgres, trust=trust) as server:
+        return _Search(text, queue.name, card, server, profile, jobs, progress).mended()
+
+
+def source(queue: Queue) -> str:
+    """The text of a queue's file.
+
+    Raises:
+        QueueproofError: It has none, or the text is not the one that was read.
+    """
+    if not isinstance(queue, SqlFileQueue):
+        raise QueueproofError(f"{queue.name}: --mend changes SQL, and this is no SQL file")
+    text = Path(queue.name).read_text(encoding="utf-8")
+    if load_text(text, queue.name).digest != queue.digest:
+        raise QueueproofError(f"{queue.name} has changed since it was read; check it again")
+    return text
+
+
+@dataclass
+class _Search:
+    original: str
+    path: str
+    card: Card
+    server: Server
+    profile: str
+    jobs: int
+    progress: Callable[[str, float], None]
+    tried: int = 0
+    _pool: ProcessPoolExecutor = field(init=False)
+    _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
+    _refused: set[str] = field(default_factory=set)  # texts, by the check of everything
+    _known: dict[tuple[str, Goal], Outcome] = field(default_factory=dict)
+
+    def mended(self) -> Mended:
+        """Mend one guarantee after the other, and check what came of it by everything."""
+        broken = [one for one in self.card.guarantees if one.verdict == "broken"]
+        for judgement in broken:
+            self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
+        for _ in range(AGAIN):
+            with processes(self.server) as self._pool:  # ended before a check has some of its own
+                text, what, done, left = self._one_by_one([one.id for one in broken])
+            if not done:
+                return Mended("", (), 0, (), left, self.tried, None)
+            self.progress("everything", 0.9)
+            card = self._checked(text)
+            if not (lost := self._lost(card, done)):
+                diff = as_diff(self.original, text, self.path)
+                lines = changed(self.original, text)
+                return Mended(diff, what, lines, done, left, self.tried, card)
+            self._refused.add(text)
+        told = ", ".join(lost)
+        left |= dict.fromkeys(done, f"what mends it breaks {told} in a check by everything")
+        return Mended("", (), 0, (), left, self.tried, None)
+
+    def _one_by_one(
+        self, broken: Sequence[str]
+    ) -> tuple[str, tuple[str, ...], list[str], dict[str, str]]:
+        text = self.original
+        what: tuple[str, ...] = ()
+        done: list[str] = []
+        left: dict[str, str] = {}
+        for name in broken:
+            before = self.tried
+            found = next(self._found(text, name, done), None)
+            if found is None:
+                tries = self.tried - before
+                left[name] = (
+                    f"none of {tries} candidates mends it" if tries else "no safe form fits"
+                )
+                continue
+            text, what = found.text, (*what, *found.what)
+            done.append(name)
+        return text, what, done, left
+
+    def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[State]:
+        """The candidates that mend a guarantee, the smallest first."""
+        kept = [one.id for one in self.card.guarantees if one.verdict == "holds"]
+        goal = Goal(tuple(self._stories.get(name, ())), (*done, name))
+        whole = Goal((), tuple(kept))
+        begin = self._outcomes([text], goal)[0]
+        if begin.is_sound and text not in self._refused:
+            yield State(text, (), name, begin.blocks, ())
+            return
+        serial = count()
+        first = State(text, (), name, begin.blocks, begin.stories)
+        frontier = [(0, 0, next(serial), first)]
+        seen = {text}
+        budget = self.tried + MOST
+        while frontier and self.tried < budget:
+            depth, _, _, state = heapq.heappop(frontier)
+            branches = 0
+            ranked = self._ranked(state, seen)
+            for at in range(0, len(ranked), AT_ONCE):
+                some = ranked[at : at + AT_ONCE]
+                outcomes = self._outcomes([fix.text for fix in some], goal)
+                for fix, outcome in zip(some, outcomes, strict=True):
+                    self.tried += 1
+                    self.progress(f"candidate {self.tried}", min(0.9, self.tried / MOST))
+                    what = (*state.what, fix.what)
+                    if outcome.is_sound and kept:
+                        outcome = self._outcomes([fix.text], whole)[0]  # noqa: PLW2901 - asked on
+                    if outcome.is_sound and fix.text not in self._refused:
+                        yield State(fix.text, what, name, outcome.blocks, ())
+                    fewer = len(outcome.stories) < len(state.stories)
+                    better = fewer or (not outcome.stories and outcome.flaw != state.target)
+                    if outcome.flaw and better and depth + 1 < DEPTH and branches < BRANCHES:
+                        branches += 1
+                        blocks = outcome.blocks or state.blocks
+                        then = State(fix.text, what, outcome.flaw, blocks, outcome.stories)
+                        size = changed(self.original, fix.text)
+                        heapq.heappush(frontier, (depth + 1, size, next(serial), then))
+                if self.tried >= budget:
+                    break
+
+    def _ranked(self, state: State, seen: set[str]) -> list[Fix]:
+        """The safe forms for a state: of the story's blocks, adding, and small ones first."""
+        blocks = state.blocks | {"schema"}
+        draft = Draft(state.text, self.path)
+        found = [fix for fix in fixes(draft, state.target) if fix.text not in seen]
+        found.sort(
+            key=lambda fix: (bool(state.blocks) and fix.block not in blocks, fix.last, fix.size)
+        )
+        seen.update(fix.text for fix in found)
+        return found
+
+    def _outcomes(self, texts: Sequence[str], goal: Goal) -> list[Outcome]:
+        new = [text for text in texts if (text, goal) not in self._known]
+        judge = partial(_judged, path=self.path, goal=goal, seed=self.card.seed)
+        for text, outcome in zip(new, self._pool.map(judge, new), strict=True):
+            self._known[text, goal] = outcome
+        return [self._known[text, goal] for text in texts]
+
+    def _checked(self, text: str) -> Card:
+        with open_lab(load_text(text, self.path), self.server) as lab:
+            return check_queue(
+                lab, select(None), seed=self.card.seed, profile=self.profile, jobs=self.jobs
+            )
+
+    def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
+        """The guarantees that are not as they should be, once all of them were asked."""
+        before = {one.id: one.verdict for one in self.card.guarantees}
+        lost: list[Judgement] = []
+        for one in card.guarantees:
+            was = before.get(one.id)
+            if one.id in done or was == "holds":
+                fails = one.verdict not in {"holds", "accepted"}
+            elif was is None:  # it was not asked
+                fails = one.verdict == "broken" and not self._breaks_anyway(one.id)
+            else:
+                fails = one.verdict == "broken" != was
+            if fails:
+                lost.append(one)
+        for one in lost:
+            tokens = [story.replay for story in one.stories if story.replay]
+            self._stories.setdefault(one.id, []).extend(tokens)
+        return [one.id for one in lost]
+
+    def _breaks_anyway(self, name: str) -> bool:
+        """Whether the original breaks what it was not asked for."""
+        with open_lab(load_text(self.original, self.path), self.server) as lab:
+            card = check_queue(
+                lab, select([name]), seed=self.card.seed, profile=self.profile, jobs=self.jobs
+            )
+        return card.verdict == "broken"
+
+
+# --- one candidate, in a process of its own -----------------------------------------------------
+
+
+def _judged(text: str, *, path: str, goal: Goal, seed: int) -> Outcome:
+    """Judge a candidate by the stories, by what is wanted, and by what held."""
+    try:
+        queue = load_text(text, path)
+        with open_lab(queue, lent_server()) as lab:
+            offer = calibrate(lab)
+            told: list[str] = []
+            blocks: frozenset[str] = frozenset()
+            for token in goal.stories:
+                if (acting := _told_again(lab, offer, token, seed)) is not None:
+                    told.append(token)
+                    blocks |= acting
+            if told:
+                name = decode_token(told[0])[1]
+                return Outcome(tuple(told), name, "the story happens again", blocks)
+            flaw = first_flaw(lab, select(goal.wanted), seed=seed, profile=_LOOK)
+            if flaw is not None and (flaw.verdict == "broken" or goal.stories):
+                again = replay(lab, flaw.replay) if flaw.replay else None
+                failure = again.failure if again else None
+                acted = _acting(failure) if failure else frozenset[str]()
+                return Outcome((), flaw.id, flaw.reason, acted)
+    except QueueError as error:
+        return Outcome(goal.stories, "", f"it does not work: {error}")
+    return Outcome()
+
+
+def _told_again(lab: Lab, offer: Offer, token: str, seed: int) -> frozenset[str] | None:
+    """The blocks that tell a story again under any order; None where it is not told."""
+    _, guarantee, _, data = decode_token(token)
+    if "probe" in data:
+        found = PROBES[guarantee].replay(lab, offer, data["probe"])
+        return None if found is None else frozenset()
+    conditions = Conditions(**data["under"])
+    if conditions.killed and not lab.server.ours:
+        return None
+    program = Program.from_data(data["program"])
+    runner = runner_under(lab, offer, conditions)
+    failure = find(runner, declare(offer), program, data["broken"], budget=STORY, seed=seed)
+    return None if failure is None else _acting(failure)
+
+
+def _acting(failure: Failure) -> frozenset[str]:
+    return frozenset(beat.step.block for beat in failure.run.trace if beat.step is not None)
+
+
+# --- the diff -----------------------------------------------------------------------------------
+
+
+def as_diff(before: str, after: str, path: str) -> str:
+    """A unified diff that `git apply` and `patch -p1` take where the file's path leads to it.
+
+    Args:
+        before: The text of the file.
+        after: The text of the mended file.
+        path: The file.
+    """
+    name = os.path.relpath(path)
+    found = unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in found
+    )

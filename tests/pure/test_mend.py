@@ -1,0 +1,118 @@
+"""Safe forms put into a queue's file: which are offered, and that nothing else is touched."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from queueproof.errors import QueueproofError
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.mend.blocks import WHOLE
+from queueproof.mend.catalogue import Fix, changed, fixes
+from queueproof.mend.draft import Draft
+from queueproof.mend.search import as_diff, source
+from queueproof.mend.statements import FORMS as FORMS_OF_ONE
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import load
+
+STRATEGIES = Path(__file__).parents[2] / "strategies"
+
+FORMS = {
+    "single_claim_select_then_update": "claim: status = 'queued' asked instead",
+    "claim_limit_in_subselect": "claim: = ANY (ARRAY(…)) instead of IN",
+    "claim_limit_from_subselect": "claim: a CTE instead of FROM (SELECT …)",
+    "fencing_id_only": "complete: asks for attempts = :attempt",
+    "fencing_batch_attempts": "complete_many: job.attempts = batch.attempt asked instead",
+    "final_state_completed_lease": "recover: asks for status = 'running'",
+    "live_lease_recover_all": "recover: asks for locked_at < now() - :lease",
+    "live_lease_heartbeat_ignored": "heartbeat: sets locked_at = now()",
+    "stale_recovery_null_lease": "claim: sets locked_at = now()",
+    "non_blocking_for_update": "claim: SKIP LOCKED added",
+    "non_blocking_recover": "recover: SKIP LOCKED added",
+    "no_deadlock_one_statement": "complete_many: ORDER BY id added",
+    "backoff_overflow": "fail: exponent capped",
+    "retry_bound_off_by_one": "claim: compares attempts with max_attempts",
+    "not_early_first_attempt": "claim: run_at <= now() asked instead",
+    "server_clock_local_timestamp": "schema: timestamptz in the schema",
+    "crash_safe_two_step_recover": "recover: BEGIN and COMMIT around it",
+    "isolation_lock_after_snapshot": "claim: READ COMMITTED",
+    "pooler_safe_currval": "enqueue: RETURNING id instead of currval",
+    "routing_pattern": "claim: queue = :queue asked instead",
+}
+"""A safe form for a broken queue."""
+
+
+def draft(name: str) -> Draft:
+    """A broken queue."""
+    path = STRATEGIES / "broken" / f"{name}.sql"
+    return Draft(path.read_text(encoding="utf-8"), path)
+
+
+@cache
+def offered(name: str) -> dict[str, Fix]:
+    """The safe forms for what a broken queue breaks."""
+    queue = draft(name)
+    broken = queue.text.partition("\n")[0].removeprefix("-- breaks: ")
+    return {fix.what: fix for fix in fixes(queue, broken)}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_safe_form_of_a_defect_is_offered(name: str) -> None:
+    """It is among those that may mend what the queue breaks, and changes few of its lines."""
+    fix = offered(name)[FORMS[name]]
+    assert 0 < fix.size <= 12
+    assert fix.size == changed(draft(name).text, fix.text)
+
+
+def test_every_form_says_what_it_may_mend() -> None:
+    """Each names guarantees of the catalogue."""
+    for _, mends, _last in (*FORMS_OF_ONE, *WHOLE):
+        assert mends.split()
+        assert set(mends.split()) <= set(CATALOGUE)
+
+
+def test_comments_and_layout_beside_a_change_stay() -> None:
+    """Each line that is not the change's own is kept, and a block takes what it took."""
+    queue = draft("fencing_id_only")
+    lines = queue.text.splitlines()
+    for fix in offered("fencing_id_only").values():
+        matcher = difflib.SequenceMatcher(None, lines, fix.text.splitlines(), autojunk=False)
+        kept = sum(block.size for block in matcher.get_matching_blocks())
+        assert len(lines) - kept <= 4, fix.what
+        blocks = Draft(fix.text, queue.path).queue.blocks
+        for name, block in queue.queue.blocks.items():
+            assert blocks[name].used.keys() >= block.used.keys()
+
+
+def test_a_diff_is_one_that_git_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Applied to the user's file it gives the mended one."""
+    monkeypatch.chdir(tmp_path)
+    git = shutil.which("git")
+    assert git
+    queue = draft("fencing_id_only")
+    path = tmp_path / "queue.sql"
+    mended = offered("fencing_id_only")[FORMS["fencing_id_only"]].text
+    for before, after in ((queue.text, mended), (queue.text.rstrip("\n"), mended)):
+        path.write_text(before, encoding="utf-8")
+        diff = as_diff(before, after, str(path))
+        subprocess.run([git, "apply"], input=diff, text=True, check=True)  # noqa: S603 - git's own
+        assert path.read_text(encoding="utf-8") == after
+
+
+def test_only_an_sql_file_can_be_mended() -> None:
+    """Of a class there is no SQL file to change."""
+
+    class Own(Queue):
+        @property
+        def name(self) -> str:
+            return "own:Own"
+
+    with pytest.raises(QueueproofError, match="own:Own: --mend changes SQL, and this is no SQL"):
+        source(Own())
+    path = STRATEGIES / "skip_locked.sql"
+    assert source(load(path)) == path.read_text(encoding="utf-8")
