@@ -26,10 +26,11 @@ from queueproof.queues.worker import WorkerQueue
 from queueproof.report.free import tell_free
 from queueproof.report.text import to_text
 from queueproof.run import free, wallclock
-from queueproof.run.free import Free, FreeFault, free_run
+from queueproof.run.free import Free, free_run
 from queueproof.run.host import Host, describe, load
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
+from queueproof.run.places import FreeFault, plan
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 TEMPLATES = Path(free.__file__).parents[1] / "queues" / "templates"
@@ -260,7 +261,7 @@ def test_jobs_of_the_dead_that_never_come_back_are_found(server: Server) -> None
 
 def planned(seed: int, faults: Mapping[FreeFault, int] = ALL) -> list[tuple[Any, ...]]:
     """What a seed draws for three workers."""
-    places = free._plan(60, 3, seed, faults, lease=30.0, queues=("default", "other"))
+    places = plan(60, 3, seed, faults, lease=30.0, queues=("default", "other"))
     return [(p.role, p.operations, p.jobs, p.queue, p.faults, p.moves) for p in places]
 
 

@@ -51,9 +51,10 @@ from queueproof.report.free import tell_free
 from queueproof.report.story import Told, tell, tell_found
 from queueproof.report.text import to_text
 from queueproof.run import wallclock
-from queueproof.run.free import Free, FreeFault, free_run
+from queueproof.run.free import Free, free_run
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
+from queueproof.run.places import FreeFault
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER

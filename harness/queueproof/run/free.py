@@ -15,9 +15,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, assert_never
+from typing import NoReturn, assert_never
 
 from psycopg.conninfo import make_conninfo
 
@@ -28,36 +28,31 @@ from queueproof.judge.checker import Declared, Findings, Violation, check
 from queueproof.queues.model import OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
-from queueproof.queues.worker import Json, WorkerError, WorkerProcess, WorkerQueue
+from queueproof.queues.worker import Json, WorkerError, WorkerQueue
 from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue
 from queueproof.run.drain import DRAIN_BATCH, EMPTY, RETRIES, moves
 from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
+from queueproof.run.places import (
+    ANSWERED,
+    ASKED,
+    AT_WORK,
+    BETWEEN,
+    SEVERAL,
+    Claimed,
+    FreeFault,
+    Leftover,
+    Life,
+    Pause,
+    Pending,
+    Place,
+    Strike,
+    plan,
+)
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import FAULTS, JobSpec, OperationKind
+from queueproof.schedule.programs import JobSpec, OperationKind
 
-FreeFault: TypeAlias = Literal["kill", "pause", "terminate", "restart"]
-
-SEVERAL: Mapping[FreeFault, str] = {
-    "kill": "workers killed",
-    "pause": "workers paused past their lease",
-    "terminate": FAULTS["terminate"].several,
-    "restart": FAULTS["restart"].several,
-}
-"""What happens to workers and the server, to the words for several of it."""
-
-_BETWEEN, _ASKED, _AT_WORK, _ANSWERED = "between", "just asked", "at work", "answered"
-_WAYS: Mapping[FreeFault, Sequence[str]] = {
-    "kill": (_ASKED, _AT_WORK, _ANSWERED),
-    "pause": (_BETWEEN, _ASKED),
-    "terminate": (_BETWEEN, _ASKED, _AT_WORK),
-    "restart": (_ASKED,),
-}
-"""Where a fault hits: between two operations, or how far one has come."""
-
-PER_JOB = 4  # operations of the workers for each job
-MOVED = 40  # operations of a worker between two moves of the clock
 RECOVERED = 12  # operations of all workers between two recoveries
 ENOUGH = 60  # operations of others, after which a paused worker goes on, whatever they did
 CLAIMS = 20  # of the drainer for each job: a claim that never empties must not hang a run
@@ -95,20 +90,6 @@ WHERE datname = current_database() AND application_name = '{}'
 _DATABASE = """
 SELECT pg_catalog.format('ALTER DATABASE %I {}', current_database())
 """
-
-
-class Fault(NamedTuple):
-    """What happens, and where in an operation: see `_WAYS`."""
-
-    kind: FreeFault
-    way: str
-
-
-class Claimed(NamedTuple):
-    """A claim of a worker: the call, and a job that it got."""
-
-    call: Call
-    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,152 +223,6 @@ def _watching_for_deadlocks(lab: Lab) -> Iterator[None]:
         alter("RESET deadlock_timeout")
 
 
-# --- who acts -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """An operation between its invocation and its answer.
-
-    Attributes:
-        call: The operation.
-        request: What its worker was told.
-        named: The claims that it names.
-        fate: What is still to happen to it.
-        hit: Whether something has happened to its connection.
-        calls: All that its answer ends: the operation, and what may have been done before a library
-            tried it again.
-    """
-
-    call: Call
-    request: Mapping[str, Any]
-    named: Sequence[Claimed]
-    fate: Fault | None = None
-    hit: bool = False
-    calls: list[Call] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.calls.append(self.call)
-
-
-@dataclass(slots=True, eq=False)
-class _Life:
-    """A worker process from its start to its end: one name of a worker."""
-
-    name: str
-    place: _Place
-    process: WorkerProcess
-    started: bool = False  # it has been told to
-    ready: bool = False
-    flight: _Flight | None = None
-    held: list[Claimed] = field(default_factory=list)  # claims that it has not ended
-    over: list[Claimed] = field(default_factory=list)  # some that have
-    holding: bool = False  # its connection stands in the transaction of its claim
-    disturbed: bool = False  # a fault has hit its connections
-    paused: bool = False
-    ahead: float = 0.0  # seconds, of its process' clock
-    renewed: Counter[tuple[int, str]] = field(default_factory=Counter)  # accepted heartbeats
-
-    @property
-    def idle(self) -> bool:
-        """Whether it may be asked something."""
-        return self.ready and self.flight is None and not self.paused
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """Where one life follows another, and what is left to be done there.
-
-    Attributes:
-        role: worker, producer, reaper or drainer.
-        rng: Makes its choices.
-        operations: That it has still to begin.
-        jobs: That it has still to enqueue.
-        faults: By how many operations it will have begun.
-        moves: The same for moves of the clock, in seconds.
-    """
-
-    role: str
-    rng: random.Random
-    operations: int = 0
-    jobs: int = 0
-    queue: str = "default"
-    faults: dict[int, Fault] = field(default_factory=dict)
-    moves: dict[int, float] = field(default_factory=dict)
-    begun: int = 0
-    pauses: list[Fault] = field(default_factory=list)  # that wait until it holds a job
-    life: _Life | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left to be begun."""
-        return not (self.operations or (self.role == "producer" and self.jobs))
-
-
-@dataclass(slots=True, eq=False)
-class _Pause:
-    """A worker stands still.
-
-    Attributes:
-        life: Whose process was stopped.
-        jobs: What it held then.
-        until: How many operations will have been answered when it goes on at the latest.
-        retaken: Whether somebody else has got one of its jobs.
-    """
-
-    life: _Life
-    jobs: frozenset[str]
-    until: int
-    retaken: bool = False
-
-
-class _Leftover(NamedTuple):
-    """What a dead process has left on the server.
-
-    Attributes:
-        name: Of its connections.
-        calls: Nothing comes of these any more once these connections are gone.
-    """
-
-    name: str
-    calls: Sequence[Call]
-
-
-def _plan(
-    jobs: int,
-    workers: int,
-    seed: int,
-    faults: Mapping[FreeFault, int],
-    *,
-    lease: float | None,
-    queues: Sequence[str],
-) -> list[_Place]:
-    """Draw who does how much, and at which of its operations what happens."""
-
-    def place(role: str, number: int = 0) -> _Place:
-        return _Place(role, random.Random(f"{seed} {role} {number}"))  # noqa: S311 - no secret
-
-    own = jobs // 2 // workers
-    operations = max(10, PER_JOB * jobs // workers)
-    seconds = (7.3, 63.1) if lease is None else (0.41 * lease, past(lease))
-    found = [place("worker", number) for number in range(workers)]
-    for number, one in enumerate(found):
-        one.operations, one.jobs = operations, own
-        one.queue = queues[number % len(queues)]
-        for _ in range(operations // MOVED):
-            one.moves[one.rng.randrange(operations)] = one.rng.choice(seconds)
-    rng = random.Random(f"{seed} faults")  # noqa: S311 - no secret
-    # Not at the end, when there are no jobs left to be lost.
-    steps = [(one, n) for one in found for n in range(operations // 10, operations * 2 // 3)]
-    rng.shuffle(steps)
-    wanted = [kind for kind, count in faults.items() for _ in range(count)]
-    for kind, (one, n) in zip(wanted, steps, strict=False):
-        one.faults[n] = Fault(kind, rng.choice(_WAYS[kind]))
-    producer = place("producer")
-    producer.jobs = jobs - own * workers
-    return [*found, producer, place("reaper")]
-
-
 class _Run:
     """One free run.
 
@@ -416,16 +251,16 @@ class _Run:
         self._queues = ["default"]
         if "queue" in queue.takes("claim") and "queue" in queue.takes("enqueue"):
             self._queues.append("other")
-        self._places = _plan(jobs, workers, seed, faults, lease=self._lease, queues=self._queues)
+        self._places = plan(jobs, workers, seed, faults, lease=self._lease, queues=self._queues)
         self._calls: list[Call] = []
         self._named: list[tuple[Call, Sequence[Claimed]]] = []
-        self._lives: list[_Life] = []
-        self._pauses: list[_Pause] = []
-        self._leftovers: list[_Leftover] = []
+        self._lives: list[Life] = []
+        self._pauses: list[Pause] = []
+        self._leftovers: list[Leftover] = []
         self._own: set[int] = set()  # backends of the harness
         self._moment = 0
         self._ahead = 0.0
-        self._born: Counter[str] = Counter()
+        self._lives_of: Counter[str] = Counter()
         self._answered = 0  # operations of workers
         self._recover_at = RECOVERED
         self._kept = 0  # how often the reaper did something
@@ -475,13 +310,13 @@ class _Run:
             for place in self._places:
                 self._go_on(place)
             self._wake()
-            if not any(life.flight or life.paused or not life.ready for life in self._lives):
+            if not any(life.pending or life.paused or not life.ready for life in self._lives):
                 if all(place.finished for place in self._places):
                     return
                 continue
             self._pump()
 
-    def _go_on(self, place: _Place) -> None:
+    def _go_on(self, place: Place) -> None:
         """Begin the next operation at a place where nothing goes on."""
         life = place.life
         if life is None or not life.idle:
@@ -518,7 +353,7 @@ class _Run:
         known = self._upkeep
         return known[self._kept % len(known)]
 
-    def _choose(self, life: _Life, *, late: bool = False) -> None:
+    def _choose(self, life: Life, *, late: bool = False) -> None:
         """Begin what a worker wants to do next.
 
         Args:
@@ -550,19 +385,19 @@ class _Run:
 
     # --- lives ----------------------------------------------------------------------------------
 
-    def _start_life(self, place: _Place) -> _Life:
+    def _start_life(self, place: Place) -> Life:
         """Start a worker process; it may be asked something once it is ready."""
-        self._born[place.role] += 1
-        born = self._born[place.role]
-        name = f"w{born}" if place.role == "worker" else f"{place.role}{born if born > 1 else ''}"
-        life = _Life(name, place, self._queue.spawn(name))
+        self._lives_of[place.role] += 1
+        nth = self._lives_of[place.role]
+        name = f"w{nth}" if place.role == "worker" else f"{place.role}{nth if nth > 1 else ''}"
+        life = Life(name, place, self._queue.spawn(name))
         place.life = life
         self._lives.append(life)
         dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
         life.process.send(self._queue.request("init", dsn=dsn, queue="default"))
         return life
 
-    def _die(self, life: _Life, *, cut: bool = False, again: bool = True) -> None:
+    def _die(self, life: Life, *, cut: bool = False, again: bool = True) -> None:
         """A worker's process is killed, with all that it holds.
 
         Args:
@@ -572,7 +407,7 @@ class _Run:
         """
         crash = self._invoke("crash", life.name)
         crash.answer = "accepted"
-        lost = [] if life.flight is None else life.flight.calls
+        lost = [] if life.pending is None else life.pending.calls
         for call in lost:
             call.answer = "unknown"
         hidden = any(pid not in self._own and not _known(name) for pid, name, _ in self._backends())
@@ -580,7 +415,7 @@ class _Run:
             self._lab.execute(_TERMINATE.format(_NAME + life.name))
         life.process.kill()
         # Of a connection that hides whose it is nobody can say when it has come to its end.
-        self._leftovers.append(_Leftover(_NAME + life.name, [crash] if hidden else [crash, *lost]))
+        self._leftovers.append(Leftover(_NAME + life.name, [crash] if hidden else [crash, *lost]))
         self._lives.remove(life)
         self._pauses = [pause for pause in self._pauses if pause.life is not life]
         life.place.life = None
@@ -629,7 +464,7 @@ class _Run:
     # --- operations -----------------------------------------------------------------------------
 
     def _begin(
-        self, life: _Life, kind: OperationKind, named: Sequence[Claimed] = (), **arguments: object
+        self, life: Life, kind: OperationKind, named: Sequence[Claimed] = (), **arguments: object
     ) -> Call:
         """Ask a worker for an operation."""
         if self._queue.moves_clock and life.ahead != self._ahead:
@@ -641,14 +476,14 @@ class _Run:
         if named:
             self._named.append((call, named))
             call.token = min(life.renewed[one.call.invoked, one.claim.id] for one in named)
-        life.flight = _Flight(call, request, named)
+        life.pending = Pending(call, request, named)
         try:
             life.process.send(request)
         except WorkerError:
             self._gone(life)
         return call
 
-    def _enqueue(self, life: _Life) -> Call:
+    def _enqueue(self, life: Life) -> Call:
         """Enqueue one more job."""
         rng = life.place.rng
         life.place.jobs -= 1
@@ -663,20 +498,20 @@ class _Run:
         record_enqueue(call, self._queue, spec)
         return call
 
-    def _claim(self, life: _Life, limit: int, queue: str) -> Call:
+    def _claim(self, life: Life, limit: int, queue: str) -> Call:
         call = self._begin(life, "claim", limit=limit, queue=queue)
         call.limit = limit if "limit" in self._queue.takes("claim") else 1
         call.queue = queue
         return call
 
-    def _act(self, life: _Life, kind: OperationKind, named: Sequence[Claimed]) -> Call:
+    def _act(self, life: Life, kind: OperationKind, named: Sequence[Claimed]) -> Call:
         """Act on jobs that a worker has, or had."""
         named = tuple(named)
         if kind == "complete_many":
             return self._begin(life, kind, named, jobs=[one.claim for one in named])
         return self._begin(life, kind, named[:1], job=named[0].claim, error="it failed")
 
-    def _perform(self, place: _Place, begin: Callable[[_Life], Call]) -> Call:
+    def _perform(self, place: Place, begin: Callable[[Life], Call]) -> Call:
         """An operation from its beginning to its end, with nobody else acting."""
         life = place.life or self._start_life(place)
         self._until(lambda: life.ready)
@@ -700,13 +535,13 @@ class _Run:
         asked = {
             life.process.stdout: life
             for life in self._lives
-            if (life.flight or not life.ready) and not life.paused
+            if (life.pending or not life.ready) and not life.paused
         }
         self._silence.is_over()  # raises where the run is to stop
         poll = select.poll()
         for one in asked:
             poll.register(one, select.POLLIN)
-        struck = any(life.flight and life.flight.fate for life in self._lives)
+        struck = any(life.pending and life.pending.fate for life in self._lives)
         watching = self._leftovers or self._pauses or struck or not asked
         found = poll.poll((_LOOK if watching else waits.SLICE) * 1000)
         for one, _ in found:
@@ -721,22 +556,22 @@ class _Run:
         if self._silence.is_over():
             self._give_up(list(asked.values()))
 
-    def _give_up(self, asked: Sequence[_Life]) -> NoReturn:
+    def _give_up(self, asked: Sequence[Life]) -> NoReturn:
         """Nothing has happened for too long."""
         waits.connect(self._lab.conninfo).finish()  # a frozen server is nobody's fault here
         waited = f"for {self._silence.seconds:g} s"
         if not asked:
             raise QueueError(f"{self._queue.name}: a killed worker's backend goes on {waited}")
-        kind = asked[0].flight.call.kind if asked[0].flight else "init"
+        kind = asked[0].pending.call.kind if asked[0].pending else "init"
         name = asked[0].name
         raise QueueError(f"{self._queue.name}: {name} has not answered {kind} {waited}")
 
-    def _hear(self, life: _Life) -> None:
+    def _hear(self, life: Life) -> None:
         """A worker has written something, or has ended."""
         if life not in self._lives:  # it has died of what another one answered
             return
-        if life.flight is not None and life.flight.fate:
-            self._strike(life, Fault(life.flight.fate.kind, _ANSWERED))
+        if life.pending is not None and life.pending.fate:
+            self._strike(life, Strike(life.pending.fate.kind, ANSWERED))
             return
         life.process.receive()
         try:
@@ -747,7 +582,7 @@ class _Run:
         if life.process.answer is not None:
             self._take(life)
 
-    def _gone(self, life: _Life) -> None:
+    def _gone(self, life: Life) -> None:
         """A worker has ended by itself: it may, if its connection was cut.
 
         Raises:
@@ -757,37 +592,37 @@ class _Run:
             life.process.check()
         self._die(life)
 
-    def _take(self, life: _Life) -> None:
+    def _take(self, life: Life) -> None:
         """Take the answer of a worker."""
         self._listen()
-        flight, answer = life.flight, life.process.take()
-        if flight is None:
+        pending, answer = life.pending, life.process.take()
+        if pending is None:
             self._greet(life, answer)
             return
-        life.flight = None
-        call = flight.call
+        life.pending = None
+        call = pending.call
         try:
-            value = self._queue.read(call.kind, flight.request, answer)
+            value = self._queue.read(call.kind, pending.request, answer)
         except ServerError as error:
             call.error = f"{error.sqlstate}: {error.message}"
             # What the queue does not expect may have happened in part.
-            nothing = error.sqlstate in self._queue.retry_on - _NEVER_RETRIED and not flight.hit
+            nothing = error.sqlstate in self._queue.retry_on - _NEVER_RETRIED and not pending.hit
             call.answer = "retry" if nothing else "unknown"
         else:
             read_answer(call, value)
             if call.kind == "claim":
                 life.held += [Claimed(call, claim) for claim in value]
             if call.kind == "heartbeat" and isinstance(value, Claim):
-                (old,) = flight.named
+                (old,) = pending.named
                 life.held = [Claimed(old.call, value) if x is old else x for x in life.held]
                 life.renewed[old.call.invoked, old.claim.id] += 1
-            if flight.hit and call.answer == "rejected":
+            if pending.hit and call.answer == "rejected":
                 call.answer = "unknown"  # a library may have tried twice
-        for one in flight.calls:
+        for one in pending.calls:
             self._return(one)
-        self._remember(life, flight)
+        self._remember(life, pending)
 
-    def _greet(self, life: _Life, answer: Json) -> None:
+    def _greet(self, life: Life, answer: Json) -> None:
         """What a worker answers before it is asked for operations."""
         if life.started:
             self._queue.read_error("start", answer)
@@ -799,9 +634,9 @@ class _Run:
                 return
         life.ready = True
 
-    def _remember(self, life: _Life, flight: _Flight) -> None:
+    def _remember(self, life: Life, pending: Pending) -> None:
         """What is to be known after an answer."""
-        call = flight.call
+        call = pending.call
         self._answered += life.place.role == "worker"
         if call.kind == "claim":
             for pause in self._pauses:
@@ -809,8 +644,8 @@ class _Run:
             life.holding = self._offer.held and bool(call.ids)
         elif call.kind in {"complete", "complete_many", "fail"}:
             if call.answer in {"accepted", "rejected"}:
-                life.held = [one for one in life.held if one not in flight.named]
-                life.over = [*life.over, *flight.named][-_REMEMBERED:]
+                life.held = [one for one in life.held if one not in pending.named]
+                life.over = [*life.over, *pending.named][-_REMEMBERED:]
             elif life.holding:
                 self._die(life)  # what was rolled back was its claim
                 return
@@ -820,43 +655,43 @@ class _Run:
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def _inflict(self, life: _Life, fault: Fault) -> None:
+    def _inflict(self, life: Life, fault: Strike) -> None:
         """Begin an operation, and let something happen to it."""
         if fault.kind == "restart":
             self._until(lambda: all(one.ready for one in self._lives))
-        if fault.way == _BETWEEN:
+        if fault.way == BETWEEN:
             self._strike(life, fault)
             if fault.kind == "pause" or life not in self._lives:
                 return
         self._choose(life, late=fault.kind == "pause")
-        if fault.way == _BETWEEN or life.flight is None:
+        if fault.way == BETWEEN or life.pending is None:
             return
-        if fault.way == _ASKED:
+        if fault.way == ASKED:
             self._strike(life, fault)
         else:
-            life.flight.fate = fault
+            life.pending.fate = fault
             self._strike_the_busy()
 
     def _strike_the_busy(self) -> None:
         """Let faults happen that wait for an operation to be at work."""
         fated = {
-            _NAME + life.name: (life, life.flight.fate)
+            _NAME + life.name: (life, life.pending.fate)
             for life in self._lives
-            if life.flight and life.flight.fate and life.flight.fate.way == _AT_WORK
+            if life.pending and life.pending.fate and life.pending.fate.way == AT_WORK
         }
         if fated:
             for _, name, state in self._backends():
                 if state == "active" and name in fated:
                     self._strike(*fated.pop(name))
 
-    def _strike(self, life: _Life, fault: Fault) -> None:
+    def _strike(self, life: Life, fault: Strike) -> None:
         """Let a fault happen to a worker."""
-        flight = life.flight
-        if flight is not None:
-            flight.fate = None
+        pending = life.pending
+        if pending is not None:
+            pending.fate = None
         if fault.kind == "terminate" and _NAME + life.name not in self._names():
             return  # it hides its connections, or has none
-        self.hits.append((fault.kind, flight.call.kind if flight else "", fault.way))
+        self.hits.append((fault.kind, pending.call.kind if pending else "", fault.way))
         match fault.kind:
             case "kill":
                 self._die(life)
@@ -864,7 +699,7 @@ class _Run:
                 self._pause(life)
             case "terminate":
                 self._note("terminate", life.name)
-                if self._offer.tied and (life.held or flight):
+                if self._offer.tied and (life.held or pending):
                     self._die(life, cut=True)
                 else:
                     self._disturb(life)
@@ -874,32 +709,32 @@ class _Run:
             case _:
                 assert_never(fault.kind)
 
-    def _disturb(self, life: _Life) -> None:
+    def _disturb(self, life: Life) -> None:
         """Something happens to the connections of a worker."""
         life.disturbed = True
-        flight = life.flight
-        if flight is None or flight.hit:
+        pending = life.pending
+        if pending is None or pending.hit:
             return
-        flight.hit = True
+        pending.hit = True
         if self._hosted:
             return
         # A library may connect anew and try again; what it did at first is then never answered.
-        call = flight.call
+        call = pending.call
         twice = replace(
             call, index=len(self._calls), invoked=call.invoked + 1, answer="unknown", waits=()
         )
         self._calls.append(twice)
-        if flight.named:
-            self._named.append((twice, flight.named))
-        flight.calls.append(twice)
+        if pending.named:
+            self._named.append((twice, pending.named))
+        pending.calls.append(twice)
 
-    def _pause(self, life: _Life) -> None:
+    def _pause(self, life: Life) -> None:
         """Stop a worker's process until its jobs are somebody else's."""
         self._note("pause", life.name)
         life.process.pause()
         life.paused = True
         jobs = frozenset(one.claim.id for one in life.held)
-        self._pauses.append(_Pause(life, jobs, self._answered + ENOUGH))
+        self._pauses.append(Pause(life, jobs, self._answered + ENOUGH))
         assert self._lease is not None
         self._advance(past(self._lease))
         self._recover_at = self._answered
@@ -908,31 +743,31 @@ class _Run:
         """Let paused workers go on whose time has come."""
         for pause in list(self._pauses):
             busy = any(
-                life.flight or not (life.ready and life.place.finished)
+                life.pending or not (life.ready and life.place.finished)
                 for life in self._lives
                 if not life.paused
             )
             if pause.retaken or self._answered >= pause.until or not busy:
                 self._resume(pause)
 
-    def _resume(self, pause: _Pause) -> None:
+    def _resume(self, pause: Pause) -> None:
         life = pause.life
         self._pauses.remove(pause)
         self._note("resume", life.name)
         life.paused = False
         life.process.resume()
         self._listen()
-        if life.flight is None:
+        if life.pending is None:
             self._choose(life, late=True)
 
     def _restart(self) -> None:
         """Kill the server with every session, and start it again."""
         call = self._invoke("restart", "nemesis")
-        homeless = []
+        vacant = []
         for life in list(self._lives):
-            if self._offer.tied and (life.held or life.flight):
+            if self._offer.tied and (life.held or life.pending):
                 self._die(life, again=False)
-                homeless.append(life.place)
+                vacant.append(life.place)
             else:
                 self._disturb(life)
         before = self._lab.conninfo
@@ -941,10 +776,10 @@ class _Run:
         if self._lab.conninfo != before:  # where its workers cannot know it
             for life in list(self._lives):
                 self._die(life, again=False)
-                homeless.append(life.place)
+                vacant.append(life.place)
         call.answer = "accepted"
         self._return(call)
-        for place in homeless:
+        for place in vacant:
             if not place.finished or place.role == "reaper":
                 self._start_life(place)
 
@@ -967,7 +802,7 @@ class _Run:
                 self._die(life)
         self._until(lambda: not self._leftovers)
 
-    def _complete(self, life: _Life) -> bool:
+    def _complete(self, life: Life) -> bool:
         """Complete a job that a worker holds; whether there was an answer to rely on."""
         one = life.held[0]
         kind: OperationKind = "complete" if "complete" in self._queue.offers else "complete_many"
@@ -981,7 +816,7 @@ class _Run:
 
     def _drain(self) -> Mapping[str, State] | None:
         """Claim and complete until every job has come out; what is seen of them then."""
-        drainer = _Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
+        drainer = Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
         final: Mapping[str, State] | None = None
         for seconds in moves(self._queue.lease_seconds):
             if seconds:
@@ -994,7 +829,7 @@ class _Run:
                 break
         return final
 
-    def _sweep(self, drainer: _Place) -> None:
+    def _sweep(self, drainer: Place) -> None:
         """Recover and claim until nothing more comes."""
         began = self._lab.now()
         for _ in range(RETRIES if "recover" in self._queue.offers else 0):
@@ -1008,13 +843,13 @@ class _Run:
                 self._empty(drainer, queue)
         self._note("sweep", DRAINER, began)
 
-    def _promote(self, drainer: _Place) -> None:
+    def _promote(self, drainer: Place) -> None:
         """Make claimable what has become due, until nothing more moves."""
         for _ in range(sum(call.kind == "enqueue" for call in self._calls)):
             if not self._perform(drainer, lambda life: self._begin(life, "promote")).moved:
                 break
 
-    def _empty(self, drainer: _Place, queue: str) -> None:
+    def _empty(self, drainer: Place, queue: str) -> None:
         """Claim and complete until nothing more comes."""
         one_each = self._queue.jobs_per_worker is not None
         batch = 1 if self._offer.held or one_each else DRAIN_BATCH
