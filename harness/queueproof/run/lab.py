@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 from typing import Any, TypeGuard
 
@@ -34,6 +33,7 @@ from queueproof.run.session import (
     execute,
     settle,
 )
+from queueproof.run.tables import TABLES, back_to_the_beginning, columns_of
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
@@ -73,28 +73,6 @@ FRACTION = 0.42
 _FIRST_LOOK = 3  # resets, after which every operation is likely to have run
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
-_TABLES = """
-SELECT c.oid::regclass::text, c.relkind, c.relispartition
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
-  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
-  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
-ORDER BY c.oid
-"""
-_SEQUENCES = """
-SELECT c.oid::regclass::text
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock' ORDER BY c.oid
-"""
-_COLUMNS = """
-SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
-FROM pg_attribute
-WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
-"""
-_TRIGGERS = """
-SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
-FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
-"""
 # The rows that such a view's triggers get are chosen before any statement on a base table begins.
 # Of any other view that can be changed the base table's triggers are all that fires.
 _TRIGGER_VIEWS = """
@@ -102,10 +80,6 @@ SELECT DISTINCT c.oid::regclass::text
 FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
 WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
-"""
-_FOREIGN_KEYS = """
-SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
-FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
 """
 # A function with a search_path of its own would miss the clock (design: The clock).
 _PINNED = """
@@ -294,15 +268,19 @@ class Lab:
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
             run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
         self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
-        found = run(_TABLES).fetchall()
+        found = run(TABLES).fetchall()
         self.tables = [table for table, _, _ in found]
         # A trigger of a partitioned table is its partitions' too.
-        self._heaps = {table: self._columns(table) for table, kind, _ in found if kind == "r"}
+        self._heaps = {
+            table: columns_of(self._admin, table) for table, kind, _ in found if kind == "r"
+        }
         self._gated_tables = [table for table, _, partition in found if not partition]
         for table, kind, _ in found:
             if kind == "r":
                 run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
-        self._reset_sql, self._renew_sql = self._reset_statements()
+        self._reset_sql, self._renew_sql = back_to_the_beginning(
+            self._admin, self.tables, superuser=self.server.superuser
+        )
         run(_GATE % GATE_KEYS)
 
     def _run_install(self) -> None:
@@ -323,61 +301,6 @@ class Lab:
                 raise QueueError("schema leaves a transaction open: end it with COMMIT") from None
         finally:
             installer.close()
-
-    def _columns(self, table: str) -> str:
-        """The columns that hold data of their own, as SQL."""
-        row = self._admin.execute(_COLUMNS, [table]).fetchone()
-        return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
-
-    def _reset_statements(self) -> tuple[str, str]:
-        """SQL that brings every table and sequence back to what they held after `install`."""
-        run = self._admin.execute
-        restore = []
-        for number, table in enumerate(self._parents_first()):
-            if run(
-                "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
-            ).fetchone() == (True,):
-                continue
-            if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
-                continue
-            columns = self._columns(table)
-            run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
-            into = f"{table} ({columns})" if columns else table
-            restore.append(
-                f"INSERT INTO {into} OVERRIDING SYSTEM VALUE "
-                f"SELECT {columns} FROM clock.saved_{number}"
-            )
-        for (sequence,) in run(_SEQUENCES).fetchall():
-            row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
-            if row:
-                restore.append(f"SELECT setval('{sequence}'::regclass, {row[0]}, {row[1]})")
-        quiet, loud = [], []
-        firing = "AR" if self.server.superuser else "OAR"  # pg_trigger.tgenabled
-        if self.server.superuser:
-            quiet = ["SET LOCAL session_replication_role = replica"]
-        for table, trigger, enabled in run(_TRIGGERS).fetchall():
-            if table in self.tables and enabled in firing:
-                how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
-                quiet.append(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
-                loud.append(f"ALTER TABLE {table} ENABLE {how}TRIGGER {trigger}")
-        truncate = [f"TRUNCATE {', '.join(self.tables)}"] if self.tables else []
-        # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
-        empty = [f"DELETE FROM {table}" for table in self.tables]
-        delete = empty if self.server.superuser else truncate
-        renewed = ["BEGIN", *quiet, *truncate, *restore, *loud, "COMMIT"]
-        swift = ["BEGIN", *quiet, *delete, *restore, *loud, "COMMIT"]
-        return "; ".join(swift), "; ".join(renewed)
-
-    def _parents_first(self) -> list[str]:
-        """The tables in an order in which foreign keys let their rows be put in."""
-        sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(self.tables, ()))
-        for child, parent in self._admin.execute(_FOREIGN_KEYS).fetchall():
-            if child in self.tables and parent in self.tables:
-                sorter.add(child, parent)
-        try:
-            return list(sorter.static_order())
-        except CycleError:
-            return self.tables
 
     # --- between and during runs ----------------------------------------------------------------
 
@@ -438,7 +361,7 @@ class Lab:
         Raises:
             QueueError: One has.
         """
-        found = self._admin.execute(_TABLES).fetchall()
+        found = self._admin.execute(TABLES).fetchall()
         new = [table for table, _, partition in found if not partition and table not in self.tables]
         if new:
             raise QueueError(

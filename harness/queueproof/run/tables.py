@@ -1,0 +1,110 @@
+"""The tables of a queue: which there are, and SQL that brings them back to the beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+
+from queueproof import waits
+
+TABLES = """
+SELECT c.oid::regclass::text, c.relkind, c.relispartition
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
+  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+ORDER BY c.oid
+"""
+"""Each with its kind, and whether it is a partition."""
+
+_SEQUENCES = """
+SELECT c.oid::regclass::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock' ORDER BY c.oid
+"""
+_COLUMNS = """
+SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
+FROM pg_attribute
+WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
+"""
+_TRIGGERS = """
+SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
+FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
+"""
+_FOREIGN_KEYS = """
+SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
+FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
+"""
+
+
+def columns_of(admin: waits.Connection, table: str) -> str:
+    """The columns that hold data of their own, as SQL.
+
+    Args:
+        admin: A connection.
+        table: As regclass text.
+    """
+    row = admin.execute(_COLUMNS, [table]).fetchone()
+    return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
+
+
+def back_to_the_beginning(
+    admin: waits.Connection, tables: Sequence[str], *, superuser: bool
+) -> tuple[str, str]:
+    """SQL that brings every table and sequence back to what they hold now.
+
+    Args:
+        admin: A connection that may read them; what they hold is kept in the schema `clock`.
+        tables: All of them, as regclass text.
+        superuser: Whether triggers can be kept from firing.
+
+    Returns:
+        The statements that take least time, and those that make the tables as small as new ones.
+    """
+    run = admin.execute
+    restore = []
+    for number, table in enumerate(_parents_first(admin, tables)):
+        if run(
+            "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
+        ).fetchone() == (True,):
+            continue
+        if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
+            continue
+        columns = columns_of(admin, table)
+        run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
+        into = f"{table} ({columns})" if columns else table
+        restore.append(
+            f"INSERT INTO {into} OVERRIDING SYSTEM VALUE SELECT {columns} FROM clock.saved_{number}"
+        )
+    for (sequence,) in run(_SEQUENCES).fetchall():
+        row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
+        if row:
+            restore.append(f"SELECT setval('{sequence}'::regclass, {row[0]}, {row[1]})")
+    quiet, loud = [], []
+    firing = "AR" if superuser else "OAR"  # pg_trigger.tgenabled
+    if superuser:
+        quiet = ["SET LOCAL session_replication_role = replica"]
+    for table, trigger, enabled in run(_TRIGGERS).fetchall():
+        if table in tables and enabled in firing:
+            how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
+            quiet.append(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
+            loud.append(f"ALTER TABLE {table} ENABLE {how}TRIGGER {trigger}")
+    truncate = [f"TRUNCATE {', '.join(tables)}"] if tables else []
+    # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
+    empty = [f"DELETE FROM {table}" for table in tables]
+    delete = empty if superuser else truncate
+    renewed = ["BEGIN", *quiet, *truncate, *restore, *loud, "COMMIT"]
+    swift = ["BEGIN", *quiet, *delete, *restore, *loud, "COMMIT"]
+    return "; ".join(swift), "; ".join(renewed)
+
+
+def _parents_first(admin: waits.Connection, tables: Sequence[str]) -> Sequence[str]:
+    """The tables in an order in which foreign keys let their rows be put in."""
+    sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(tables, ()))
+    for child, parent in admin.execute(_FOREIGN_KEYS).fetchall():
+        if child in tables and parent in tables:
+            sorter.add(child, parent)
+    try:
+        return list(sorter.static_order())
+    except CycleError:
+        return tables
