@@ -14,7 +14,7 @@ _CACHE = 500  # KiB, of SQLite's pages
 
 
 class Shelf(Generic[K, V]):
-    """Keeps what was used last at hand.
+    """A mapping that keeps in memory what was used last, and the rest in a file.
 
     A value that was taken from it may be changed until the next one is taken.
 
@@ -63,7 +63,7 @@ class Shelf(Generic[K, V]):
         return found
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """All of it; nothing may be put in or taken out meanwhile."""
+        """All keys with their values; while it is read nothing may be put in or taken out."""
         yield from self._near.items()
         if self._far is not None:
             for key, value in self._far.execute("SELECT key, value FROM shelf"):

@@ -49,7 +49,7 @@ def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
 
 
 def _bound(queue: Queue, spec: JobSpec) -> int | None:
-    """Most attempts of a job, as far as anybody says."""
+    """Most attempts of a job; None where neither the job nor the header says."""
     header = queue.max_attempts
     return (
         spec.bound or header or DEFAULT_BOUND

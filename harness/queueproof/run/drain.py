@@ -53,7 +53,7 @@ class Drain:
                 break
 
     def _finish_open(self) -> None:
-        """Live workers complete what they hold; those that cannot are gone."""
+        """Have live workers complete what they hold, and end those that cannot."""
         workers = [
             actor for actor in self._execution.state.actors.values() if actor.claims or actor.flight
         ]

@@ -273,7 +273,7 @@ class Execution:
         return True
 
     def settle_blocked(self) -> None:
-        """Let those go on whose locks were released, until nothing changes any more."""
+        """Let actors go on whose locks were released, until nothing changes any more."""
         waiting = sum(actor.blocked for actor in self.state.actors.values())
         changed = True
         while changed:
@@ -538,7 +538,7 @@ class Execution:
         self.state.note(actor, "clock", f"{seconds:g}", call=call)
 
     def pass_time(self) -> None:
-        """What goes on by itself while time passes, as far as nobody stands in its way.
+        """Do what happens by itself while time passes, unless it would have to wait.
 
         Due jobs are promoted, and workers that hold nothing beat. Those that hold something beat
         when the program says so: it may be about their lease.
@@ -617,15 +617,15 @@ class Execution:
             self.state.record.faults.append((fault, f"after {last}", 0))
 
     def _lose(self, actor: Actor, flight: Flight) -> None:
-        """The server has acted, and its answer does not arrive: nobody knows, and nobody asks."""
+        """The server has acted, and its answer is lost: the worker never learns of it."""
         self._hit("lose", actor)
         self._end_unheard(actor, flight)
 
     def _die(self, actor: Actor, flight: Flight, error: WorkerError) -> None:
-        """A worker process has ended, of a fault if there was one: that is its own business.
+        """A worker process has ended. After a fault it may; otherwise it is an error.
 
         Raises:
-            WorkerError: There was none.
+            WorkerError: There was no fault.
         """
         if not self.state.disturbed:
             raise error
@@ -658,7 +658,7 @@ class Execution:
     # --- deadlocks ------------------------------------------------------------------------------
 
     def _break_deadlock(self) -> bool:
-        """Cancel one of those that wait in a circle; whether there was such a circle.
+        """Cancel one of the actors of a deadlock; False where there is none.
 
         The victim is always the one that joined the program last: Postgres' own choice depends on
         its timers, and replays would differ.
@@ -714,7 +714,7 @@ class Execution:
         return self.state.record.history.calls[index]
 
     def run_out(self, actor: Actor) -> None:
-        """Bring the actor's operation to its end, if nobody stands in its way."""
+        """Bring an actor's operation to its end, unless it has to wait for somebody."""
         while actor.flight is not None and not actor.blocked:
             self._go_on(actor)
         self.settle_blocked()

@@ -142,7 +142,7 @@ def free_run(
 ) -> Free:
     """Run a queue under real concurrency, and check what was answered.
 
-    Where the server is to be killed it is a twin of the lab's; one that is not ours is spared.
+    A server that is to be killed is a twin of the lab's. One that is not ours is never killed.
 
     Args:
         lab: Where the queue is installed.
@@ -269,7 +269,7 @@ class _Run:
     # --- the run --------------------------------------------------------------------------------
 
     def run(self) -> History:
-        """Everything from the first process to the last look."""
+        """Run everything, from the first process to the last look at the jobs."""
         self._lab.reset()
         self._own = {pid for pid, _, _ in self._backends()}
         try:
@@ -305,7 +305,7 @@ class _Run:
         )
 
     def _work(self) -> None:
-        """Keep everybody busy until all have done what they had to."""
+        """Keep all workers busy until each has done its share."""
         while True:
             for place in self._places:
                 self._go_on(place)
@@ -317,7 +317,7 @@ class _Run:
             self._pump()
 
     def _go_on(self, place: Place) -> None:
-        """Begin the next operation at a place where nothing goes on."""
+        """Begin the next operation of a place whose worker is idle."""
         life = place.life
         if life is None or not life.idle:
             return
@@ -522,11 +522,11 @@ class _Run:
     # --- answers --------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Somebody was heard: from now on it may be silent for so long."""
+        """A worker was heard: the limit on silence begins anew."""
         self._silence = waits.Limit(waits.STATEMENT, "an answer of any worker")
 
     def _until(self, condition: Callable[[], bool]) -> None:
-        """Take answers until something is so."""
+        """Take answers until a condition holds."""
         while not condition():
             self._pump()
 
@@ -635,7 +635,7 @@ class _Run:
         life.ready = True
 
     def _remember(self, life: Life, pending: Pending) -> None:
-        """What is to be known after an answer."""
+        """Note what follows from an answer."""
         call = pending.call
         self._answered += life.place.role == "worker"
         if call.kind == "claim":
@@ -740,7 +740,7 @@ class _Run:
         self._recover_at = self._answered
 
     def _wake(self) -> None:
-        """Let paused workers go on whose time has come."""
+        """Resume paused workers whose time has come."""
         for pause in list(self._pauses):
             busy = any(
                 life.pending or not (life.ready and life.place.finished)
@@ -793,7 +793,7 @@ class _Run:
     # --- the end --------------------------------------------------------------------------------
 
     def _end_work(self) -> None:
-        """Live workers complete what they hold; those that cannot are gone."""
+        """Have live workers complete what they hold, and end those that cannot."""
         self._until(lambda: not self._leftovers)
         for life in list(self._lives):
             while life in self._lives and life.held and self._complete(life):

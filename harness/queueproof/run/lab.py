@@ -406,7 +406,7 @@ class Lab:
             ) from None
 
     def _make_way(self) -> bool:
-        """Have those let go of their locks who need not be there; whether there were any."""
+        """End sessions that hold locks and are not needed; False where there are none."""
         return False
 
     def _holders(self) -> list[str]:
@@ -430,7 +430,7 @@ class Lab:
         return session
 
     def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
-        """Give a session that the last reset has emptied its settings; its worker starts."""
+        """Set what a session begins with since the last reset, and start its worker."""
         if "start" in self.queue.offers and not self._under_way and _WORKER.fullmatch(session.name):
             self._start_worker(session)
         if wanted:
@@ -464,7 +464,7 @@ class Lab:
         return {**wanted, **self._conditions.settings(key.partition(",")[0])}
 
     def prepare(self, actors: Iterable[str]) -> None:
-        """Have workers start that will act; in the midst of a run one might wait."""
+        """Start the workers that will act; in the middle of a run one might wait."""
         for actor in actors:
             if "start" in self.queue.offers and _WORKER.fullmatch(actor):
                 self.session(actor)
@@ -607,7 +607,7 @@ class Lab:
         return step
 
     def interrupt(self, session: Session) -> None:
-        """End what a session waits for, as its worker is dead and cannot."""
+        """Cancel what a session waits for: its worker is dead, and cannot."""
         session.cancel()
 
     def own_session(self, key: str) -> LibpqSession:

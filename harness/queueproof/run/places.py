@@ -102,7 +102,7 @@ class Life:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where one life follows another, and what is left to be done there.
+    """A worker's place, which one process after another fills, and what is left to be done there.
 
     Attributes:
         role: worker, producer, reaper or drainer.
@@ -133,7 +133,7 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Pause:
-    """A worker stands still.
+    """A pause of a worker.
 
     Attributes:
         life: Whose process was stopped.

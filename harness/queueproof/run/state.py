@@ -221,11 +221,11 @@ class State:
         return session
 
     def owner(self, pid: int) -> Actor | None:
-        """Whose backend it is; nobody's that the run knows of otherwise."""
+        """The actor whose backend it is; None where the run knows of none."""
         return self._owners.get(pid) or self.actors.get(self.lab.owner_of(pid) or "")
 
     def known(self, pids: Sequence[int]) -> list[Actor]:
-        """Whose some backends are."""
+        """The actors whose backends these are."""
         found = [self.owner(pid) for pid in pids]
         # A heartbeat on a second connection may wait for its own worker's open transaction.
         return [other for other in self.actors.values() if other in found]
@@ -287,7 +287,7 @@ class State:
         return call
 
     def until(self, seconds: float) -> float:
-        """How far the clock is from the moment before a limit, in tenths of a second."""
+        """Seconds to the moment before a limit, cut to tenths."""
         began = [call.began for call in self.record.history.calls if _begins_a_limit(call)]
         left = (began[-1] if began else self.lab.now()) + seconds - MARGIN - self.lab.now()
         return max(0, int(left * 10)) / 10

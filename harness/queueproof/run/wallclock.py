@@ -52,7 +52,7 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
 
 
 def watched(operation: Operation[T], see: Callable[[Step], None]) -> Operation[T]:
-    """An operation of which somebody sees each step before it is sent.
+    """The same operation; `see` is called with each step before it is sent.
 
     Args:
         operation: The operation, not begun yet.

@@ -225,7 +225,7 @@ class ClientSession(Session):
             self._standing.release()
 
     def _refuse_late(self) -> None:
-        """An answer before its COMMIT promises what may never be.
+        """See that it did not answer before its COMMIT, which may still fail.
 
         Raises:
             WorkerError: The worker has sent a statement since it answered.
@@ -335,7 +335,7 @@ class ClientSession(Session):
         return self._lab.explain_beside(step, options, self._settings)
 
     def cancel(self) -> None:
-        """End what it waits for, as a deadlock's victim is told."""
+        """Cancel its running statements; its library is told of a deadlock."""
         for connection in self.connections:
             if connection.running:
                 connection.disguise = ("40P01", "deadlock detected")
@@ -516,7 +516,7 @@ class ClientLab(Lab):
         return found
 
     def _drop_spares(self) -> None:
-        """What they are connected to is gone."""
+        """End them: what they are connected to is gone."""
         while self._spares:
             self._spares.pop().close()
 
@@ -530,7 +530,7 @@ class ClientLab(Lab):
             super()._configure(session, wanted)
 
     def prepare(self, actors: Iterable[str]) -> None:
-        """Have workers begin that want to be told; in the midst of a run one might wait."""
+        """Start workers that offer `start`; in the middle of a run one might wait."""
         for actor in actors:
             if "start" in self.queue.offers and actor not in _NO_WORKERS:
                 self.session(actor)
@@ -585,8 +585,8 @@ class ClientLab(Lab):
     def _reconnect(self) -> None:
         """The server came back: workers see for themselves that their connections are gone.
 
-        Whoever is no worker begins anew. A worker need not connect again; somebody would start it
-        again, under another name.
+        Other actors get new processes. A worker need not connect again: it may also end, and is
+        started again under another name.
         """
         self._drop_spares()
         self.wire.conninfo = self.queue_conninfo
