@@ -786,29 +786,22 @@ class Proposal:
     # --- what stands above them
 
     def _schema(self) -> Iterator[str]:
-        index = ""
-        columns = ("status", "due", "priority", "queue")
-        used = [self._c[role] for role in columns if role in self._c]
-        if used and not any(
-            re.search(rf"\b{re.escape(used[0])}\b", i) for i in self._table.indexes
-        ):
-            where = f" WHERE {self._is('queued')[0]}"
-            index = (
-                "-- TODO: no index is for the claim, which then reads all jobs (steady-cost).\n"
-                f"-- CREATE INDEX ON {self._table.sql} ({', '.join(self._order())}){where};"
-            )
-        rows = "\n".join(self._parents.values())
-        if rows:
-            yield "\n".join(
-                [
-                    "-- Rows that jobs refer to.",
-                    "-- name: schema#",
-                    rows,
-                    *([index] if index else []),
-                ]
-            )
-        elif index:
-            yield index.replace("-- CREATE", "-- -- name: schema#\n-- CREATE")
+        rows = "\n".join(
+            ["-- Rows that jobs refer to.", "-- name: schema#", *self._parents.values()]
+        )
+        if self._parents:
+            yield rows
+        order = self._order()
+        leading = ", ".join(order[:-1] if len(order) > 1 and order[-1] == self._id else order)
+        if not order or any(leading in index for index in self._table.indexes):
+            return
+        queue = [self._c["queue"]] if "queue" in self._c else []
+        index = f"ON {self._table.sql} ({', '.join([*queue, *order])})"
+        yield (
+            "-- TODO: no index has the claim's order: a claim may read all jobs (steady-cost).\n"
+            f"{'' if self._parents else '-- -- name: schema#' + chr(10)}"
+            f"-- CREATE INDEX {index} WHERE {' AND '.join(self._is('queued'))};"
+        )
 
     def _head(self, others: Sequence[Table], include: str) -> str:
         told = [f"A queue in the table {self._table.sql}, as its columns' names and types tell it."]

@@ -111,7 +111,14 @@ def proposed(tmp_path: Path) -> Propose:
     [
         ("usual", ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"]),
         ("enum", ["'dead' END::task_state", "INSERT INTO tenants (plan) VALUES ('free');"]),
-        ("numbered", ['"lockedBy" = left(:worker, 20)', '2 = "completed"', "AT TIME ZONE 'UTC'"]),
+        (
+            "numbered",
+            [
+                '"runAfter" NULLS FIRST, "jobId") WHERE status = 0;',
+                '2 = "completed"',
+                "AT TIME ZONE 'UTC'",
+            ],
+        ),
         ("no status", ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
         ("outbox", ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
         ("without attempts", ["mean? paused", "no column counts attempts", "AS claimed_at"]),
