@@ -203,6 +203,7 @@ def test_a_card_without_story_data_is_shown_with_its_text() -> None:
         {"place": {"file": "q.sql"}},
         {"story": 5},
         {"more": 5},
+        {"reason": "\ud800"},
     ],
 )
 def test_a_card_that_no_page_can_be_made_of_is_refused(change: dict[str, object]) -> None:

@@ -119,9 +119,9 @@ def test_operations_that_meet_stand_in_columns_where_they_fit() -> None:
 def test_lines_keep_the_width() -> None:
     """No step of a story is wider than was asked for, whatever an answer says."""
     long = story(Turn("w1", complete("57P01: " + "terminating connection " * 9, kind="error")))
-    for width in (40, 60, 80):
+    for width in (1, 40, 60, 80):
         for told in (long, AGAIN, RACE):
-            assert max(map(len, steps(told, width).splitlines())) <= width
+            assert max(map(len, steps(told, width).splitlines())) <= max(width, 30)
 
 
 def test_workers_that_do_the_same_are_told_once() -> None:
@@ -133,12 +133,15 @@ def test_workers_that_do_the_same_are_told_once() -> None:
     ]
 
 
-def test_a_worker_that_is_refused_again_and_again_is_told_once() -> None:
-    """Ten refusals in a row are one line with their number."""
-    refused = complete("rejected") * 11
+@pytest.mark.parametrize(("kind", "shown"), [("answer", "rejected"), ("error", "ERROR rejected")])
+def test_a_worker_that_is_refused_again_and_again_is_told_once(
+    kind: Literal["answer", "error"], shown: str
+) -> None:
+    """Ten refusals in a row are one line with their number, errors too."""
+    refused = complete("rejected", kind=kind) * 11
     assert steps(story(Turn("w1", refused))).splitlines() == [
-        "1-10  w1, 10 times: complete job 1 [a] => rejected",
-        "  11  w1: complete job 1 [a] => rejected",
+        f"1-10  w1, 10 times: complete job 1 [a] => {shown}",
+        f"  11  w1: complete job 1 [a] => {shown}",
     ]
 
 

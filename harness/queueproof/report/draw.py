@@ -259,7 +259,7 @@ def _lines(fact: Fact, room: int) -> list[_Line]:
             known = known._replace(kind="faint")
     lines = [
         known._replace(text=piece, about="")
-        for piece in textwrap.wrap(known.text, room, subsequent_indent="  ")
+        for piece in textwrap.wrap(known.text, room, subsequent_indent="  ") or [""]
     ]
     lines[-1] = lines[-1]._replace(about=known.about)
     if isinstance(fact, Sent) and (params := bound(fact)):

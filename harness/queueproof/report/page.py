@@ -147,6 +147,7 @@ def read_card(written: str) -> Card:
         found = json.loads(written)
         if found.get("schema", SCHEMA) > SCHEMA:
             raise QueueproofError(f"this card is of a newer queueproof (schema {found['schema']})")
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be written
         found["guarantees"] = [_without_diagrams(facts) for facts in found["guarantees"]]
         card: Card = read(Card, found)
         unknown = [judgement.id for judgement in card.guarantees if judgement.id not in CATALOGUE]

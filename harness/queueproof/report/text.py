@@ -32,6 +32,7 @@ from queueproof.schedule.programs import FAULTS
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 WIDTH = 106  # characters of a line, where there is no terminal: three workers
+NARROWEST = 30
 DAY = 86_400  # seconds
 HOURS = 7200  # seconds; more are told in hours
 LONGEST = 3  # moments that may repeat together
@@ -71,8 +72,9 @@ def to_text(told: Told, width: int = WIDTH) -> str:
 
     Args:
         told: The story.
-        width: Characters that a line may have; SQL and plans keep theirs.
+        width: Characters that a line may have, but for `NARROWEST`; SQL and plans keep theirs.
     """
+    width = max(width, NARROWEST)
     guarantee = CATALOGUE[told.guarantee]
     parts = [
         f"{guarantee.id}: {guarantee.sentence}",
