@@ -133,6 +133,12 @@ def test_workers_that_do_the_same_are_told_once() -> None:
     ]
 
 
+def test_workers_that_take_turns_are_told_each_for_itself() -> None:
+    """Who got which job is seen where workers come again."""
+    turns = [Turn(f"w{n % 2 + 1}", claim(f"job {n}")) for n in range(6)]
+    assert len(steps(story(*turns)).splitlines()) == 6
+
+
 @pytest.mark.parametrize(("kind", "shown"), [("answer", "rejected"), ("error", "ERROR rejected")])
 def test_a_worker_that_is_refused_again_and_again_is_told_once(
     kind: Literal["answer", "error"], shown: str

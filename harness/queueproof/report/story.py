@@ -529,12 +529,16 @@ def _abridged(sql: str) -> str:
 
 
 def _cause(calls: Sequence[Call], violation: Violation) -> Call:
-    """The operation that a story is about: a late one may only show when the job is drained."""
+    """The operation that a story is about: a late one may only show in what comes of its job."""
     guilty = calls[violation.call]
     known = CATALOGUE.get(violation.guarantee)
-    if known is None or not known.shows_late or guilty.actor != DRAINER:
+    if known is None or not known.shows_late:
         return guilty
-    late = (call for call in reversed(calls[: guilty.index]) if call.refs and call.actor != DRAINER)
+    late = (
+        call
+        for call in reversed(calls[: guilty.index + 1])
+        if call.refs and call.answer == "accepted" and call.actor != DRAINER
+    )
     return next(late, guilty)
 
 

@@ -272,6 +272,9 @@ def passages(story: Story) -> Iterator[Passage]:
         size, times = 1, 1
         for length in range(1, LONGEST + 1):
             often = _repeats(kinds, place, length)
+            names = [moment.actor for moment in moments[place : place + often * length : length]]
+            if len({*names}) not in {1, often}:
+                continue  # in turns, and who does what would be lost
             # What comes once more in part is told by itself; the last moment is what breaks.
             if often >= OFTEN and often * length > size * times:
                 size, times = length, often
