@@ -30,6 +30,7 @@ from queueproof.errors import SERVERS, Exit, FormatError, QueueError, Queueproof
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from queueproof.bench.figures import BenchReport
     from queueproof.examine.check import Replayed
     from queueproof.mutate import Mutants
     from queueproof.queues.model import Queue
@@ -830,6 +831,15 @@ def bench(
         pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
         limits = Budget() if budget is None else Budget.of(budget)
+
+        out = _output(json)  # whose imports take time, which there is not once a signal has come
+
+        def show(report: BenchReport) -> None:
+            if json is not None:
+                _write(json, report.to_json())
+            out.markdown(render.markdown(report))
+            sys.stdout.flush()
+
         with _progress("starting PostgreSQL and the workers") as progress:
             if compare:
                 report = pairs.compare(
@@ -842,6 +852,7 @@ def bench(
                     postgres=postgres,
                     trust=trust,
                     progress=progress,
+                    keep=show,
                 )
             else:
                 report = measure(
@@ -856,12 +867,9 @@ def bench(
                     postgres=postgres,
                     trust=trust,
                     progress=progress,
+                    keep=show,
                 )
-    if json is not None:
-        _write(json, report.to_json())
-    _output(json).markdown(render.markdown(report))
-    if report.method.get("interrupted"):
-        _stop(signal_that_came() or signal.SIGINT)
+        show(report)
     failing = [told for condition in conditions for told in condition.judge(report.entries)]
     for told in failing:
         _say(f"--fail-if: {told}", Exit.BROKEN)

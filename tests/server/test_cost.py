@@ -785,21 +785,45 @@ class Interrupting:
 
 
 def test_an_interrupted_run_keeps_the_rounds_that_are_whole(server: Server) -> None:
-    """The second counted round was half done: the first one stands, and the report says so."""
-    found = run(
-        [queue(), strategy("skip_locked")],
-        [1],
-        [1],
-        seconds=0.02,
-        postgres=str(server._admin),
-        progress=Interrupting(8),
-    )
+    """The second counted round was half done: the first one is kept, and the report says so."""
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            [queue(), strategy("skip_locked")],
+            [1],
+            [1],
+            seconds=0.02,
+            postgres=str(server._admin),
+            progress=Interrupting(8),
+            keep=kept.append,
+        )
+    (found,) = kept
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
     assert found.method["rounds"] == 1
     assert "it was interrupted" in render.markdown(found)
 
 
+def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(server: Server) -> None:
+    """They are too few to be sure, which is said."""
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare(
+            [queue(), queue()],
+            Shape(10, 1),
+            seconds=0.02,
+            postgres=str(server._admin),
+            progress=Interrupting(10),
+            keep=kept.append,
+        )
+    (found,) = kept
+    assert found.method["comparison"]["verdict"] == "no difference seen"
+    assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
+
+
 def test_an_interrupted_run_without_a_whole_round_reports_nothing(server: Server) -> None:
     """The interruption goes on, as it came."""
+    kept: list[BenchReport] = []
+    where = str(server._admin)
     with pytest.raises(KeyboardInterrupt):
-        run([queue()], [1], [1], postgres=str(server._admin), progress=Interrupting(3))
+        run([queue()], [1], [1], postgres=where, progress=Interrupting(3), keep=kept.append)
+    assert not kept

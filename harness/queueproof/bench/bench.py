@@ -40,6 +40,7 @@ SETTINGS = (
     "max_wal_size",
 )
 
+Keep = Callable[[BenchReport], None]
 Progress = Callable[[str, float], None]  # what is measured now, and which share of all is done
 
 
@@ -68,6 +69,7 @@ def run(
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
+    keep: Keep = lambda _report: None,
 ) -> BenchReport:
     """Measure every queue with every batch size, every number of workers and every hold.
 
@@ -83,6 +85,7 @@ def run(
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
         progress: Told what is measured now, and which share of all is done.
+        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
@@ -101,6 +104,7 @@ def run(
         postgres=postgres,
         trust=trust,
         progress=progress,
+        keep=keep,
     )
 
 
@@ -114,12 +118,13 @@ def measure(
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
+    keep: Keep = lambda _report: None,
 ) -> BenchReport:
     """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
 
     Within a round the queues of a group follow each other under the same load, each time
-    beginning with another one, so that a machine that slows down slows all of them. A signal ends
-    it with the rounds that are whole. `run` says more about the arguments.
+    beginning with another one, so that a machine that slows down slows all of them. `run` says
+    more about the arguments.
     """
     refuse_plan(plan, rounds, seconds)
     refuse_pace(pace, seconds)
@@ -131,9 +136,9 @@ def measure(
     most = max(shape.workers for shape, _ in cells)
     done, whole = 0, (rounds + 1) * len(report.entries)
     with (
-        until_interrupted(report),
         open_server(postgres, durable=True, trust=trust) as server,
         Ground(server, most, pace) as ground,
+        keeping_whole_rounds(report, keep),
     ):
         report.method |= method(server, ground, seconds) | {
             "pace": pace._asdict(),
@@ -170,17 +175,23 @@ def measure(
 
 
 @contextmanager
-def until_interrupted(report: BenchReport) -> Iterator[None]:
-    """Let a signal end the rounds: those that are whole are kept; without any it goes on."""
+def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
+    """Hand over the rounds that are whole as soon as a signal comes, before anything is closed.
+
+    Args:
+        report: That is being made.
+        keep: Told of it, if there is a whole round.
+    """
     try:
         yield
     except (KeyboardInterrupt, StoppedError):
         whole = min((len(entry.runs) for entry in report.entries if not entry.reason), default=0)
-        if not whole:
-            raise
-        for entry in report.entries:
-            del entry.runs[whole:], entry.yardstick[whole:]
-        report.method |= {"rounds": whole, "interrupted": True}
+        if whole:
+            for entry in report.entries:
+                del entry.runs[whole:], entry.yardstick[whole:]
+            report.method |= {"rounds": whole, "interrupted": True}
+            keep(report)
+        raise
 
 
 def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:

@@ -13,16 +13,17 @@ from queueproof.bench import decide
 from queueproof.bench.bench import (
     PILOT_JOBS,
     Group,
+    Keep,
     Progress,
     count_once,
     enough,
+    keeping_whole_rounds,
     measure_once,
     method,
     names_of,
     needed,
     refuse_pace,
     refuse_plan,
-    until_interrupted,
 )
 from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Entry
@@ -81,6 +82,7 @@ def compare(
     postgres: str | None = None,
     trust: bool = False,
     progress: Progress = lambda _what, _share: None,
+    keep: Keep = lambda _report: None,
 ) -> BenchReport:
     """Say whether the second of two queues is faster or slower than the first under one load.
 
@@ -96,6 +98,7 @@ def compare(
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
         progress: Told what is measured now, and which share of the budget is used.
+        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
     Returns:
         A report with both queues' rounds, and the finding in `method["comparison"]`.
@@ -123,10 +126,16 @@ def compare(
     rule: decide.Rule | None = None
     finding: decide.Finding | None = None
     began = time.monotonic()
+
+    def keep_judged(whole: BenchReport) -> None:
+        ratios = entries[1].ratios(entries[0])
+        _tell(whole, (rule or decide.Rule(seed=seed)).look(ratios, last=True))
+        keep(whole)
+
     with (
-        until_interrupted(report),
         open_server(postgres, durable=True, trust=trust) as server,
         Ground(server, shape.workers, pace) as ground,
+        keeping_whole_rounds(report, keep_judged),
     ):
         report.method |= method(server, ground, seconds) | {"pace": pace._asdict()}
         report.method["queues"] = {n: q.digest for n, q in zip(names, pair, strict=True)}
@@ -155,12 +164,13 @@ def compare(
             finding = rule.look(entries[1].ratios(entries[0]), last=left < took)
             if finding is not None:
                 break
-    if finding is None:  # interrupted
-        rule = rule or decide.Rule(seed=seed)
-        finding = rule.look(entries[1].ratios(entries[0]), last=True)
+    _tell(report, finding)
+    return report
+
+
+def _tell(report: BenchReport, finding: decide.Finding | None) -> None:
     assert finding is not None  # after a last look there always is one
     report.method |= {"rounds": finding.rounds, "comparison": asdict(finding)}
-    return report
 
 
 def _used(budget: Budget, began: float, number: int, rule: decide.Rule | None) -> float:

@@ -54,6 +54,9 @@ Batches are completed by `complete_many` where the queue has it; `:limit` is a l
 that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is shorter
 than autovacuum's naptime, so that it makes no difference.
 
+Jobs/s are no verdict on a design: a queue that keeps a history, notifies or counts does more for
+each job, which the counters show.
+
 {facts["date"][:10]}."""
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
