@@ -124,6 +124,15 @@ def check(
     *,
     postgres: Postgres = None,
     trust: Trust = False,
+    new: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="The version that is rolled out beside QUEUE: some workers run each. Its schema is"
+            " a migration of QUEUE's, or the same.",
+        ),
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
@@ -218,11 +227,16 @@ def check(
     """
     from queueproof.guarantees.catalogue import select
     from queueproof.queues.resolve import resolve
+    from queueproof.report.card import together
     from queueproof.report.terminal import print_card, print_whole
 
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
     reports = _Reports(json, html, junit, annotate)
+    if new is not None and (mutate or mend or export is not None):
+        raise QueueproofError(
+            "--with makes one queue of two: --mutate, --mend and --export are about one"
+        )
     others = reports.files or mutate or mend or write_breaks
     if replay is not None and (others or only or skip or require):
         raise QueueproofError(
@@ -230,17 +244,10 @@ def check(
             " and reports do not go with it"
         )
     if export is not None:
-        if replay is None:
-            raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
-        if export.suffix not in {".spec", ".py", ".mmd"}:
-            raise QueueproofError(
-                f"--export {export}: the file's name says what it becomes; end it in .spec"
-                " (isolationtester), .py (pytest) or .mmd (Mermaid)"
-            )
-        _refuse_unwritable(export)
+        _refuse_export(export, replay)
     if replay is None:
         reports.refuse_unwritable()
-    target = resolve(queue)
+    target = resolve(queue) if new is None else _deployment(queue, new)
     if write_breaks:
         target.with_breaks({})
         _refuse_unwritable(Path(queue))
@@ -253,22 +260,27 @@ def check(
         if replay is not None:
             return _replay(target, replay, where, export)
         mutants = _planned(target, mutate=mutate, mend=mend)
-        with _lab(target, where) as lab:
-            command = _again(queue, lab, where)
-            out = _output(*reports.files)
-            out.say(f"{queue} on {lab.server.label}; seed {seed}, profile {thorough}")
-            out.say()
-            with _progress() as progress:
-                card = check_queue(
-                    lab,
-                    wanted,
-                    seed=seed,
-                    profile=thorough,
-                    named=named or (),
-                    required=required or (),
-                    jobs=jobs or processors(),
-                    progress=progress,
-                )
+        out = _output(*reports.files)
+        cards: list[Card] = []
+        for way in target.ways:
+            with _lab(way, where) as lab:
+                command = _again(queue, new, lab, where)
+                if not cards:
+                    called = queue if new is None else target.name
+                    out.say(f"{called} on {lab.server.label}; seed {seed}, profile {thorough}\n")
+                with _progress() as progress:
+                    card = check_queue(
+                        lab,
+                        wanted,
+                        seed=seed,
+                        profile=thorough,
+                        named=named or (),
+                        required=required or (),
+                        jobs=jobs or processors(),
+                        progress=progress,
+                    )
+                cards.append(card)
+        card = together(cards)
         print_card(out, card, command)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
@@ -377,11 +389,29 @@ class _Where(NamedTuple):
     trust: bool
 
 
-def _again(queue: str, lab: Lab, where: _Where) -> str:
+def _refuse_export(export: Path, replay: str | None) -> None:
+    if replay is None:
+        raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
+    if export.suffix not in {".spec", ".py", ".mmd"}:
+        raise QueueproofError(
+            f"--export {export}: the file's name says what it becomes; end it in .spec"
+            " (isolationtester), .py (pytest) or .mmd (Mermaid)"
+        )
+    _refuse_unwritable(export)
+
+
+def _deployment(old: str, new: str) -> Queue:
+    from queueproof.queues.deployment import deployment
+
+    return deployment(old, new)
+
+
+def _again(queue: str, new: str | None, lab: Lab, where: _Where) -> str:
     """The command that replays a story of this check, but for its token."""
+    beside = [] if new is None else ["--with", new]
     server = [] if where.postgres is None else ["--postgres", lab.server.source]
     trust = ["--trust"] if where.trust else []
-    return shlex.join(["queueproof", "check", queue, *server, *trust, "--replay"])
+    return shlex.join(["queueproof", "check", queue, *beside, *server, *trust, "--replay"])
 
 
 def _planned(target: Queue, *, mutate: bool, mend: bool) -> Mutants | None:
@@ -459,13 +489,13 @@ def _replay(target: Queue, token: str, where: _Where, export: Path | None) -> in
     from queueproof.report.text import WIDTH, to_text
 
     digest, guarantee, _, _ = decode_token(token)
-    if digest != target.digest:
-        # Said before a server is started for it.
+    own = next((way for way in target.ways if way.digest == digest), None)
+    if own is None:  # said before a server is started for it
         raise QueueproofError(
             f"this token belongs to another queue, or to another version of {target.name}"
         )
     text = ""
-    with _lab(target, where) as lab:
+    with _lab(own, where) as lab:
         out = Output()
         out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
         out.say()

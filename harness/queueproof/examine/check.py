@@ -485,8 +485,8 @@ class Examination:
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Run processes without a scheduler, when the controlled runs have found nothing."""
-        if any(map(self.suspects, asked)) or self.lab.unmoved:
-            return
+        if any(map(self.suspects, asked)) or self.lab.unmoved or self.lab.queue.cast:
+            return  # whose workers would not know which version they run
         self.lab.forget_sessions()
         self.lab.reset()
         free = free_run(
@@ -687,6 +687,7 @@ class Examination:
             broken=failure.violation.guarantee,
         )
         story = tell(failure.run, failure.violation, failure.conditions, name)
+        story = replace(story, cast=self.lab.queue.cast)
         place = self._place(failure)
         return Break(failure.violation.because, to_text(story), token, story, place)
 
@@ -1121,6 +1122,7 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         for violation in breaches(run, declare(offer)):
             if violation.guarantee == data["broken"]:
                 story = tell(run, violation, conditions, guarantee)
+                story = replace(story, cast=lab.queue.cast)
                 failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
                 return Replayed(guarantee, story, data, failure)
         if not run.ambiguous:

@@ -317,6 +317,26 @@ class Queue(Facts):
             raise QueueError(f"{self.name}: {what}")
         return self._checked(operation, generator)
 
+    @property
+    def ways(self) -> tuple[Queue, ...]:
+        """The queues that are judged for it: several where its workers differ in what they run."""
+        return (self,)
+
+    @property
+    def cast(self) -> str:
+        """A sentence on who runs which version, where its workers differ in that."""
+        return ""
+
+    def begin_for(self, actor: str, operation: str, **arguments: object) -> Operation[Any]:  # noqa: ARG002 - where all run the same
+        """Begin an operation as somebody runs it.
+
+        Args:
+            actor: By name.
+            operation: Which.
+            **arguments: As for `begin`.
+        """
+        return self.begin(operation, **arguments)
+
     def _checked(self, operation: str, generator: Operation[Any]) -> Operation[Any]:
         """An operation that somebody wrote in Python, which may yield and return anything."""
         sent = 0

@@ -216,3 +216,22 @@ class Mended:
     left: Mapping[str, str]
     tried: int
     card: Card | None
+
+
+_WORST: Sequence[Verdict] = ("broken", "inconclusive", "accepted", "holds", "not-offered")
+
+
+def together(cards: Sequence[Card]) -> Card:
+    """The card of a queue that was judged in several ways: of each guarantee the worst verdict.
+
+    Args:
+        cards: Of the same guarantees, in the same order.
+    """
+    first, *_ = cards
+    judgements = [_worst(found) for found in zip(*(c.guarantees for c in cards), strict=True)]
+    return replace(first, seconds=sum(c.seconds for c in cards), guarantees=judgements)
+
+
+def _worst(found: Sequence[Judgement]) -> Judgement:
+    worst = min(found, key=lambda one: _WORST.index(one.verdict))
+    return replace(worst, seconds=sum(one.seconds for one in found))

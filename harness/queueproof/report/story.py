@@ -198,6 +198,7 @@ class Story:
         statements: The SQL that was sent, each once.
         cause: The operation whose answer broke it.
         alone: Whether nobody but the worker itself is hurt.
+        cast: Who runs which version, where there are two.
     """
 
     guarantee: str
@@ -209,6 +210,7 @@ class Story:
     statements: tuple[str, ...]
     cause: str = ""
     alone: bool = False
+    cast: str = ""
 
     @property
     def moments(self) -> list[Moment]:

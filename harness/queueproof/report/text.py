@@ -95,6 +95,7 @@ def why(told: Told) -> str:
 
 def _run(story: Story, width: int) -> Iterator[str]:
     yield f"Broken: {story.broken}."
+    yield story.cast
     yield before(story)
     yield story.conditions.told()
     yield "\n".join(roles(story))

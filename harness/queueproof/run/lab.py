@@ -527,7 +527,7 @@ class Lab:
         Raises:
             QueueError: It is no operation that yields steps.
         """
-        steps = self.queue.begin(operation, **arguments)
+        steps = self.queue.begin_for(actor, operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self._shift + self._conditions.skew(actor))
         if self.has_own_clock:

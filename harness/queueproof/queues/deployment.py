@@ -1,0 +1,236 @@
+"""Two versions of a queue on one schema, as a rolling deploy has them: some workers run each."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+from queueproof.errors import QueueproofError, Source
+from queueproof.queues.model import FACTS, OPERATIONS, Claim, Operation
+from queueproof.queues.sqlfile import SqlFileQueue, load
+
+DRAINER = "drainer"  # who claims what either version would: see `queueproof.schedule.actors`
+_UPKEEP = frozenset({"recover", "promote", "cleanup"})  # of whatever runs beside the workers
+_ANY = frozenset({*_UPKEEP, "install", "jobs", "start"})  # offered where one version has it
+_JOINED = frozenset(
+    {"complete_and_claim"}
+)  # asked of each version alone: its halves are asked here
+_ABSENT: Mapping[str, object] = {
+    "priority": 0,
+    "delay": timedelta(0),
+    "max_attempts": None,
+    "queue": "default",
+    "limit": 1,
+    "lease": None,
+    "error": "it failed",
+}
+"""What one version takes and the other does not, and so nobody gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owned(Claim):
+    """A claim that knows which version made it: that version ends it, too.
+
+    Attributes:
+        version: Its place in `Deployment.versions`.
+    """
+
+    version: int = 0
+
+
+class Deployment(SqlFileQueue):
+    """A queue that is made of two, which act on the tables that both have made.
+
+    The first worker of a program runs one version, the second the other; recovery, promotion and
+    cleanup are done by both, one after the other.
+
+    Args:
+        old: The version that runs.
+        new: The one that is rolled out. Its schema is a migration of the old one's, or the same.
+        first: Which of them, 0 or 1, the workers with odd numbers run.
+
+    Attributes:
+        versions: The old one and the new one.
+    """
+
+    def __init__(self, old: SqlFileQueue, new: SqlFileQueue, first: int = 0) -> None:
+        self.versions = (old, new)
+        self._first = first
+        self.blocks = {**old.blocks, **new.blocks}
+        for fact, value in _agreed(old, new).items():
+            setattr(self, fact, value)
+        self.sees_backends = old.sees_backends or new.sees_backends
+        both = f"{old.digest} {new.digest} {first}"
+        self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """Both paths, as they were given."""
+        old, new = self.versions
+        return f"{old.name} with {new.name}"
+
+    @property
+    def ways(self) -> tuple[Deployment, ...]:
+        """Itself, and the same with the workers' versions exchanged."""
+        return self, Deployment(*self.versions, 1 - self._first)
+
+    @property
+    def cast(self) -> str:
+        """Who runs which version."""
+        odd, even = (self.versions[n].name for n in (self._first, 1 - self._first))
+        return f"w1 runs {odd}, w2 runs {even}; what recovers, promotes or cleans up runs both."
+
+    @cached_property
+    def offers(self) -> frozenset[str]:
+        """What both versions have; upkeep and observation where one has it."""
+        old, new = (version.offers for version in self.versions)
+        return (old & new) - _JOINED | ((old | new) & _ANY)
+
+    def takes(self, operation: str) -> frozenset[str]:
+        """What both versions take."""
+        taken = [one.takes(operation) for one in self.versions if operation in one.offers]
+        if operation in {"enqueue", "claim"}:
+            return taken[0].intersection(*taken)
+        return taken[0].union(*taken)
+
+    def source_of(self, operation: str) -> Source | None:
+        """Where the old version has it, or else the new one."""
+        return next(one.source_of(operation) for one in self.versions if operation in one.offers)
+
+    def source_of_break(self, guarantee: str) -> Source | None:
+        """The line of the version that declares it."""
+        declaring = (one for one in reversed(self.versions) if guarantee in one.breaks)
+        return next(one.source_of_break(guarantee) for one in declaring)
+
+    def with_breaks(self, reasons: Mapping[str, str]) -> str:  # noqa: ARG002 - not even looked at
+        """Refused: a break of two files is declared in neither."""
+        raise QueueproofError("--write-breaks is about one queue, and --with makes it two")
+
+    def begin(self, operation: str, **arguments: object) -> Operation[Any]:
+        """Begin an operation of the version that workers with odd numbers run."""
+        return self.begin_for("", operation, **arguments)
+
+    def begin_for(self, actor: str, operation: str, **arguments: Any) -> Operation[Any]:  # noqa: ANN401
+        """Begin an operation of the version that an actor runs.
+
+        Args:
+            actor: By name.
+            operation: Which.
+            **arguments: Those of `OPERATIONS` that there are; each version gets what it takes.
+        """
+        absent: dict[str, Any] = {
+            name: _ABSENT[name] for name in OPERATIONS[operation] & _ABSENT.keys()
+        }
+        given = {**absent, **arguments}
+        match operation:
+            case "install":
+                return self._install()
+            case "recover":
+                return self._recover(given)
+            case "promote" | "cleanup":
+                return self._upkeep(operation, given)
+            case "jobs":
+                old, new = self.versions
+                return (new if "jobs" in new.offers else old).begin("jobs")
+            case "claim":
+                own = self._version_of(actor)
+                order = (own, 1 - own) if actor == DRAINER else (own,)
+                return self._claim(order, given)
+        claims = [given.get("job"), *given.get("jobs", ())]
+        held = next((one.version for one in claims if isinstance(one, Owned)), None)
+        version = self.versions[self._version_of(actor) if held is None else held]
+        return version.begin(operation, **given) if operation in version.offers else _nothing()
+
+    def _version_of(self, actor: str) -> int:
+        """The place of the version that an actor runs; who has no number is no worker, or late."""
+        number = re.search(r"\d+", actor)
+        odd = int(number[0]) % 2 == 1 if number else actor != "late"
+        return self._first if odd else 1 - self._first
+
+    def _install(self) -> Operation[None]:
+        old, new = self.versions
+        yield from old.begin("install")
+        if not _is_same_schema(old, new):
+            yield from new.begin("install")
+
+    def _claim(self, order: tuple[int, ...], given: Mapping[str, object]) -> Operation[list[Claim]]:
+        for version in order:
+            claims = yield from self.versions[version].begin("claim", **given)
+            if claims:
+                return [Owned(claim.id, claim.token, version) for claim in claims]
+        return []
+
+    def _recover(self, given: Mapping[str, object]) -> Operation[list[str]]:
+        found: list[str] = []
+        for version in self._in_turn("recover"):
+            found += yield from version.begin("recover", **given)
+        return list(dict.fromkeys(found))
+
+    def _upkeep(self, operation: str, given: Mapping[str, object]) -> Operation[int | None]:
+        moved: int | None = 0
+        for version in self._in_turn(operation):
+            more = yield from version.begin(operation, **given)
+            moved = None if more is None or moved is None else moved + more
+        return moved
+
+    def _in_turn(self, operation: str) -> Iterator[SqlFileQueue]:
+        order = (self._first, 1 - self._first)
+        return (self.versions[n] for n in order if operation in self.versions[n].offers)
+
+
+def deployment(old: str, new: str) -> Deployment:
+    """The queue that two files make together.
+
+    Args:
+        old: The version that runs.
+        new: The one that is rolled out.
+
+    Raises:
+        QueueproofError: They cannot be judged together, or one is no queue file.
+    """
+    for name in (old, new):
+        if not name.endswith(".sql"):
+            raise QueueproofError(f"--with is about two queue files, and {name} is none")
+    return Deployment(load(old), load(new))
+
+
+def _nothing() -> Operation[None]:
+    """An operation of the other version's alone."""
+    yield from ()
+
+
+def _is_same_schema(old: SqlFileQueue, new: SqlFileQueue) -> bool:
+    one, other = (
+        [statement.text for statement in version.blocks["schema"].statements]
+        for version in (old, new)
+    )
+    return one == other
+
+
+def _agreed(old: SqlFileQueue, new: SqlFileQueue) -> dict[str, object]:
+    """The facts of both: what one alone promises the two together do not.
+
+    Raises:
+        QueueproofError: Each is judged by what the other does not keep.
+    """
+    facts = {fact: (getattr(old, fact), getattr(new, fact)) for fact in FACTS}
+    weaker: dict[str, object] = {
+        "order": old.order if old.order == new.order else "none",
+        "backoff": min(old.backoff, new.backoff) if old.backoff and new.backoff else None,
+        "jitter": max(old.jitter, new.jitter),
+        "promises": old.promises & new.promises,
+        "retry_on": old.retry_on | new.retry_on,
+        "breaks": {**old.breaks, **new.breaks},
+    }
+    for fact, (one, other) in facts.items():
+        if fact not in weaker and one != other:
+            raise QueueproofError(
+                f"{fact} is {one} in {old.name} and {other} in {new.name}: while both run, neither"
+                " is kept. Deploy that change by itself, once every worker knows the new SQL."
+            )
+    return {fact: one for fact, (one, _) in facts.items()} | weaker

@@ -1,0 +1,153 @@
+"""Two versions of a queue at work on one schema, as a rolling deploy has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queueproof import cli
+from queueproof.errors import QueueproofError
+from queueproof.examine.check import judge
+from queueproof.postgres import Server, open_server
+from queueproof.queues.deployment import Deployment, deployment
+from queueproof.queues.sqlfile import load_text
+from queueproof.report.card import Card, Judgement, together
+
+DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
+HEAD = re.compile(r"-- breaks: (?P<guarantee>[\w-]+)\n-- beside: (?P<old>\S+)\n-- \S")
+NEW = {path.stem: path for path in sorted(DEPLOY.glob("*.sql"))}
+BROKEN = {name: found for name, path in NEW.items() if (found := HEAD.match(path.read_text()))}
+SOUND = sorted(NEW.keys() - BROKEN.keys())
+OLD = DEPLOY.parent / "skip_locked.sql"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """One for all."""
+    with open_server("embedded") as server:
+        yield server
+
+
+def judged(path: Path, server: Server, only: list[str] | None, profile: str) -> Card:
+    """The card of both ways round."""
+    ways = deployment(str(OLD), str(path)).ways
+    return together([judge(w, only, server=server, seed=0, profile=profile) for w in ways])
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_deployment_breaks_what_its_first_line_says(name: str, server: Server) -> None:
+    """Two versions, each sound by itself, break the guarantee where both run."""
+    guarantee = BROKEN[name]["guarantee"]
+    assert name.startswith(guarantee.replace("-", "_"))
+    (found,) = judged(NEW[name], server, [guarantee], "quick").guarantees
+    assert found.verdict == "broken"
+    assert found.place is not None
+    assert re.search(r"w1 runs \S+\.sql, w2 runs \S+\.sql;", found.story or "")
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_deployment_is_not_accused(name: str, server: Server) -> None:
+    """Neither way round breaks what two versions can do to one another's jobs."""
+    asked = [*(one["guarantee"] for one in BROKEN.values()), "stale-recovery", "no-lost-job"]
+    assert judged(NEW[name], server, asked, "glance").verdict == "holds"
+
+
+@pytest.mark.parametrize("name", ["no_deadlock_other_order", "single_claim_another_lock"])
+def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
+    """What breaks is the deploy, and not what is deployed."""
+    new = load_text(NEW[name].read_text(), NEW[name])
+    card = judge(new, [BROKEN[name]["guarantee"]], server=server, seed=0, profile="quick")
+    assert card.verdict == "holds"
+
+
+def test_the_story_of_a_deployment_is_told_again(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its token finds the way round in which it was told, and replays with both files."""
+    path = NEW["live_lease_moved_heartbeat"]
+    (found,) = judged(path, server, ["live-lease"], "quick").guarantees
+    code = cli.run(["check", str(OLD), "--with", str(path), "--replay", str(found.replay)])
+    assert code == 1
+    assert "It happened again: live-lease is broken." in capsys.readouterr().out
+
+
+def card(*verdicts: str) -> Card:
+    """A card of some verdicts."""
+    named = [Judgement(f"g{n}", v, v, seconds=1.0) for n, v in enumerate(verdicts)]  # type: ignore[arg-type]
+    return Card("q", "PostgreSQL", 0, 2.0, named)
+
+
+def test_of_two_ways_the_worse_verdict_counts() -> None:
+    """Broken beats inconclusive beats accepted beats holds; the times are added."""
+    both = together(
+        [
+            card("holds", "broken", "inconclusive", "not-offered"),
+            card("broken", "inconclusive", "accepted", "holds"),
+        ]
+    )
+    found = [one.verdict for one in both.guarantees]
+    assert found == ["broken", "broken", "inconclusive", "holds"]
+    assert (both.seconds, both.guarantees[0].seconds) == (4.0, 2.0)
+
+
+def version(header: str = "", **blocks: str) -> Deployment:
+    """Two versions: the reference, and it with another header or further blocks."""
+    text = OLD.read_text()
+    new = text.replace('-- lease = "30 seconds"\n', f'-- lease = "30 seconds"\n{header}')
+    new += "".join(f"\n-- name: {name}\n{sql}\n" for name, sql in blocks.items())
+    return Deployment(load_text(text, "old.sql"), load_text(new, "new.sql"))
+
+
+def test_what_both_must_keep_is_no_more_than_both_promise() -> None:
+    """Of promises that can be weaker the weaker counts, and others must be the same."""
+    text = OLD.read_text()
+    new = text.replace("5 seconds", "1 second", 1).replace('"priority, fifo"', '"fifo"')
+    both = Deployment(load_text(text, "old.sql"), load_text(new, "new.sql"))
+    assert both.order == "none"
+    assert both.backoff is not None
+    assert both.backoff.total_seconds() == 1
+    longer = load_text(text.replace("30 seconds", "60 seconds", 1), "new.sql")
+    with pytest.raises(QueueproofError, match=r"lease is 0:00:30 in old.sql and 0:01:00 in new"):
+        Deployment(load_text(text, "old.sql"), longer)
+
+
+def test_an_operation_that_one_version_lacks_is_asked_of_no_worker() -> None:
+    """What a worker does both must have; upkeep is done by whichever version has it."""
+    both = version(promote="UPDATE jobs SET run_at = now();", start="SELECT :worker;")
+    assert {"promote", "start"} <= both.offers
+    text = OLD.read_text()
+    less = text[: text.index("-- name: heartbeat")] + text[text.index("-- name: recover") :]
+    both = Deployment(load_text(text, "old.sql"), load_text(less, "new.sql"))
+    assert "heartbeat" not in both.offers
+
+
+def test_the_two_ways_round_have_tokens_of_their_own() -> None:
+    """A digest names both versions and who runs which."""
+    one, other = version().ways
+    assert one.digest != other.digest
+    assert one.cast != other.cast
+    assert one.name == other.name == "old.sql with new.sql"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--with", "exec: node worker.mjs"], "--with is about two queue files"),
+        (["--with", str(OLD), "--mutate"], "--mutate, --mend and --export are about one"),
+        (["--with", str(OLD), "--write-breaks"], "--write-breaks is about one queue"),
+        (["--with", "no_such.sql"], "no_such.sql: No such file"),
+    ],
+)
+def test_what_does_not_go_with_two_versions_is_said_at_once(
+    arguments: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exit 4 with one message, before any server is started."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
+    assert cli.run(["check", str(OLD), *arguments]) == 4
+    assert told in capsys.readouterr().err
