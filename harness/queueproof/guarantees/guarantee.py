@@ -60,7 +60,7 @@ class Guarantee:
         acknowledged: Whether its breach means that something acknowledged was lost or doubled.
         probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
         waits: Whether it is broken by a wait: its story ends when somebody waits.
-        shows_late: Whether its breach may show only when the jobs are drained at the end.
+        shows_late: Whether its breach may show only in what comes of the job later.
         passed_over: Whether it is broken where jobs are passed over, which claims that take more
             jobs than they answer explain.
         two_queues: Whether its programs need a second queue; a story of one queue is simpler.
