@@ -171,6 +171,9 @@ def check(
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the card as JUnit XML.")
     ] = None,
+    badge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a badge, as SVG.")
+    ] = None,
     annotate: Annotated[
         Annotate | None,
         typer.Option(
@@ -232,7 +235,7 @@ def check(
 
     named, required = _ids(only, "--only"), _ids(require, "--require")
     wanted = select(named, skip=_ids(skip, "--skip") or (), require=required or ())
-    reports = _Reports(json, html, junit, annotate)
+    reports = _Reports(json, html, junit, badge, annotate)
     if new is not None and (mutate or mend or export is not None):
         raise QueueproofError(
             "--with makes one queue of two: --mutate, --mend and --export are about one"
@@ -330,6 +333,7 @@ class _Reports:
         json: The card as JSON.
         html: As a page.
         junit: As JUnit XML.
+        badge: As a badge.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
 
     Raises:
@@ -337,12 +341,17 @@ class _Reports:
     """
 
     def __init__(
-        self, json: Path | None, html: Path | None, junit: Path | None, annotate: Annotate | None
+        self,
+        json: Path | None,
+        html: Path | None,
+        junit: Path | None,
+        badge: Path | None,
+        annotate: Annotate | None,
     ) -> None:
-        self._json, self._html, self._junit = json, html, junit
-        self.files = [path for path in (json, html, junit) if path is not None]
+        self._json, self._html, self._junit, self._badge = json, html, junit, badge
+        self.files = [path for path in (json, html, junit, badge) if path is not None]
         if len(set(self.files)) < len(self.files):
-            raise QueueproofError("--json, --html and --junit need a file each")
+            raise QueueproofError("--json, --html, --junit and --badge need a file each")
         here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none
         self._github = (annotate or here) is Annotate.github
         summary = os.environ.get("GITHUB_STEP_SUMMARY") if self._github else None
@@ -368,6 +377,7 @@ class _Reports:
             card: The verdicts.
             replay: The command that replays a story, up to its token.
         """
+        from queueproof.report.badge import to_badge
         from queueproof.report.github import to_summary
         from queueproof.report.junit import to_junit
         from queueproof.report.page import to_page
@@ -378,6 +388,8 @@ class _Reports:
             _write(self._html, to_page([card], replay))
         if self._junit is not None:
             _write(self._junit, to_junit(card))
+        if self._badge is not None:
+            _write(self._badge, to_badge(card))
         if self._summary is not None:
             _append(self._summary, to_summary(card, replay))
 

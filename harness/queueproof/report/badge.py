@@ -1,0 +1,42 @@
+"""The card as a badge: an SVG file that takes nothing from the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from xml.sax.saxutils import escape
+
+from queueproof.report.card import Card
+
+_COLOURS = {"holds": "#1a7f37", "broken": "#cf222e", "inconclusive": "#9a6700"}
+_SVG = """\
+<svg xmlns="http://www.w3.org/2000/svg" width="{whole}" height="20" role="img" aria-label="{told}">
+<title>{title}</title>
+<rect width="{whole}" height="20" rx="3" fill="{colour}"/>
+<path d="M3 0h{left}v20h-{left}a3 3 0 0 1-3-3v-14a3 3 0 0 1 3-3z" fill="#555"/>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
+<text x="6" y="14" textLength="67">queueproof</text>
+<text x="{at}" y="14" textLength="{length}">{told}</text>
+</g>
+</svg>
+"""
+_LEFT, _LETTER = 79, 6.6  # pixels
+
+
+def to_badge(card: Card) -> str:
+    """What holds of all that was judged, or the verdict of the whole; the queue is its title."""
+    found = Counter(judgement.verdict for judgement in card.guarantees)
+    judged = found.total() - found["not-offered"]
+    kept = found["holds"] + found["accepted"]
+    told = f"holds {kept}/{judged}"
+    if card.verdict != "holds":
+        told = f"{card.verdict}, {told}"
+    length = round(len(told) * _LETTER)
+    return _SVG.format(
+        whole=_LEFT + length + 12,
+        left=_LEFT - 3,
+        at=_LEFT + 6,
+        length=length,
+        colour=_COLOURS[card.verdict],
+        told=escape(told),
+        title=escape(f"{card.queue}: {told}"),
+    )
