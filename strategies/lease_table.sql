@@ -1,4 +1,4 @@
--- The fast one: a job is where its row is. What can run stands in `ready`, what runs in `leases`,
+-- A job is where its row is. What can run stands in `ready`, what runs in `leases`,
 -- what is over in `history`. A claim moves rows from the first table to the second in one
 -- statement, so that its index holds what can be claimed and nothing else.
 
