@@ -132,7 +132,7 @@ class Recorder:
     """Every statement that sessions send, and what each was answered."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.sent: list[tuple[LibpqSession, list[Result | ServerError]]] = []
+        self.sent: list[tuple[LibpqSession, str, list[Result | ServerError]]] = []
         self.own: set[LibpqSession] = set()
         send, result = LibpqSession.send, LibpqSession.result
 
@@ -142,13 +142,15 @@ class Recorder:
                 self.own.add(session)
             else:
                 self.own.discard(session)
-                self.sent.append((session, []))
+                self.sent.append(
+                    (session, session.name, [])
+                )  # a dead worker's is somebody else's later
             send(session, step, begin=begin)
 
         def answered(session: LibpqSession) -> Result:
             if session in self.own:
                 return result(session)
-            mine = next(answers for one, answers in reversed(self.sent) if one is session)
+            mine = next(answers for one, _, answers in reversed(self.sent) if one is session)
             try:
                 found = result(session)
             except ServerError as error:
@@ -163,8 +165,8 @@ class Recorder:
     def by_session(self) -> dict[str, list[Result | ServerError | None]]:
         """By session, the first answer of each statement; None where none came."""
         found: dict[str, list[Result | ServerError | None]] = {}
-        for session, answers in self.sent:
-            found.setdefault(session.name, []).append(answers[0] if answers else None)
+        for _, name, answers in self.sent:
+            found.setdefault(name, []).append(answers[0] if answers else None)
         return found
 
 

@@ -217,13 +217,28 @@ def test_what_is_no_token_is_refused(token: str) -> None:
         decode_token(token)
 
 
-def test_another_queues_token_is_refused(lab_of: LabOf) -> None:
-    """A token belongs to one version of one queue."""
-    lab = lab_of(BROKEN)
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
-    assert judgement.replay is not None
-    with pytest.raises(QueueproofError, match="another queue"):
-        replay(lab_of(SOUND), judgement.replay)
+def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
+    """The program finds the defect wherever its statements stand by now, or sees it mended."""
+    (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="quick").guarantees
+    token = judgement.replay
+    assert token is not None
+    looks_first = "-- name: claim\nSELECT count(*) FROM jobs;\n"
+    again = replay(lab_of(BROKEN.replace("-- name: claim\n", looks_first)), token)
+    assert again is not None
+    assert again.data["schedule"] != decode_token(token)[3]["schedule"]
+    assert replay(lab_of(SOUND), token) is None
+
+
+def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> None:
+    """What a queue no longer offers is named; a kind that nobody knows is another version's."""
+    sound = lab_of(SOUND)
+    data = {"schedule": [], "under": {}, "broken": "order"}
+    lacks = [[], [[["w1", [["cleanup"]]]]], []]
+    with pytest.raises(QueueproofError, match="needs cleanup, which it no longer offers"):
+        replay(sound, encode_token("0123456789ab", "order", 0, program=lacks, **data))
+    strange = [[], [[["w1", [["juggle"]]]]], []]
+    with pytest.raises(QueueproofError, match="another queueproof, and names juggle"):
+        replay(sound, encode_token("0123456789ab", "order", 0, program=strange, **data))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from queueproof.judge.checker import Declared, Violation, declare
 from queueproof.postgres import Server
 from queueproof.probes.backoff import Waits
 from queueproof.probes.probes import PROBES, Found, Seen
-from queueproof.queues.model import Queue
+from queueproof.queues.model import OPERATIONS, Queue
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
@@ -84,7 +84,7 @@ from queueproof.schedule.programs import (
     script,
     terminate,
 )
-from queueproof.search.explore import explore
+from queueproof.search.explore import EXHAUSTIVE, explore
 from queueproof.search.shrink import Failure, breaches, find, shrink
 
 
@@ -1097,19 +1097,17 @@ class Replayed:
 def replay(lab: Lab, token: str) -> Replayed | None:
     """The story again, or None where it does not happen any more.
 
+    Where the queue has been edited since, its program is run under every order, up to
+    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone.
+
     Args:
         lab: Where the queue is installed.
         token: What `encode_token` made.
 
     Raises:
-        QueueproofError: The token is another queue's, or none.
+        QueueproofError: It is no token, or its program does not fit the queue any more.
     """
-    digest, guarantee, _, data = decode_token(token)
-    if digest != lab.queue.digest:
-        raise QueueproofError(
-            f"this token belongs to another queue, or to another version of {lab.queue.name}: "
-            f"after a change, `queueproof check {lab.queue.name} --only {guarantee}` asks anew"
-        )
+    digest, guarantee, seed, data = decode_token(token)
     offer = calibrate(lab)
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
@@ -1117,6 +1115,16 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
     runner = runner_under(lab, offer, conditions, anew=True)
+    if digest != lab.queue.digest:
+        _refuse_unfit(lab.queue, program)
+        found_anew = find(
+            runner, declare(offer), program, data["broken"], budget=EXHAUSTIVE, seed=seed
+        )
+        if found_anew is None:
+            return None
+        data = {**data, "schedule": list(found_anew.schedule)}
+        story = tell(found_anew.run, found_anew.violation, conditions, guarantee)
+        return Replayed(guarantee, story, data, found_anew)
     for _ in range(REPLAYS):
         run = runner.run(program, data["schedule"])
         for violation in breaches(run, declare(offer)):
@@ -1128,3 +1136,18 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         if not run.ambiguous:
             break
     return None
+
+
+def _refuse_unfit(queue: Queue, program: Program) -> None:
+    """See that an edited queue still has what a story's program does.
+
+    Raises:
+        QueueproofError: It has not; then nothing that the program does could break it.
+    """
+    kinds = {do.kind for stage in program.stages for _, dos in stage for do in dos}
+    lacking = sorted((kinds & OPERATIONS.keys()) - queue.offers)
+    if lacking:
+        raise QueueproofError(
+            f"{queue.name} has changed, and the story's program needs {' and '.join(lacking)},"
+            " which it no longer offers: check it anew"
+        )

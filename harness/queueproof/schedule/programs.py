@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from queueproof.errors import QueueproofError
 
 OperationKind: TypeAlias = Literal[
     "enqueue",
@@ -30,6 +32,7 @@ DoKind: TypeAlias = (
     | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
 )
 """What an actor does."""
+_KINDS = frozenset(kind for kinds in get_args(DoKind) for kind in get_args(kinds))
 
 
 class Do(NamedTuple):
@@ -162,8 +165,18 @@ class Program(NamedTuple):
 
     @classmethod
     def from_data(cls, data: Sequence[Any]) -> Program:
-        """The program that `to_data` wrote."""
+        """The program that `to_data` wrote.
+
+        Raises:
+            QueueproofError: An actor does in it what this version does not know.
+        """
         jobs, stages, reserve = data
+        kinds = {str(do[0]) for stage in stages for _, dos in stage for do in dos}
+        if unknown := kinds - _KINDS:
+            raise QueueproofError(
+                f"this token is of another queueproof, and names {', '.join(sorted(unknown))}:"
+                " check the queue anew"
+            )
         return cls(
             tuple(JobSpec(*job) for job in jobs),
             tuple(
