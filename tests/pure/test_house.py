@@ -17,8 +17,8 @@ PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 
 FLOORS = (
-    {"errors", "ending", "machine", "schedule"},
-    {"waits"},
+    {"errors", "ending", "machine"},
+    {"waits", "schedule"},
     {"postgres", "wire"},
     {"queues"},
     {"history", "bench", "__init__"},

@@ -224,7 +224,7 @@ $$ -- name: cleanup
         ("s = 5", "s = true", 4, "whole number from 1"),
         ("s = 5", "s = 3000000000", 4, "whole number from 1"),
         ("s = 5", "s = ", 4, "not TOML"),
-        ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'fifo', 'none'"),
+        ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'priority', 'fifo', 'none'"),
         ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
         ("max_attempts = 5", "jitter = nan", 4, "from 0 to 1"),
         ("max_attempts = 5", "retry_on = ['1']", 4, "no SQLSTATE"),

@@ -317,3 +317,22 @@ def test_what_only_a_free_run_shows_is_broken_without_a_token(
     assert judgement.reason.endswith("(in a free run)")
     assert judgement.story
     assert judgement.replay is None
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "verdict"),
+    [
+        ("priority", "priority DESC, id DESC", "holds"),
+        ("priority, fifo", "priority DESC, id DESC", "broken"),
+        ("priority", "run_at, id", "broken"),
+    ],
+)
+def test_priority_alone_says_nothing_of_equals(
+    lab_of: LabOf, order: str, first: str, verdict: str
+) -> None:
+    """Jobs of one priority may come in any order, those of a higher one come first."""
+    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    text = text.replace('order = "priority, fifo"', f'order = "{order}"')
+    text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
+    (judgement,) = check_queue(lab_of(text), select(("order",)), profile="quick").guarantees
+    assert judgement.verdict == verdict, judgement.reason

@@ -84,7 +84,7 @@ def _claim_limit(pieces: Pieces) -> Iterator[Program]:
 
 def _order(pieces: Pieces) -> Iterator[Program]:
     takes = pieces.offer.queue.takes("enqueue")
-    ranks = (0, 9, 10) if pieces.offer.queue.order == "priority, fifo" else (0, 0, 0)
+    ranks = (0, 9, 10) if pieces.offer.queue.by_priority else (0, 0, 0)
     jobs = tuple(JobSpec(priority=rank) for rank in ranks)
     yield Program(jobs, in_turn(SETTLE, script("w1", claim())))
     yield Program(TWO, in_turn(script("w1", claim())))

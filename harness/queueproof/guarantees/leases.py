@@ -82,7 +82,7 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
 def _behind_live(pieces: Pieces) -> Iterator[Program]:
     """A stale job behind more jobs with fresh leases than a reaper may look at."""
     priority = "priority" in pieces.offer.queue.takes("enqueue")
-    if pieces.lease is None or pieces.offer.queue.order != "priority, fifo" or not priority:
+    if pieces.lease is None or not pieces.offer.queue.by_priority or not priority:
         return
     last = JobSpec(priority=5)
     page = [claim(PAGE)] if pieces.takes_limit else [claim()] * PAGE

@@ -92,7 +92,7 @@ def drawn_programs(draw: st.DrawFn, pieces: Pieces) -> Program:
         stages.append((one, other) if together and other is not None else (one,))
     specs = st.builds(
         JobSpec,
-        priority=st.integers(0, 2) if queue.order == "priority, fifo" else st.just(0),
+        priority=st.integers(0, 2) if queue.by_priority else st.just(0),
         delay=st.sampled_from([0.0, 0.0, 0.0, DELAY]),
         bound=st.sampled_from(pieces.bounds() or [0]),
         # `builds` draws any text for a field of a NamedTuple that is not given here.

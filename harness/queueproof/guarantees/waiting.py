@@ -153,7 +153,7 @@ def _overtaken(pieces: Pieces) -> list[Program]:
 def _no_starvation(pieces: Pieces) -> Iterator[Program]:
     takes = pieces.offer.queue.takes("enqueue")
     ready = (JobSpec(),)
-    top = 5 if pieces.offer.queue.order == "priority, fifo" and "priority" in takes else 0
+    top = 5 if pieces.offer.queue.by_priority and "priority" in takes else 0
     if "delay" in takes:
         late = JobSpec(priority=top, delay=DELAY)
         for page in (1, PAGE):

@@ -1151,11 +1151,11 @@ def _before(one: Call, other: Call) -> bool:
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
     """Whether a claim that could take either job must take the first one."""
-    if order == "priority, fifo" and one.priority != other.priority:
+    if order.startswith("priority") and one.priority != other.priority:
         # A queue may round times up: what came later may not have been due yet.
         due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
         return one.priority > other.priority and due
-    return _before(one, other)
+    return order.endswith("fifo") and _before(one, other)
 
 
 def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:

@@ -145,6 +145,10 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
 """Every operation of a queue and the arguments that it may take."""
 
 
+Order: TypeAlias = Literal["priority, fifo", "priority", "fifo", "none"]
+"""What a claim takes first; `priority` alone says nothing of jobs of equal priority."""
+
+
 class Facts:
     """What a queue says of itself.
 
@@ -170,7 +174,7 @@ class Facts:
     max_attempts: int | None = None
     backoff: timedelta | None = None
     jitter: float = 0.0
-    order: Literal["priority, fifo", "fifo", "none"] = "none"
+    order: Order = "none"
     concurrency_limit: int | None = None
     isolation: str = "read committed"
     promises: frozenset[str] = frozenset()
@@ -197,6 +201,11 @@ class Facts:
     def backoff_seconds(self) -> float:
         """Least wait before a second attempt, in seconds; 0 where none is promised."""
         return self.backoff.total_seconds() if self.backoff else 0.0
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether a job of higher priority goes first."""
+        return self.order.startswith("priority")
 
     @property
     def by_session(self) -> bool:

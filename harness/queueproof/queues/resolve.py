@@ -15,13 +15,13 @@ from datetime import timedelta
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 from queueproof.errors import QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
 from queueproof.queues.ids import IDS
-from queueproof.queues.model import FACTS, OPERATIONS, Queue
+from queueproof.queues.model import FACTS, OPERATIONS, Order, Queue
 from queueproof.queues.worker import WorkerQueue, from_command
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -275,8 +275,8 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "backoff": (lambda v: v is None or isinstance(v, timedelta), "timedelta(seconds=5), or None"),
     "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
     "order": (
-        _one_of("priority, fifo", "fifo", "none"),
-        "'priority, fifo', 'fifo' or 'none'",
+        _one_of(*get_args(Order)),
+        "'priority, fifo', 'priority', 'fifo' or 'none'",
     ),
     "concurrency_limit": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
     "isolation": (
