@@ -214,7 +214,7 @@ def check(
         bool,
         typer.Option(
             "--mend",
-            help="Look for the smallest change of the queue's own SQL that mends what is broken,"
+            help="Look for a small change of the queue's own SQL that mends what is broken,"
             " check the mended queue by everything, and print the change as a diff; the file stays"
             " as it is, and so does the exit code.",
         ),

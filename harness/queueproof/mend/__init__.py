@@ -1,1 +1,1 @@
-"""Mending: the smallest change of a queue's own SQL by which it keeps what it broke."""
+"""Mending: a small change of a queue's own SQL by which it keeps what it broke."""

@@ -1,4 +1,4 @@
-"""The search for the smallest change that mends a queue: candidates, refused fast, then checked.
+"""The search for a small change that mends a queue: candidates, refused fast, then checked.
 
 A candidate that lets the story that was found happen again, under any order, is refused at once.
 The others are asked for what was broken and then for all that held; at last the mended queue is
@@ -107,7 +107,7 @@ def mend(
     jobs: int = 1,
     progress: Callable[[str, float], None] = lambda _what, _done: None,
 ) -> Mended:
-    """Look for the smallest change of a queue's own SQL that mends what is broken.
+    """Look for a small change of a queue's own SQL that mends what is broken.
 
     Args:
         queue: From an SQL file.
