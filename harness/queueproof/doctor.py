@@ -44,7 +44,10 @@ class _Thing(NamedTuple):
 
 
 EXTRAS = {
-    "bench": (("matplotlib", "pytest-benchmark"), "queueproof bench, and its chart"),
+    "bench": (
+        ("hdrhistogram", "matplotlib", "pytest-benchmark"),
+        "queueproof bench, latency under --rate, and its chart",
+    ),
     "clock": (("time-machine",), "server-clock of a Python class: its own clock is set wrong"),
     "container": (("testcontainers",), "--postgres container"),
 }

@@ -371,7 +371,7 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
     assert judgement.verdict == "broken"
     told = " ".join((judgement.story or "").split())
     assert "cuts w1 off from its next answer" in told
-    assert "=> no answer: its connection is cut crashes" in told
+    assert "w1: recover [b] => no answer: its connection is cut 5 w1: crashes" in told
 
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:

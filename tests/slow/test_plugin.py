@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,11 +221,13 @@ def scenarios() -> dict[str, str]:
     """The docstring of each scenario that asks for a guarantee, by the guarantee."""
     found: dict[str, str] = {}
     for path in (STRATEGIES.parent / "scenarios").glob("test_*.py"):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.FunctionDef):
-                marks = re.findall(r"pytest.mark.guarantee\('([\w-]+)'\)", ast.unparse(node))
-                sentence = " ".join((ast.get_docstring(node) or "").split())
-                found |= dict.fromkeys(marks, sentence)
+        if "from .family import" not in path.read_text():
+            continue
+        module = importlib.import_module(f"queueproof.scenarios.{path.stem}")
+        for name, test in vars(module).items():
+            for mark in getattr(test, "pytestmark", []) if name.startswith("test_") else []:
+                if mark.name == "guarantee":
+                    found[mark.args[0]] = " ".join(test.__doc__.split())
     return found
 
 

@@ -22,6 +22,7 @@ from queueproof.bench.load import Compiled, literal_limit
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server
+from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import first_keyword, tokens
 
@@ -39,17 +40,16 @@ _DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULT
 
 
 def find(server: Server) -> Path:
-    """The server's own pgbench, or the one on PATH.
+    """The server's own pgbench, the one on PATH, or the embedded server's.
 
     Raises:
-        QueueError: There is none.
+        ServerUnavailableError: There is none, for the embedded server is not installed.
     """
     if server.bin_directory is not None and (server.bin_directory / "pgbench").exists():
         return server.bin_directory / "pgbench"
-    found = shutil.which("pgbench")
-    if found is None:
-        raise QueueError("--yardstick needs pgbench on PATH; it comes with PostgreSQL's server")
-    return Path(found)
+    if found := shutil.which("pgbench"):
+        return Path(found)
+    return find_embedded("").directory / "pgbench"
 
 
 def script(queue: SqlFileQueue, compiled: Compiled, batch: int) -> str | None:
