@@ -90,7 +90,7 @@ def replay(
         The story; None where it does not happen any more.
 
     Raises:
-        QueueproofError: The token is another queue's, or none; or the server is no good.
+        QueueproofError: It is no token, or does not fit the queue; or the server is no good.
     """
     target = _resolved(queue)
     with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:

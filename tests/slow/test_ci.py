@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,9 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
         GITHUB_WORKSPACE=str(checkout),
         GITHUB_STEP_SUMMARY=str(tmp_path / "summary"),
     )
-    assert ran.returncode == 1
+    # A slow machine is told now and then what is being done.
+    told = re.sub(r"^queueproof: after \d+ s: .*\n", "", ran.stderr, flags=re.MULTILINE)
+    assert (ran.returncode, told) == (1, "")
     place = json.loads((checkout / "reports" / "card.json").read_text())["guarantees"][0]["place"]
     title = "title=queueproof%3A single-claim"
     assert f"::error file=q.sql,line={place['line']},{title}::" in ran.stdout
