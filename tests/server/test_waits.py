@@ -264,9 +264,9 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
 
 CHECK = """
 import sys
-from queueproof import cli
-cli.QUIET_SECONDS = 0.1
-cli.main()
+from queueproof.cli import main, talk
+talk.QUIET_SECONDS = 0.1
+main()
 """
 
 
@@ -367,8 +367,9 @@ def test_a_signal_whose_exception_is_lost_has_its_code(
 
 LOST = """
 import gc, signal, time
-from queueproof import cli, ending
-ending.end_on([15], cli._stop)
+from queueproof import ending
+from queueproof.cli.ends import stop
+ending.end_on([15], stop)
 begun = []
 
 def called_back(phase, info):
@@ -394,9 +395,10 @@ def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again() -
 
 STUCK = """
 import ctypes, os, threading, time
-from queueproof import cli, ending
+from queueproof import ending
+from queueproof.cli.ends import stop
 ending.STOP = 0.1
-ending.end_on([15], cli._stop)
+ending.end_on([15], stop)
 lock = ctypes.create_string_buffer(64)
 ctypes.CDLL(None).pthread_mutex_lock(lock)
 

@@ -18,8 +18,10 @@ import psycopg
 import pytest
 from jsonschema import Draft202012Validator
 
-from queueproof import cli
 from queueproof.cli import run
+from queueproof.cli.ends import StoppedError
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.options import ProfileName
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.check import PROFILES
 from queueproof.postgres import open_server
@@ -462,7 +464,7 @@ def test_a_signal_ends_a_check_in_order(
     ("stop", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "queueproof: interrupted after 1 of "),
-        (cli._StoppedError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM after 1 of "),
+        (StoppedError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM after 1 of "),
     ],
 )
 def test_interrupted_mutants_are_told_as_far_as_they_came(
@@ -535,14 +537,14 @@ def test_a_report_is_there_as_a_whole_or_not_at_all(
 ) -> None:
     """A write that fails leaves the file of the last run, and nothing beside it."""
     path = tmp_path / "card.json"
-    cli._write(path, "old")
+    write(path, "old")
 
     def fail(*_args: object, **_kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(QueueproofError, match="No space left"):
-        cli._write(path, "new")
+        write(path, "new")
     assert path.read_text() == "old"
     assert [path] == list(tmp_path.iterdir())
 
@@ -550,11 +552,11 @@ def test_a_report_is_there_as_a_whole_or_not_at_all(
 def test_a_link_is_followed_and_a_device_is_written_to(tmp_path: Path) -> None:
     """Neither is replaced by a file."""
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    cli._refuse_unwritable(tmp_path / "link")
-    cli._write(tmp_path / "link", "text")
+    refuse_unwritable(tmp_path / "link")
+    write(tmp_path / "link", "text")
     assert (tmp_path / "target").read_text() == "text"
-    cli._refuse_unwritable(Path("/dev/null"))
-    cli._write(Path("/dev/null"), "text")
+    refuse_unwritable(Path("/dev/null"))
+    write(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
 
 
@@ -563,7 +565,7 @@ def test_a_link_is_followed_and_a_device_is_written_to(tmp_path: Path) -> None:
 
 def test_the_profiles_are_those_of_the_check() -> None:
     """The names stand twice so that --help need not import the check."""
-    assert set(PROFILES) == set(cli.ProfileName)
+    assert set(PROFILES) == set(ProfileName)
 
 
 def test_version_and_catalogue(command: Run) -> None:

@@ -1,0 +1,90 @@
+"""The commands, and the one way in and out."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from queueproof.cli.bench import bench
+from queueproof.cli.check import check
+from queueproof.cli.ends import UsageError, exit_code_of, stop
+from queueproof.cli.init import init
+from queueproof.cli.report import report
+from queueproof.cli.streams import make_streams_last
+from queueproof.cli.tell import doctor, explain, guarantees, schema, tell
+from queueproof.ending import end_on
+from queueproof.errors import Exit
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
+    if value:
+        from queueproof import __version__
+
+        typer.echo(f"queueproof {__version__}")
+        raise typer.Exit
+
+
+@app.callback(no_args_is_help=True)
+def _options(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Prove or break a PostgreSQL job queue."""
+
+
+app.command()(check)
+app.command()(init)
+app.command()(bench)
+app.command()(report)
+app.command()(guarantees)
+app.command("help")(tell)
+app.command()(schema)
+app.command()(doctor)
+app.command()(explain)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    make_streams_last()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # nohup leaves one ignored, and a shell that of Ctrl-C in the background
+    end_on([n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN], stop)
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: As they stand after `queueproof`.
+
+    Returns:
+        The exit code; what went wrong is on stderr then.
+    """
+    command = typer.main.get_command(app)
+    try:
+        # Not `command.main`: it has its own exit codes for mistakes and interrupts.
+        with command.make_context("queueproof", [*arguments]) as context:
+            return int(command.invoke(context) or 0)
+    except typer.Exit as done:
+        return done.exit_code
+    except UsageError as error:
+        error.message = error.message.replace("Value error, ", "")  # pydantic's, under typer
+        error.show()
+        return Exit.UNUSABLE
+    except BaseException as error:  # noqa: BLE001 - every end has its exit code
+        return exit_code_of(error, arguments)

@@ -1,0 +1,197 @@
+"""`bench`: what a queue costs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.options import Postgres, Trust, counts
+from queueproof.cli.talk import output, progress_bar, say
+from queueproof.errors import Exit, QueueproofError
+
+if TYPE_CHECKING:
+    from queueproof.bench.figures import BenchReport
+
+
+def bench(
+    queues: Annotated[
+        list[str],
+        typer.Argument(metavar="QUEUE...", help="Queue files; the first is the yardstick."),
+    ],
+    *,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim."),
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="N,...", show_default="1,4,16", help="Processes.")
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare",
+            help="Say whether the second of two queues is faster or slower than the first: round"
+            " by round under one load (batch 10 and 4 workers unless given), until it is sure or"
+            " the budget ends.",
+        ),
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS|'N rounds'", show_default="180", help="Of a comparison, at most."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            max=100,
+            show_default="5",
+            help="How often each is measured; 0 reads counters only.",
+        ),
+    ] = None,
+    rate: Annotated[
+        float,
+        typer.Option(
+            metavar="JOBS/S",
+            min=0,
+            help="An open loop: claims are due at this rate, and latencies count from then (1 job"
+            " per claim, 4 workers and 5 s unless given).",
+            show_default=False,
+        ),
+    ] = 0.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", show_default="0.7", help="Of measured work of the fastest in a round."
+        ),
+    ] = None,
+    backlog: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Jobs that stand in the queue beyond those.")
+    ] = 0,
+    payload: Annotated[
+        int, typer.Option(metavar="BYTES", min=0, help="Of each job, at least.")
+    ] = 0,
+    hold: Annotated[
+        float,
+        typer.Option(metavar="MS", min=0, help="Keep a claim's transaction open before its end."),
+    ] = 0.0,
+    warm_up: Annotated[
+        float, typer.Option(metavar="S", min=0, help="The same load before what is measured.")
+    ] = 0.0,
+    yardstick: Annotated[
+        bool,
+        typer.Option(
+            "--yardstick", help="Run the same SQL by pgbench in the same rounds, and say the ratio."
+        ),
+    ] = False,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            metavar="CONDITION",
+            help="Exit 1 where it is true: 'buffers_per_claim > 1.2 * baseline.json' or '... > 9';"
+            " may be given again. The file is an earlier run's --json.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
+    ] = None,
+) -> int:
+    """Measure jobs per second, the latency of a claim, and what a job costs in counters.
+
+    Ctrl-C ends it with the rounds that are whole. Exits 1 when a condition of --fail-if is true.
+    """
+    from queueproof.queues.resolve import resolve
+
+    many = "10" if compare else "1" if rate else "1,10,100"
+    batches = counts(batch or many, "--batch")
+    processes = counts(workers or ("4" if compare or rate else "1,4,16"), "--workers")
+    if compare and rate:
+        raise QueueproofError("--compare compares capacity: --rate does not go with it")
+    if compare and len(batches) * len(processes) > 1:
+        raise QueueproofError("--compare is under one load: name one --batch and one --workers")
+    if budget is not None and not compare:
+        raise QueueproofError("--budget is a comparison's: it goes with --compare")
+    if yardstick and compare:
+        raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
+    if rounds is not None and compare:
+        raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
+    if json is not None:
+        refuse_unwritable(json)
+    found = [resolve(queue) for queue in queues]
+    with bench_extra():
+        from queueproof.bench import compare as pairs
+        from queueproof.bench import render
+        from queueproof.bench.bench import OPEN_SECONDS, ROUNDS, SECONDS
+        from queueproof.bench.bench import run as measure
+        from queueproof.bench.compare import Budget
+        from queueproof.bench.gate import Condition
+        from queueproof.bench.measured import Pace, Shape
+
+        pace = Pace(rate, backlog, payload, warm_up)
+        conditions = [Condition.of(text) for text in fail_if or ()]
+        limits = Budget() if budget is None else Budget.of(budget)
+
+        out = output(json)  # whose imports take time, which there is not once a signal has come
+
+        def show(report: BenchReport) -> None:
+            if json is not None:
+                write(json, report.to_json())
+            out.markdown(render.markdown(report))
+            sys.stdout.flush()
+
+        with progress_bar("starting PostgreSQL and the workers") as progress:
+            if compare:
+                report = pairs.compare(
+                    found,
+                    Shape(batches[0], processes[0], hold / 1000),
+                    budget=limits,
+                    seed=seed,
+                    seconds=seconds or pairs.SECONDS,
+                    pace=pace,
+                    postgres=postgres,
+                    trust=trust,
+                    progress=progress,
+                    keep=show,
+                )
+            else:
+                report = measure(
+                    found,
+                    batches,
+                    processes,
+                    holds=[hold / 1000],
+                    rounds=ROUNDS if rounds is None else rounds,
+                    seconds=seconds or (OPEN_SECONDS if rate else SECONDS),
+                    pace=pace,
+                    yardstick=yardstick,
+                    postgres=postgres,
+                    trust=trust,
+                    progress=progress,
+                    keep=show,
+                )
+        show(report)
+    failing = [told for condition in conditions for told in condition.judge(report.entries)]
+    for told in failing:
+        say(f"--fail-if: {told}", Exit.BROKEN)
+    return Exit.BROKEN if failing else Exit.HOLDS
+
+
+@contextmanager
+def bench_extra() -> Iterator[None]:
+    """Say how to get what benchmarks need, where it is missing."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"{error}: install what benchmarks need with pip install 'queueproof[bench]'"
+        raise QueueproofError(message) from error

@@ -1,0 +1,317 @@
+"""`check`: a queue judged by its guarantees."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.options import (
+    DEBUG_OPTION,
+    Annotate,
+    Postgres,
+    ProfileName,
+    QueueName,
+    Trust,
+    Where,
+    ids,
+)
+from queueproof.cli.replaying import command_of, open_target, refuse_export, replay_story
+from queueproof.cli.reports import Reports
+from queueproof.cli.talk import output, progress_bar
+from queueproof.errors import QueueproofError
+
+if TYPE_CHECKING:
+    from queueproof.mutate import Mutants
+    from queueproof.queues.model import Queue
+    from queueproof.report.card import Card
+    from queueproof.report.terminal import Output
+
+
+TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
+
+
+def check(
+    queue: QueueName,
+    *,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    new: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="FILE",
+            help="The version that is rolled out beside QUEUE: some workers run each. Its schema is"
+            " a migration of QUEUE's, or the same.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
+    ] = None,
+    skip: Annotated[str | None, typer.Option(metavar="ID,...", help="Judge all but these.")] = None,
+    require: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,...",
+            help="What must be judged: exit 2 where the queue does not offer it, or a tool that it"
+            " needs is not here.",
+        ),
+    ] = None,
+    profile: Annotated[
+        ProfileName | None,
+        typer.Option(help="How thorough: seconds, a minute, many minutes.", show_default="default"),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
+    ] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            show_default="the processors",
+            help="Processes that do the work, each with a database of its own: the same is found.",
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as JSON; - is stdout.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as a page.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the card as JUnit XML.")
+    ] = None,
+    badge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a badge, as SVG.")
+    ] = None,
+    annotate: Annotated[
+        Annotate | None,
+        typer.Option(
+            help="For GitHub: breaks at their lines, and the job's summary ($GITHUB_STEP_SUMMARY).",
+            show_default="github where $GITHUB_ACTIONS is true",
+        ),
+    ] = None,
+    replay: Annotated[
+        str | None, typer.Option(metavar="TOKEN", help="Run one story again, and nothing else.")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --replay: write the story as a spec for PostgreSQL's isolationtester"
+            " (FILE.spec), as a pytest test that passes once the queue is mended (FILE.py), or as a"
+            " Mermaid diagram (FILE.mmd).",
+        ),
+    ] = None,
+    mutate: Annotated[
+        bool,
+        typer.Option(
+            "--mutate",
+            help="Plant defects in the queue's own SQL, and see which guarantee that holds finds"
+            " them; survivors do not change the exit code. The profile is quick then, unless"
+            " given.",
+        ),
+    ] = False,
+    write_breaks: Annotated[
+        bool,
+        typer.Option(
+            "--write-breaks",
+            help="Accept what is broken today: write it into the file's [breaks], with a reason to"
+            " be filled in. Later only what is new fails.",
+        ),
+    ] = False,
+    mend: Annotated[
+        bool,
+        typer.Option(
+            "--mend",
+            help="Look for a small change of the queue's own SQL that mends what is broken,"
+            " check the mended queue by everything, and print the change as a diff; the file stays"
+            " as it is, and so does the exit code.",
+        ),
+    ] = False,
+    debug: Annotated[  # noqa: ARG001 - `run` looks for it
+        bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an internal error.")
+    ] = False,
+) -> int:
+    """Judge a queue by its guarantees.
+
+    Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
+    is broken but something stays unknown, 4 when the queue, the server or an option is no good.
+    """
+    from queueproof.guarantees.catalogue import select
+    from queueproof.queues.resolve import resolve
+    from queueproof.report.card import together
+    from queueproof.report.terminal import print_card, print_whole
+
+    named, required = ids(only, "--only"), ids(require, "--require")
+    wanted = select(named, skip=ids(skip, "--skip") or (), require=required or ())
+    reports = Reports(json, html, junit, badge, annotate)
+    if new is not None and (mutate or mend or export is not None):
+        raise QueueproofError(
+            "--with makes one queue of two: --mutate, --mend and --export are about one"
+        )
+    others = reports.files or mutate or mend or write_breaks
+    if replay is not None and (others or only or skip or require):
+        raise QueueproofError(
+            "--replay runs one story: --only, --skip, --require, --mutate, --mend, --write-breaks"
+            " and reports do not go with it"
+        )
+    if export is not None:
+        refuse_export(export, replay)
+    if replay is None:
+        reports.refuse_unwritable()
+    target = resolve(queue) if new is None else _deployment(queue, new)
+    if write_breaks:
+        target.with_breaks({})
+        refuse_unwritable(Path(queue))
+    thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
+    where = Where(postgres, trust)
+    with on_behalf_of(target):
+        from queueproof.examine.check import check_queue
+        from queueproof.machine import processors
+
+        if replay is not None:
+            return replay_story(target, replay, where, export)
+        mutants = _planned(target, mutate=mutate, mend=mend)
+        out = output(*reports.files)
+        cards: list[Card] = []
+        for way in target.ways:
+            with open_target(way, where) as lab:
+                command = command_of(queue, new, lab, where)
+                if not cards:
+                    called = queue if new is None else target.name
+                    out.say(f"{called} on {lab.server.label}; seed {seed}, profile {thorough}\n")
+                with progress_bar() as progress:
+                    card = check_queue(
+                        lab,
+                        wanted,
+                        seed=seed,
+                        profile=thorough,
+                        named=named or (),
+                        required=required or (),
+                        jobs=jobs or processors(),
+                        progress=progress,
+                    )
+                cards.append(card)
+        card = together(cards)
+        print_card(out, card, command)
+        if mutants is not None:
+            card = _mutated(out, mutants, card, where, thorough)
+        if mend:
+            _mend(out, target, card, where, thorough, jobs or processors())
+    if write_breaks:
+        card = _accepted(out, target, card)
+    _tell_breaks(out, target, card)
+    reports.annotate(out, card)
+    print_whole(out, card)
+    reports.write(card, command)
+    return card.exit_code
+
+
+def _deployment(old: str, new: str) -> Queue:
+    from queueproof.queues.deployment import deployment
+
+    return deployment(old, new)
+
+
+def _planned(target: Queue, *, mutate: bool, mend: bool) -> Mutants | None:
+    """The mutants, if any are asked for; what cannot be changed is refused before the check."""
+    if mend:
+        from queueproof.mend.search import source
+
+        source(target)
+    if not mutate:
+        return None
+    from queueproof.mutate import mutants_of
+
+    return mutants_of(target)
+
+
+def _mutated(out: Output, mutants: Mutants, card: Card, where: Where, profile: str) -> Card:
+    """The card with what became of the mutants; said too where it is interrupted."""
+    from queueproof.mutate import judge
+    from queueproof.report.terminal import print_mutants
+
+    known = card
+    cards = judge(mutants, card, postgres=where.postgres, trust=where.trust, profile=profile)
+    total = len(mutants.mutants)
+    try:
+        with progress_bar() as progress, closing(cards):
+            for known in cards:
+                done = len(known.mutants or ())
+                progress(f"mutant {done}", done / max(total, 1))
+    except KeyboardInterrupt as stopped:
+        print_mutants(out, known)
+        done = len(known.mutants or ())
+        stopped.args = (f"{str(stopped) or 'interrupted'} after {done} of {total} mutants",)
+        raise
+    print_mutants(out, known)
+    return known
+
+
+def _mend(  # noqa: PLR0917 - what a check was made with
+    out: Output, target: Queue, card: Card, where: Where, profile: str, jobs: int
+) -> None:
+    """Look for the change that mends a queue, and print it."""
+    if card.verdict != "broken":
+        out.say("Nothing is broken, so there is nothing to mend.\n")
+        return
+    from queueproof.mend.search import mend
+    from queueproof.report.terminal import print_mended
+
+    doing = "looking for a remedy"
+
+    def note(what: str, done: float) -> None:
+        nonlocal doing
+        doing = what
+        progress(what, done)
+
+    try:
+        with progress_bar() as progress:
+            mended = mend(
+                target,
+                card,
+                postgres=where.postgres,
+                trust=where.trust,
+                profile=profile,
+                jobs=jobs,
+                progress=note,
+            )
+    except KeyboardInterrupt as stopped:
+        stopped.args = (f"{str(stopped) or 'interrupted'} at {doing}, with nothing mended",)
+        raise
+    print_mended(out, mended)
+
+
+def _accepted(out: Output, target: Queue, card: Card) -> Card:
+    """The card once what is broken stands in the file's [breaks]."""
+    from queueproof.queues.resolve import resolve
+
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    if not broken:
+        out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
+        return card
+    if resolve(target.name).digest != target.digest:
+        raise QueueproofError(f"{target.name} has changed since it was read: check it again")
+    write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
+    out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
+    return card.accepting(broken, TODO)
+
+
+def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
+    """Say which declared break is mended, and which still lacks its reason."""
+    for judgement in card.guarantees:
+        why = target.breaks.get(judgement.id)
+        if why is None:
+            continue
+        where = target.source_of_break(judgement.id) or target.name
+        if judgement.verdict == "holds":
+            out.say(f"{where}: {judgement.id} was not seen to break: take it out of [breaks]")
+        elif why.startswith("TODO"):
+            out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")

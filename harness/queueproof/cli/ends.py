@@ -1,0 +1,140 @@
+"""How a command ends: the message and the exit code of each error and signal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import typer
+
+from queueproof.cli.options import DEBUG_OPTION
+from queueproof.cli.talk import say, say_once
+from queueproof.ending import signal_that_came
+from queueproof.errors import Exit, FormatError, QueueError, QueueproofError, ServerError
+
+if TYPE_CHECKING:
+    from queueproof.queues.model import Queue
+
+
+# click's, of which newer typers bring a copy of their own
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+
+
+class StoppedError(KeyboardInterrupt):
+    """A signal asks for an orderly end. Hypothesis would take a SystemExit for a finding."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(_name(number))
+        self.number = number
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def stop(number: int) -> NoReturn:
+    """End the command for a signal, in order."""
+    raise KeyboardInterrupt if number == signal.SIGINT else StoppedError(number)
+
+
+@contextmanager
+def on_behalf_of(queue: Queue) -> Iterator[None]:
+    """Give errors of a queue's own the queue's name, or its line."""
+    from queueproof.queues.resolve import blame
+
+    try:
+        yield
+    except QueueError as error:
+        if error.source is not None or str(error).startswith(queue.name):
+            raise
+        raise QueueError(f"{queue.name}: {error}") from error
+    except QueueproofError:
+        raise
+    except Exception as error:
+        culprit = next((b for e in causes(error) if (b := blame(e, queue))), None)
+        if culprit is not None:
+            raise culprit from error
+        raise
+
+
+def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
+    """Say what ended a command, and with which exit code that is.
+
+    Args:
+        error: What it raised.
+        arguments: As they stand after `queueproof`.
+    """
+    found = causes(error)
+    for cause in found:
+        if isinstance(cause, StoppedError):
+            return say_once(f"stopped by {cause}", 128 + cause.number)
+        if isinstance(cause, KeyboardInterrupt):
+            return say_once(str(cause) or "interrupted", Exit.INTERRUPTED)
+    if (number := signal_that_came()) is not None:
+        by = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
+        return say_once(by, 128 + number)
+    if told := next(filter(None, map(_outage, found)), None):
+        return say(told, Exit.UNUSABLE)
+    for cause in found:
+        if isinstance(cause, FormatError):
+            told = f"{cause}\nThe format of a queue file: queueproof help file-format"
+            return say(told, Exit.UNUSABLE, prefix="")
+        if isinstance(cause, QueueError):
+            return say(str(cause), Exit.UNUSABLE, prefix="")
+        if isinstance(cause, QueueproofError):
+            return say(str(cause), Exit.UNUSABLE)
+    told = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
+    told += "This is a bug of queueproof's. Please report it with the queue and what "
+    if DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
+        traceback.print_exception(error)
+        return say(told + "is printed above.", Exit.INTERNAL)
+    again = shlex.join(["queueproof", *arguments, DEBUG_OPTION])
+    return say(f"{told}this prints:\n  {again}", Exit.INTERNAL)
+
+
+def causes(error: BaseException) -> list[BaseException]:
+    """An error and all that it came from; Hypothesis reports what did not repeat as a group."""
+    found: list[BaseException] = []
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop(0)
+        if one is None or one in found:
+            continue
+        found.append(one)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
+        todo += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+    return found
+
+
+def _outage(error: BaseException) -> str | None:
+    """What to say where the ground under the run has gone: the disk or the server."""
+    import psycopg
+
+    from queueproof.run.session import ConnectionLostError
+
+    state = getattr(error, "sqlstate", None) if _from_server(error) else None
+    detail = " ".join(str(error).split())
+    if state == "53100":
+        return f"the disk of the PostgreSQL server is full: {detail}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the disk is full: {detail}"
+    lost = isinstance(error, ConnectionLostError | psycopg.OperationalError)
+    if lost or (state or "").startswith(("57P0", "53", "58")):
+        return (
+            "PostgreSQL went away or gave up in the middle of the run, so there is no verdict: "
+            f"{detail}"
+        )
+    return None
+
+
+def _from_server(error: BaseException) -> bool:
+    import psycopg
+
+    return isinstance(error, ServerError | psycopg.Error)

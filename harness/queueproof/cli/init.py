@@ -1,0 +1,95 @@
+"""`init`: a queue file or a worker to start from."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from queueproof.cli.files import write_new
+from queueproof.cli.options import Postgres, Trust, Where
+from queueproof.cli.talk import now_and_then
+from queueproof.errors import QueueproofError
+
+_TEMPLATES = {
+    ".sql": ("queue.sql", "{}"),
+    ".py": ("worker.py", "exec: python {}"),
+    ".mjs": ("worker.mjs", "exec: node {}"),
+}
+
+
+def init(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Where to write it: a queue file, or a worker (.py, .mjs).",
+        ),
+    ],
+    *,
+    from_schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|DSN",
+            help="Propose a queue file for the tables that you have: of pg_dump's output, of a"
+            " migration, or of a running database, which is only read.",
+        ),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --from-schema: that of the jobs.")
+    ] = None,
+    postgres: Postgres = None,
+    trust: Trust = False,
+) -> None:
+    """Write a commented queue file, or a worker, to start from."""
+    if from_schema is not None:
+        _init_from(path, from_schema, table, Where(postgres, trust))
+        return
+    if table is not None:
+        raise QueueproofError("--table goes with --from-schema FILE|DSN")
+    if path.suffix not in _TEMPLATES:
+        endings = ", ".join(_TEMPLATES)
+        raise QueueproofError(f"{path}: its ending says what to write; end it in one of {endings}")
+    source, name = _TEMPLATES[path.suffix]
+    template = files("queueproof.queues").joinpath("templates", source).read_text(encoding="utf-8")
+    write_new(path, template)
+    queue = name.format(path if path.suffix == ".sql" else shlex.quote(str(path)))
+    typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
+    typer.echo(f"  queueproof check {shlex.quote(queue)}")
+
+
+def _init_from(path: Path, source: str, table: str | None, where: Where) -> None:
+    """Write a queue file for somebody's tables; and their schema beside it, if it has no file."""
+    from queueproof.proposal import dump, propose
+
+    if path.suffix != ".sql":
+        raise QueueproofError(f"{path}: what --from-schema writes is a queue file; end it in .sql")
+    if path.exists():
+        raise QueueproofError(f"{path} exists already, and is left as it is")
+    schema = Path(source)
+    is_dsn = not schema.is_file() and ("=" in source or "://" in source)
+    if not (is_dsn or schema.is_file()):
+        raise QueueproofError(f"--from-schema {source}: no such file, and no DSN")
+    if is_dsn:
+        schema = path.with_suffix(".schema.sql")
+        write_new(schema, dump(source))
+    try:
+        with now_and_then("reading the schema"):
+            proposed = propose(
+                path, schema, table=table, postgres=where.postgres, trust=where.trust
+            )
+        write_new(path, proposed.text)
+    except BaseException:
+        if is_dsn:
+            schema.unlink(missing_ok=True)
+        raise
+    todos = proposed.text.count("TODO")
+    if is_dsn:
+        typer.echo(f"Wrote {schema}: the schema, as pg_dump tells it.")
+    typer.echo(f"Wrote {path}: a queue in {proposed.table}, with {todos} TODOs to look at.")
+    if proposed.rejected is not None:
+        typer.echo(f"The server does not take it yet. {proposed.rejected}")
+    typer.echo(f"Make it yours, and see what holds:\n  queueproof check {shlex.quote(str(path))}")

@@ -1,0 +1,79 @@
+"""What several commands take, and how lists of names and numbers are read."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, NamedTuple, TypeAlias
+
+import typer
+
+from queueproof.errors import SERVERS, QueueproofError
+
+QueueName: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUEUE",
+        help='A queue file (my_queue.sql), package.module:Class, or "exec: command".',
+    ),
+]
+Postgres: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help=f"{', '.join(SERVERS)} or a DSN; else $QUEUEPROOF_POSTGRES, else embedded.",
+    ),
+]
+Trust: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Let the queue's SQL do what a superuser may: on a server of ours, and by the DSN of"
+        " one on a server that has other people's databases.",
+    ),
+]
+
+
+class Annotate(StrEnum):
+    """Where a check's verdicts are shown beside its output."""
+
+    github = "github"
+    none = "none"
+
+
+class ProfileName(StrEnum):
+    """How thorough a check is."""
+
+    quick = "quick"
+    default = "default"
+    deep = "deep"
+
+
+DEBUG_OPTION = "--traceback"
+
+
+class Where(NamedTuple):
+    """Which server, and whether the queue is trusted with a superuser's rights there."""
+
+    postgres: str | None
+    trust: bool
+
+
+def ids(text: str | None, option: str) -> list[str] | None:
+    """The names of an option, if it is given."""
+    return None if text is None else listed(text, option)
+
+
+def listed(text: str, option: str) -> list[str]:
+    """Names with commas between them."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise QueueproofError(f"{option} {text!r}: write names with commas between them")
+    return names
+
+
+def counts(text: str, option: str) -> list[int]:
+    """Whole numbers from 1 on, with commas between them."""
+    names = listed(text, option)
+    if not all(name.isascii() and name.isdigit() and int(name) for name in names):
+        raise QueueproofError(f"{option} {text!r}: write whole numbers from 1 on, such as 1,10")
+    return [int(name) for name in names]

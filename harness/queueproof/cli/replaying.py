@@ -1,0 +1,146 @@
+"""One story again, and as a file."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.options import Where
+from queueproof.cli.talk import now_and_then
+from queueproof.errors import Exit, QueueproofError
+
+if TYPE_CHECKING:
+    from queueproof.examine.check import Replayed
+    from queueproof.queues.model import Queue
+    from queueproof.run.lab import Lab
+
+
+def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
+    """Run a story again, tell it, and write it where that is asked."""
+    from queueproof.examine.check import decode_token, replay
+    from queueproof.report.terminal import Output, print_story
+    from queueproof.report.text import WIDTH, to_text
+
+    digest, guarantee, _, _ = decode_token(token)
+    own = next((way for way in target.ways if way.digest == digest), target.ways[0])
+    edited = own.digest != digest
+    text = ""
+    with open_target(own, where) as lab:
+        out = Output()
+        out.say(f"{target.name} on {lab.server.label}; one story of {guarantee}")
+        if edited:
+            out.say("The queue has changed since: the story's program is run under every order.")
+        out.say()
+        with now_and_then("running the story again"):
+            replayed = replay(lab, token)
+        if export is not None and replayed is not None:
+            text = _exported(lab, replayed, token, export)
+    if replayed is None:
+        out.say(f"It does not happen any more{', in any order' if edited else ''}.")
+        return Exit.HOLDS
+    print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
+    out.say()
+    if export is not None:
+        write(export, text)
+        out.say(f"Wrote {export}")
+    out.say(f"It happened again: {guarantee} is broken.")
+    return Exit.BROKEN
+
+
+def refuse_export(export: Path, replay: str | None) -> None:
+    """Say what cannot be exported before anything runs."""
+    if replay is None:
+        raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
+    if export.suffix not in {".spec", ".py", ".mmd"}:
+        raise QueueproofError(
+            f"--export {export}: the file's name says what it becomes; end it in .spec"
+            " (isolationtester), .py (pytest) or .mmd (Mermaid)"
+        )
+    refuse_unwritable(export)
+
+
+def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
+    """A story as the file that was asked for."""
+    from queueproof.examine.check import replay
+    from queueproof.report.export import refuse_varying, surroundings, to_spec, to_test
+
+    name = lab.queue.name
+    command = shlex.join(["queueproof", "check", name, "--replay", token])
+    if export.suffix == ".py":
+        return to_test(
+            replayed.story,
+            replayed.data,
+            guarantee=replayed.guarantee,
+            queue=_from(export, name),
+            command=command,
+        )
+    if export.suffix == ".mmd":
+        return _diagram(replayed, export)
+    if lab.remembers:
+        raise QueueproofError(
+            f"--export {export}: what a worker prepares and keeps stands in no spec; export the"
+            " story as a test, FILE.py"
+        )
+    if replayed.failure is None:
+        raise QueueproofError(
+            f"--export {export}: no order of statements tells this story of {replayed.guarantee};"
+            " export it as a test, FILE.py"
+        )
+    again = replay(lab, token)
+    if again is None or again.failure is None:
+        raise QueueproofError(f"--export {export}: the story does not happen each time")
+    refuse_varying(replayed.failure, again.failure)
+    return to_spec(
+        replayed.failure,
+        surroundings(lab),
+        guarantee=replayed.guarantee,
+        command=command,
+        name=export.name,
+    )
+
+
+def _diagram(replayed: Replayed, export: Path) -> str:
+    from queueproof.report.mermaid import to_mermaid
+    from queueproof.report.story import Story
+
+    if isinstance(replayed.told, Story):
+        return to_mermaid(replayed.told) + "\n"
+    raise QueueproofError(
+        f"--export {export}: this story of {replayed.guarantee} has no steps to be drawn; export it"
+        " as a test, FILE.py"
+    )
+
+
+def _from(export: Path, queue: str) -> str:
+    """A queue as Python, a file by its place beside the one that is written."""
+    if not Path(queue).exists():
+        return jsonlib.dumps(queue)
+    way = os.path.relpath(queue, export.resolve().parent)
+    return f"Path(__file__).parent / {jsonlib.dumps(way)}"
+
+
+@contextmanager
+def open_target(target: Queue, where: Where) -> Iterator[Lab]:
+    """A queue installed on a server."""
+    from queueproof.postgres import open_server
+    from queueproof.run.open import open_lab
+
+    with ExitStack() as stack:
+        with now_and_then("starting PostgreSQL, installing the queue"):
+            server = stack.enter_context(open_server(where.postgres, trust=where.trust))
+            lab = stack.enter_context(open_lab(target, server))
+        yield lab
+
+
+def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> str:
+    """The command that replays a story of this check, but for its token."""
+    beside = [] if new is None else ["--with", new]
+    server = [] if where.postgres is None else ["--postgres", lab.server.source]
+    trust = ["--trust"] if where.trust else []
+    return shlex.join(["queueproof", "check", queue, *beside, *server, *trust, "--replay"])

@@ -1,0 +1,92 @@
+"""What is said on stderr, and what a command is doing meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from queueproof.cli.files import STDOUT
+from queueproof.ending import is_first_to_tell, signal_that_came
+from queueproof.errors import Exit
+
+if TYPE_CHECKING:
+    from queueproof.report.terminal import Output
+
+
+QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
+
+
+def output(*reports: Path | None) -> Output:
+    """Where to talk: not to stdout, where that is a report."""
+    from queueproof.report.terminal import Output
+
+    return Output(sys.stderr if STDOUT in reports else None)
+
+
+@contextmanager
+def now_and_then(doing: str) -> Iterator[Callable[[str, float], None]]:
+    """Say what is being done, if it takes long; what is yielded is told of something else."""
+    began, done = time.monotonic(), threading.Event()
+    now = doing
+
+    def note(what: str, fraction: float) -> None:
+        nonlocal now
+        now = f"{what}, {fraction:.0%} done"
+
+    def speak() -> None:
+        while not done.wait(QUIET_SECONDS):
+            say(f"after {time.monotonic() - began:.0f} s: {now}", Exit.HOLDS)
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield note
+    finally:
+        done.set()
+
+
+@contextmanager
+def progress_bar(
+    first: str = "trying every operation once",
+) -> Iterator[Callable[[str, float], None]]:
+    """A bar on a terminal, and a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        with now_and_then(first) as note:
+            yield note
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, done: bar.update(task, description=what.ljust(16), completed=done)
+
+
+def say(message: str, code: int, *, prefix: str = "queueproof: ") -> int:
+    """Say one message on stderr, and give its exit code back."""
+    print(f"{prefix}{message}", file=sys.stderr)  # noqa: T201 - where errors go
+    return code
+
+
+def say_once(message: str, code: int) -> int:
+    """Say that a signal ends the run, unless who waits for this end has lost his patience."""
+    if signal_that_came() is None or is_first_to_tell():
+        return say(message, code)
+    return code

@@ -1,0 +1,107 @@
+"""Commands that only tell: `guarantees`, `help`, `schema`, `doctor`, `explain`."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.talk import output
+
+if TYPE_CHECKING:
+    pass
+
+
+def guarantees() -> None:
+    """List what a queue is judged by."""
+    from queueproof.guarantees.catalogue import CATALOGUE
+
+    for guarantee in CATALOGUE.values():
+        typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
+
+
+class Topic(StrEnum):
+    """A part of the reference that is installed."""
+
+    file_format = "file-format"
+    program = "program"
+    python_class = "class"
+
+
+_REFERENCE = {
+    Topic.file_format: ("queueproof.strategies", "README.md"),
+    Topic.program: ("queueproof.queues", "templates/README.md"),
+}
+
+
+def tell(
+    topic: Annotated[
+        Topic,
+        typer.Argument(
+            help="file-format: a queue in one SQL file; program: a worker in any language;"
+            " class: a queue in Python."
+        ),
+    ],
+) -> None:
+    """Print a part of the reference, which needs no network."""
+    if topic is Topic.python_class:
+        from inspect import getdoc
+
+        from queueproof.queues.model import Facts, Queue
+
+        text = f"{getdoc(Queue)}\n\n{getdoc(Facts)}"
+    else:
+        package, path = _REFERENCE[topic]
+        text = files(package).joinpath(path).read_text(encoding="utf-8")
+    typer.echo(text)
+
+
+def schema() -> None:
+    """Print the JSON Schema of what `check --json` writes."""
+    typer.echo(files("queueproof.report").joinpath("card.schema.json").read_text("utf-8").rstrip())
+
+
+def doctor(
+    *,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write it as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Say what this machine has for a check, and what the rest would add."""
+    from dataclasses import asdict
+
+    from queueproof.doctor import look
+
+    if json is not None:
+        refuse_unwritable(json)
+    out = output(json)
+    findings = []
+    for found in look():
+        findings.append(found)
+        out.say(f"{found.state:<8} {found.name:<20} {found.found}".rstrip())
+        if found.state != "here":
+            out.say(f"{'':<29} for {found.adds}")
+            out.say(f"{'':<29} {'get it' if found.state == 'missing' else 'mend it'}: {found.get}")
+    if json is not None:
+        write(json, jsonlib.dumps([asdict(found) for found in findings], indent=2) + "\n")
+
+
+def explain(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[ID]", help="A guarantee, such as fencing; none lists them."),
+    ] = None,
+) -> None:
+    """Tell how a guarantee breaks, how to mend it, and show the smallest queue that breaks it."""
+    if name is None:
+        guarantees()
+        return
+    from queueproof.explain import explain as explained
+    from queueproof.guarantees.catalogue import select
+
+    typer.echo(explained(select([name])[0]))
