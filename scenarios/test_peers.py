@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof import Queue
-from queueproof.examine.check import replay
+from queueproof.examine.replay import replay
 from queueproof.postgres import Server
 from queueproof.pytest_plugin import Examiner
 from queueproof.run.open import open_lab

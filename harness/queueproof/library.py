@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterable
 
 from queueproof.errors import QueueproofError
-from queueproof.examine.check import PROFILES, Replayed, check_queue
-from queueproof.examine.check import replay as replay_on
+from queueproof.examine.check import check_queue
+from queueproof.examine.profiles import PROFILES
+from queueproof.examine.replay import Replayed
+from queueproof.examine.replay import replay as replay_on
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import open_server
 from queueproof.queues.model import Queue

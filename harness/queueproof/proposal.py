@@ -23,7 +23,7 @@ from psycopg.rows import class_row
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import open_server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load_text

@@ -28,7 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from queueproof.errors import QueueproofError
-from queueproof.examine.check import REPLAYS, calibrate
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.replay import REPLAYS
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare

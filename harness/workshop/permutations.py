@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import Declared, check, declare
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from queueproof.errors import QueueError, ServerError
-from queueproof.examine.check import calibrate, check_queue
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Answer, Call, CallKind, Ref
 from queueproof.judge.answers import contradiction

@@ -15,7 +15,7 @@ import pytest
 
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.examine.check import calibrate, encode_token
+from queueproof.examine.calibrate import calibrate
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.suites import Suite
@@ -57,6 +57,7 @@ from queueproof.schedule.programs import (
     terminate,
 )
 from queueproof.search.shrink import Failure, find
+from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
 from workshop.permutations import find_isolationtester
 

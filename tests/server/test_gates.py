@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
 from queueproof.postgres import Server

@@ -15,7 +15,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.examine.check import calibrate, check_queue, replay
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
+from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server

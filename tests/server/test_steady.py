@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server
 from queueproof.probes.buffers import ONE_BY_ONE, Content, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError

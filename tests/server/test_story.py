@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import declare
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit

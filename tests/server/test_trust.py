@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
-from queueproof.examine.check import calibrate
+from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab

@@ -10,22 +10,20 @@ from pathlib import Path
 import pytest
 
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.examine.check import (
-    PROFILES,
-    Examination,
-    calibrate,
-    check_queue,
-    decode_token,
-    encode_token,
-    replay,
-)
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
+from queueproof.examine.findings import Findings
+from queueproof.examine.plan import Examination
+from queueproof.examine.profiles import PROFILES
+from queueproof.examine.replay import replay
+from queueproof.examine.verdicts import judgement_of
 from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
-from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
+from queueproof.search.tokens import decode_token, encode_token
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parents[2] / "strategies"
@@ -300,19 +298,18 @@ def test_what_only_a_free_run_shows_is_broken_without_a_token(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its story says that it cannot be replayed."""
-    monkeypatch.setattr("queueproof.examine.check.FREE_JOBS", 30)
-    monkeypatch.setattr("queueproof.examine.check.FREE_FAULTS", {})
+    monkeypatch.setattr("queueproof.examine.plan.FREE_JOBS", 30)
+    monkeypatch.setattr("queueproof.examine.plan.FREE_FAULTS", {})
     path = STRATEGIES / "broken" / "retry_bound_off_by_one.sql"
     wanted = select(["retry-bound"])
     with open_lab(load(path), server) as lab:
         offer = calibrate(lab)
-        examination = Examination(
-            lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0)
-        )
+        findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+        examination = Examination(findings, PROFILES["quick"])
         for number in range(10):  # nobody controls them, so one may see nothing
-            if not examination.freed:
+            if not findings.freed:
                 examination._run_free([wanted[0].id], number)
-        judgement = examination.judgement(wanted[0])
+        judgement = judgement_of(findings, wanted[0])
     assert judgement.verdict == "broken"
     assert judgement.reason.endswith("(in a free run)")
     assert judgement.story

@@ -23,7 +23,7 @@ from queueproof.cli.ends import StoppedError
 from queueproof.cli.files import refuse_unwritable, write
 from queueproof.cli.options import ProfileName
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.examine.check import PROFILES
+from queueproof.examine.profiles import PROFILES
 from queueproof.postgres import open_server
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.session import ConnectionLostError
@@ -259,7 +259,7 @@ def test_a_story_that_does_not_happen_again_exits_0(
     broken: tuple[Ran, Path], check: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a fix can be seen to work."""
-    monkeypatch.setattr("queueproof.examine.check.replay", lambda _lab, _token: None)
+    monkeypatch.setattr("queueproof.examine.replay.replay", lambda _lab, _token: None)
     token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
     assert ((ran := check(BROKEN, "--replay", token)).code, "not happen" in ran.out) == (0, True)
 

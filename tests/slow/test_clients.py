@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from queueproof.errors import QueueError
-from queueproof.examine.check import PROFILES, Examination, calibrate, check_queue, replay
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
+from queueproof.examine.findings import Findings
+from queueproof.examine.replay import replay
+from queueproof.examine.verdicts import judgement_of
 from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
 from queueproof.history.calls import CallKind
-from queueproof.judge.checker import check, declare
+from queueproof.judge.checker import check
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING
 from queueproof.queues.model import Step
@@ -223,14 +227,14 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
     lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0))
+    findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
     run(lab, TWO_CLAIMS)  # now w1 and w2 have looked up what they want to know
-    found = find(Runner(lab), examination.declared, TWO_CLAIMS, "single-claim")
+    found = find(Runner(lab), findings.declared, TWO_CLAIMS, "single-claim")
     assert found is not None
     shifted = Runner(lab, anew=True).run(TWO_CLAIMS, found.schedule)
-    assert check(shifted.history, examination.declared).violations == []
-    examination._record("single-claim", found)
-    (judgement,) = (examination.judgement(g) for g in select(["single-claim"]))
+    assert check(shifted.history, findings.declared).violations == []
+    findings.record("single-claim", found)
+    (judgement,) = (judgement_of(findings, g) for g in select(["single-claim"]))
     assert judgement.verdict == "broken"
     assert judgement.story
     assert "SELECT oid FROM pg_type" in judgement.story
@@ -375,14 +379,14 @@ def test_a_breach_that_new_workers_do_not_repeat_is_no_pass(lab_of: LabOf) -> No
             return {"jobs": db.execute(CLAIM, message).fetchall()}"""
     lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
     offer = calibrate(lab)
-    examination = Examination(lab, offer, declare(offer), 0, PROFILES["quick"], Crew(lab, offer, 0))
+    findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
     program = Program((Job(), Job()), in_turn(script("w1", claim())))
     runner = Runner(lab)
     made = [runner.run(program) for _ in range(12)][-1]
-    (breach,) = check(made.history, examination.declared).violations
-    examination._record(breach.guarantee, Failure(program, (), made, breach, PLAIN))
-    assert examination.failures == {}
-    (judgement,) = (examination.judgement(g) for g in select([breach.guarantee]))
+    (breach,) = check(made.history, findings.declared).violations
+    findings.record(breach.guarantee, Failure(program, (), made, breach, PLAIN))
+    assert findings.failures == {}
+    (judgement,) = (judgement_of(findings, g) for g in select([breach.guarantee]))
     assert judgement.verdict == "inconclusive"
     assert "not again with programs started anew" in judgement.reason
 

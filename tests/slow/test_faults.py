@@ -14,7 +14,9 @@ import psycopg
 import pytest
 
 from queueproof.errors import QueueproofError, ServerUnavailableError
-from queueproof.examine.check import calibrate, check_queue, replay
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
+from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.history.calls import Call, CallKind
 from queueproof.postgres import Server, open_server

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from queueproof.examine import processes, work
-from queueproof.examine.check import calibrate, check_queue
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
 from queueproof.examine.work import CONNECTIONS, Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server

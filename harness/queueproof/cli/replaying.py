@@ -16,16 +16,17 @@ from queueproof.cli.talk import now_and_then
 from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
-    from queueproof.examine.check import Replayed
+    from queueproof.examine.replay import Replayed
     from queueproof.queues.model import Queue
     from queueproof.run.lab import Lab
 
 
 def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
-    from queueproof.examine.check import decode_token, replay
+    from queueproof.examine.replay import replay
     from queueproof.report.terminal import Output, print_story
     from queueproof.report.text import WIDTH, to_text
+    from queueproof.search.tokens import decode_token
 
     digest, guarantee, _, _ = decode_token(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
@@ -67,7 +68,7 @@ def refuse_export(export: Path, replay: str | None) -> None:
 
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     """A story as the file that was asked for."""
-    from queueproof.examine.check import replay
+    from queueproof.examine.replay import replay
     from queueproof.report.export import refuse_varying, surroundings, to_spec, to_test
 
     name = lab.queue.name

@@ -19,14 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.errors import QueueError, QueueproofError
-from queueproof.examine.check import (
-    calibrate,
-    check_queue,
-    decode_token,
-    first_flaw,
-    replay,
-)
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue, first_flaw
 from queueproof.examine.processes import lent_server, processes
+from queueproof.examine.replay import replay
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
@@ -43,6 +39,7 @@ from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, find
+from queueproof.search.tokens import decode_token
 
 MOST = 120  # candidates for each broken guarantee
 DEPTH = 3  # changes that go together

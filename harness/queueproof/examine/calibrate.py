@@ -1,0 +1,189 @@
+"""Whether a queue works at all, and how it claims: each operation once, undisturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from queueproof.errors import QueueError
+from queueproof.guarantees.programs import DELAY, ONE, SETTLE, TWO
+from queueproof.history.calls import Call
+from queueproof.queues.offer import Offer
+from queueproof.run.lab import Lab
+from queueproof.run.record import Run
+from queueproof.run.runner import Runner
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.moments import DAY, HOUR, past
+from queueproof.schedule.programs import (
+    COMPLETE_ALL,
+    OBSERVE,
+    PROMOTE,
+    RECOVER,
+    Do,
+    JobSpec,
+    OperationKind,
+    Program,
+    Script,
+    advance,
+    claim,
+    complete,
+    crash,
+    fail,
+    heartbeat,
+    in_turn,
+    script,
+    terminate,
+)
+
+WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
+
+
+def calibrate(lab: Lab) -> Offer:
+    """Use every operation once, undisturbed, and see how the queue claims.
+
+    Raises:
+        QueueError: An operation does not work although nobody disturbs it.
+    """
+    runner = Runner(lab, split=False, held=True)
+    offers = lab.queue.offers
+    run = runner.run(Program(TWO, in_turn(SETTLE, script("w1", claim()))))
+    first = next(iter(run.history.of_kind("claim")))
+    enqueues = run.history.of_kind("enqueue")
+    for call in enqueues:
+        _must_work(lab, run, call, answered=True)
+        if len(call.ids) != 1:
+            many = "no id" if not call.ids else f"{len(call.ids)} ids"
+            message = f"enqueue answered {many} for one job; it must answer one row with its id"
+            raise QueueError(message, lab.queue.source_of("enqueue"))
+    _must_work(lab, run, first, answered=bool(first.ids))
+    known = {job for call in enqueues for job in call.ids}
+    for job in first.ids:
+        if job not in known:
+            message = f"claim answered the id {job}, which no enqueue had answered"
+            raise QueueError(message, lab.queue.source_of("claim"))
+    offer = Offer(lab.queue, first.held)
+    offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
+    offer = replace(
+        offer,
+        waits=(waits := _waits(runner, offer)),
+        beats=waits is None and _beats(runner, offer),
+        due_by_recover=_due_by_recover(runner, offer),
+    )
+    pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
+    trials: Mapping[
+        OperationKind | Literal["complete_and_claim"], tuple[tuple[JobSpec, ...], tuple[Do, ...]]
+    ] = {
+        "complete": (ONE, (claim(), complete())),
+        "fail": (ONE, (claim(), fail())),
+        "heartbeat": (ONE, (claim(), heartbeat())),
+        "recover": (ONE, (claim(), RECOVER)),
+        "jobs": (_various(lab), (OBSERVE, claim(), OBSERVE, fail(), OBSERVE)),
+        "cleanup": (ONE, (Do("cleanup", seconds=0.0),)),
+        "promote": (ONE, (PROMOTE,)),
+        "complete_many": (TWO, (claim(pair), COMPLETE_ALL)),
+        "complete_and_claim": (TWO, (claim(), Do("complete_and_claim"))),
+    }
+    for kind, (jobs, dos) in trials.items():
+        if kind not in offers:
+            continue
+        scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
+        run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
+        if kind == "heartbeat":
+            later = run.history.of_kind("complete", "complete_many", "fail")
+            offer = replace(offer, renews=any(call.token for call in later))
+        # What completes and claims is a completion of which the claim is a part.
+        done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
+        for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
+            _must_work(lab, run, call, answered=call.answer != "rejected")
+    return offer
+
+
+def _various(lab: Lab) -> tuple[JobSpec, ...]:
+    """Jobs that differ in everything by which a list of jobs may leave some out."""
+    routes = "queue" in lab.queue.takes("enqueue") & lab.queue.takes("claim")
+    queue = "other" if routes else "default"
+    return (JobSpec(), JobSpec(priority=1), JobSpec(delay=DELAY), JobSpec(queue=queue))
+
+
+def _is_tied(runner: Runner, offer: Offer) -> bool:
+    """Whether a claim ends with its connection, as the queue does it when nothing else happens.
+
+    A session's advisory lock or a backend's process id may be what a claim rests on. The worker is
+    told that its connection broke, and knows what that means.
+    """
+    if offer.held or offer.queue.lease_seconds is None:
+        return True
+    reaper = (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
+    breaks = script("nemesis", terminate(1))
+    stages = in_turn(SETTLE, script("w1", claim()), breaks, *reaper, script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return bool(later and later[0].ids)
+
+
+def _reaper(offer: Offer) -> tuple[Script, ...]:
+    return (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
+
+
+def _beats(runner: Runner, offer: Offer) -> bool:
+    """Whether a claim extends the lease of what its worker has already."""
+    lease = offer.queue.lease_seconds
+    if offer.held or lease is None or offer.queue.jobs_per_worker is not None:
+        return False
+    over = script("clock", advance(past(lease)))
+    mine = script("w1", claim())
+    stages = in_turn(SETTLE, mine, over, mine, *_reaper(offer), script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return len(later) > 1 and not (later[0].ids or later[1].ids)
+
+
+def _waits(runner: Runner, offer: Offer) -> float | None:
+    """How long a crashed worker's job waits after a claim that takes it back and answers nothing.
+
+    None where the first claim gets it, or none does.
+    """
+    lease = offer.queue.lease_seconds
+    if offer.held or lease is None or offer.queue.stale is not None:
+        return None
+    gone = in_turn(SETTLE, script("w1", claim(), crash()))
+    over = script("clock", advance(past(lease)))
+    stages = (*gone, *in_turn(over, *_reaper(offer), script("w2", claim())))
+    for wait in WAITS:
+        stages += in_turn(script("clock", advance(wait)), *_reaper(offer), script("w2", claim()))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    tries = zip((None, *WAITS), later, strict=False)
+    return next((wait for wait, call in tries if call.ids), None)
+
+
+def _due_by_recover(runner: Runner, offer: Offer) -> bool:
+    """Whether a failed job comes back when it is due only after a recovery."""
+    bound = offer.queue.max_attempts
+    if not _reaper(offer) or "fail" not in offer.queue.offers or bound == 1:
+        return False
+    mine = script("w2", claim())
+    failed = in_turn(SETTLE, script("w1", claim(), fail()), script("clock", advance(DAY)))
+    stages = (*failed, *in_turn(mine, *_reaper(offer), mine))
+    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    return len(later) > 1 and not later[0].ids and bool(later[1].ids)
+
+
+def _retries(runner: Runner, offer: Offer) -> bool:
+    """Whether a job that failed comes back, as the queue does it when nothing else happens."""
+    bound = offer.queue.max_attempts
+    if "fail" not in offer.queue.offers or bound == 1:
+        return False
+    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim(), fail()))))
+    return sum(bool(call.ids) for call in run.history.of_kind("claim")) > 1
+
+
+def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
+    for index, (error, step) in run.errors.items():
+        if index <= call.index:
+            raise lab.refused(run.history.calls[index].kind, step, error)
+    if answered:
+        return
+    if call.kind == "claim":
+        message = "claim returned nothing, although a job was enqueued and nobody acted"
+    else:
+        message = f"{call.kind} was refused to the job's only holder, just after its claim"
+    raise QueueError(message, lab.queue.source_of(call.kind))

@@ -1,0 +1,218 @@
+"""What a check has found, and what of it counts."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from queueproof.examine.work import Crew, Search, Tried, runner_under
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.guarantee import Guarantee
+from queueproof.judge.checker import Declared, Violation, declare
+from queueproof.probes.probes import Seen
+from queueproof.queues.offer import Offer
+from queueproof.run.free import Free
+from queueproof.run.lab import Lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import Program
+from queueproof.search.shrink import Failure, breaches, find, shrink
+
+DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
+_ONCE = (
+    "not again with programs started anew: the program keeps something from one run to the next,"
+    " or acts on its own account"
+)
+AGAIN = 24  # schedules of a breach's program with workers started anew; each takes a second
+STORIES = 3  # of one guarantee, each of another operation that breaks it
+
+
+@dataclass(slots=True)
+class Findings:
+    """What has been found of a queue on a server so far.
+
+    Attributes:
+        lab: Where it is installed.
+        offer: What it brings.
+        seed: Of the random programs and schedules.
+        crew: What does the work.
+        causes: Whether other operations that break the same are looked for.
+        declared: What the checker must know of it.
+    """
+
+    lab: Lab
+    offer: Offer
+    seed: int
+    crew: Crew
+    causes: bool = False
+    declared: Declared = field(init=False)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    others: dict[str, dict[str, Failure]] = field(default_factory=dict)  # by guarantee, by `cause`
+    probed: dict[str, Seen] = field(default_factory=dict)
+    freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
+    unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
+    evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
+    spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
+    in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
+    errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
+    hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
+    _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
+
+    def __post_init__(self) -> None:
+        self.declared = declare(self.offer)
+
+    def runner(self, conditions: Conditions = PLAIN) -> Runner:
+        """What runs programs under some conditions."""
+        return runner_under(self.lab, self.offer, conditions)
+
+    @contextmanager
+    def timing(self, what: str) -> Iterator[None]:
+        """Count the time of a block as spent on something."""
+        began = time.perf_counter_ns()
+        yield
+        self.spent[what] += (time.perf_counter_ns() - began) // 1000
+
+    def note(self, tried: Tried) -> None:
+        """Take in what a run showed."""
+        self.errors |= tried.errors
+        self.evidence += Counter(tried.evidence)
+        for failure in tried.failures(tried.violations):
+            self.in_turn = self.in_turn or failure.violation.in_turn
+            self.record(failure.violation.guarantee, failure)
+
+    def record(self, name: str, failure: Failure) -> None:
+        """Keep a breach, if none is known that is as firm, or none of the same operation.
+
+        Args:
+            name: The guarantee that it breaks.
+            failure: The breach.
+        """
+        known = self.failures.get(name)
+        others = self.others.setdefault(name, {})
+        if known is None or failure.firmness > known.firmness:
+            if (kept := self._confirmed(name, failure)) is not None:
+                self.failures[name] = kept
+                if known is not None and self.causes:
+                    others[known.cause] = known
+                others.pop(kept.cause, None)
+        elif self._is_another(name, failure):
+            kept = self._confirmed(name, failure)
+            if kept is not None and kept.cause != known.cause:
+                others[kept.cause] = kept
+
+    def _is_another(self, name: str, failure: Failure) -> bool:
+        """Whether a breach has a cause that no story tells yet, or tells better."""
+        certain = not failure.violation.doubtful and not failure.run.ambiguous
+        if not self.causes or is_apart(name) or not certain or not failure.cause:
+            return False
+        others = self.others[name]
+        if (other := others.get(failure.cause)) is not None:
+            return other.violation.alone and not failure.violation.alone
+        return failure.cause != self.failures[name].cause and 1 + len(others) < STORIES
+
+    def _confirmed(self, name: str, failure: Failure) -> Failure | None:
+        """The breach as its story tells it; None where it does not count."""
+        if self.lab.unmoved and _clock_moved(failure):
+            self.unsure[name] = self.lab.unmoved
+        elif not self.lab.remembers:
+            return failure
+        elif self._doubts[name] < DOUBTS:
+            if (again := self._happens_again(failure)) is not None:
+                return again
+            self._doubts[name] += 1
+            self.unsure[name] = f"{failure.violation.because}, but {_ONCE}"
+        return None
+
+    def _happens_again(self, failure: Failure) -> Failure | None:
+        """The breach with workers started anew; None where it came of what they keep between runs.
+
+        To begin a worker's life anew in each run takes too long. A breach counts when it happens
+        with new lives too. What a life begins with, a driver that looks types up for instance, are
+        steps that an old one has not: the same schedule may mean another order.
+        """
+        broken = failure.violation.guarantee
+        program, conditions = failure.program, failure.conditions
+        runner = runner_under(self.lab, self.offer, conditions, anew=True)
+        run = runner.run(program, failure.schedule)
+        for one in breaches(run, self.declared):
+            if one.guarantee == broken:
+                return Failure(program, failure.schedule, run, one, conditions)
+        if not program.races:
+            return None
+        return find(runner, self.declared, program, broken, budget=AGAIN, seed=self.seed)
+
+    def suspects(self, name: str) -> bool:
+        """Whether a guarantee was seen to break, even where something else explains it."""
+        return name in self.failures or self.is_probed(name)
+
+    def is_probed(self, name: str) -> bool:
+        """Whether a probe saw a guarantee break."""
+        return name in self.probed and bool(self.probed[name].broken)
+
+    def is_settled(self, name: str) -> bool:
+        """Whether more runs would not change the verdict on a guarantee."""
+        return self.suspects(name) or is_apart(name)
+
+    def explained(self, name: str) -> str:
+        """The other finding that explains a breach, so that it counts once; empty for none."""
+        for seen in self.probed.values():
+            if seen.broken and name in seen.explains:
+                return seen.explains[name]
+        failure = self.failures[name]
+        broken = failure.violation.guarantee
+        if CATALOGUE[name].variations and broken in self.failures:
+            found = "is broken" if broken in CATALOGUE else "occurs"
+            return f"{broken} {found} without it too"
+        if self.in_turn and failure.violation.doubtful:
+            return (
+                "jobs were claimed while their lease was fresh, as single-claim's breach explains"
+            )
+        return ""
+
+    def shorten(self, wanted: Sequence[Guarantee]) -> None:
+        """Make the stories of what broke as short as they go.
+
+        A short program may break without the conditions too under which the long one was seen to:
+        then what it breaks is plainly broken, and they are not to blame.
+        """
+        asked = [g.id for g in wanted if g.needs(self.offer) is None]
+        # What turns out to be plainly broken has a story of its own, to be shortened after it.
+        for name in sorted(asked, key=lambda name: not CATALOGUE[name].variations):
+            if name not in self.failures or self.is_probed(name) or self.explained(name):
+                continue
+            with self.timing(name):
+                self.failures[name] = failure = self._shortened(self.failures[name])
+                others = self.others.get(name, {})
+                self.others[name] = {one: self._shortened(others[one]) for one in others}
+            broken = failure.violation.guarantee
+            if broken != name:
+                plain = find(self.runner(), self.declared, failure.program.undisturbed, broken)
+                if plain is not None:
+                    self.record(broken, plain)
+
+    def _shortened(self, failure: Failure) -> Failure:
+        shorter = shrink(failure, partial(self._first, failure))
+        weaker = shorter.violation.doubtful and not failure.violation.doubtful
+        if weaker or not self.lab.remembers:
+            return failure if weaker else shorter
+        return self._happens_again(shorter) or failure
+
+    def _first(self, failure: Failure, programs: Sequence[Program]) -> tuple[int, Failure] | None:
+        """The first of some programs that breaks the same; see `shrink`."""
+        broken, like = failure.violation.guarantee, failure.like
+        return self.crew.first([Search(one, failure.conditions, broken, like) for one in programs])
+
+
+def _clock_moved(failure: Failure) -> bool:
+    """Whether the clock had been moved before the breach."""
+    calls = failure.run.history.calls
+    return any(call.kind == "advance" for call in calls[: failure.violation.call])
+
+
+def is_apart(name: str) -> bool:
+    """Whether a guarantee is asked in runs of its own, so that others say nothing about it."""
+    return name in CATALOGUE and CATALOGUE[name].programs is None

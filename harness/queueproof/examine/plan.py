@@ -1,0 +1,352 @@
+"""The work of a check in its order, and when it is enough."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from queueproof.errors import OWN_SERVERS
+from queueproof.examine.findings import STORIES, Findings
+from queueproof.examine.profiles import Profile
+from queueproof.examine.work import Draws, Exploration, Probing, Unit
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.guarantee import Guarantee, Variation
+from queueproof.guarantees.suites import Suite, drawn_programs
+from queueproof.probes.probes import PROBES, Seen
+from queueproof.run import wallclock
+from queueproof.run.free import free_run
+from queueproof.run.lab import Lab
+from queueproof.run.places import FreeFault
+from queueproof.schedule.conditions import PLAIN, Conditions, Gate
+from queueproof.schedule.draws import BACKEND
+from queueproof.schedule.programs import DoKind, Program, Schedule
+from queueproof.search.explore import explore
+from queueproof.search.shrink import breaches, find
+
+AT_ONCE = 10  # random programs
+_GATES: tuple[Gate | None, ...] = (None, "statement", "query")
+TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
+FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
+OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
+ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
+FREE_JOBS, FREE_WORKERS = 2_000, 4
+FREE_FAULTS: Mapping[FreeFault, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and which fraction of it is."""
+
+
+class _Part(NamedTuple):
+    """Something to do, and the units that it will probably ask for."""
+
+    what: str
+    act: Callable[[], None]
+    units: Sequence[Unit] = ()
+
+
+class Examination:
+    """The work that guarantees need, in its order.
+
+    Args:
+        findings: What it is for, and where what is found goes.
+        profile: How thoroughly.
+        through: Only programs that do this operation; None for all.
+    """
+
+    def __init__(self, findings: Findings, profile: Profile, through: DoKind | None = None) -> None:
+        self._found = findings
+        self.profile = profile
+        self._lab, self._offer, self._crew = findings.lab, findings.offer, findings.crew
+        self._suite = Suite(findings.offer, through)
+        self._plain: set[str] = set()  # guarantees whose programs have been run
+        self._losing: dict[Program, bool] = {}  # without any fault
+        self._explored: dict[Exploration, int] = {}  # to how many schedules
+
+    def examine(
+        self,
+        wanted: Sequence[Guarantee],
+        progress: Progress,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run everything that the guarantees need, or as much as is enough.
+
+        Args:
+            wanted: The guarantees; those that the queue does not offer are left out.
+            progress: Told how far it is.
+            enough: Whether what was found by now is enough; asked after each part of the work.
+        """
+        asked = [g for g in wanted if g.needs(self._offer) is None]
+        ids = [g.id for g in asked]
+        # The gates' triggers are made and dropped once, not for each guarantee.
+        parts = [
+            self._exploring(guarantee, Conditions(gate=gate))
+            for gate in _GATES
+            if gate is None or gate in self._lab.gates
+            for guarantee in asked
+            if guarantee.programs is not None
+        ]
+        parts += [
+            self._exploring(guarantee, conditions)
+            for guarantee in asked
+            for conditions in guarantee.extra
+        ]
+        for guarantee in asked:
+            if guarantee.late is not None:
+                late = list(self._overtaking(guarantee))
+                parts.append(_Part(guarantee.id, partial(self._overtake, late), late))
+        for guarantee in asked:
+            for variation in guarantee.variations:
+                units = list(self._variations(guarantee, variation))
+                vary = partial(self._vary, guarantee, variation.conditions, units)
+                parts.append(_Part(guarantee.id, vary, units))
+        level = self.profile.level
+        for guarantee in wanted:
+            if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
+                unit = Probing(guarantee.id, level)
+                parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
+        drawn = cache(self._drawn)
+        if not self._crew.is_alone:
+            ahead: list[Unit] = [unit for part in parts for unit in part.units]
+            ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
+            self._crew.go_ahead([*ahead, *drawn()])
+        parts.append(_Part("random programs", partial(self._draw, drawn, ids)))
+        parts += [
+            _Part("free runs", partial(self._run_free, ids, number))
+            for number in range(self.profile.free)
+        ]
+        for n, part in enumerate(parts):
+            progress(part.what, n / len(parts))
+            with self._found.timing(part.what):
+                part.act()
+            self._crew.leave(part.units)
+            if enough():
+                return
+
+    def _probe(self, unit: Probing) -> None:
+        name = unit.guarantee
+        if CATALOGUE[name].variations and name in self._found.failures:
+            return  # a story of controlled runs says more
+        self._found.probed[name] = self._crew.probe(unit)
+
+    def _exploring(self, guarantee: Guarantee, conditions: Conditions) -> _Part:
+        units = list(self._explorations(guarantee, conditions))
+        return _Part(guarantee.id, partial(self._explore_all, units, guarantee, conditions), units)
+
+    def _explorations(
+        self, guarantee: Guarantee, conditions: Conditions = PLAIN
+    ) -> Iterator[Exploration]:
+        """The programs of a guarantee; those that stop inside a statement where they race."""
+        inside = conditions.gate is not None
+        budget = self.profile.inside if inside else self.profile.schedules
+        for program in self._suite.programs(guarantee):
+            if program.races or not inside:
+                yield Exploration(program, conditions, budget, until=guarantee.id)
+
+    def _explore_all(
+        self, units: Iterable[Exploration], guarantee: Guarantee, conditions: Conditions = PLAIN
+    ) -> None:
+        name = guarantee.id
+        for unit in units:
+            if self._lab.unmoved and guarantee.timed:
+                return
+            if name not in self._found.failures:
+                self._explore(unit, name)
+            elif conditions != PLAIN or not self._found.causes:
+                return
+            else:
+                self._look_further(unit.program, name)
+        if conditions == PLAIN:
+            self._plain.add(name)
+
+    def _explore(self, unit: Exploration, guarantee: str) -> None:
+        what = unit._replace(until="")
+        if what in self._explored:  # for another guarantee: all that these runs break was noted
+            self._found.evidence[guarantee, "schedules"] += self._explored[what]
+            return
+        count = 0
+        for tried in self._crew.tries(unit):
+            count += 1
+            self._found.evidence[guarantee, "schedules"] += 1
+            self._found.note(tried)
+            if guarantee in self._found.failures:
+                return
+        self._explored[what] = count
+
+    def _look_further(self, program: Program, guarantee: str) -> None:
+        """Look a little for another operation that breaks what is broken, or hurts another."""
+        known = [
+            self._found.failures[guarantee],
+            *self._found.others.get(guarantee, {}).values(),
+        ]
+        if len(known) == STORIES and not any(one.violation.alone for one in known):
+            return
+        for tried in self._crew.tries(Exploration(program, PLAIN, FURTHER)):
+            self._found.evidence[guarantee, "schedules"] += 1
+            self._found.note(tried)
+
+    def _overtaking(self, guarantee: Guarantee) -> Iterator[Exploration]:
+        """Programs in which somebody acts late, after another has overtaken it."""
+        conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
+        for program in self._suite.late(guarantee):
+            yield Exploration(program, conditions, budget, OVERTAKEN, guarantee.id)
+
+    def _overtake(self, units: Iterable[Exploration]) -> None:
+        for unit in units:
+            if unit.until not in self._found.failures and not self._lab.unmoved:
+                self._explore(unit, unit.until)
+
+    def _variations(self, guarantee: Guarantee, variation: Variation) -> Iterator[Exploration]:
+        """Programs under conditions that should change nothing."""
+        conditions = variation.conditions
+        if conditions.pooled and not self._lab.chooses_connections:
+            return  # a worker process chooses its connections; PgBouncer itself is asked
+        if conditions.clocks and self._lab.by_clients:
+            conditions = replace(conditions, styles=False)
+        if conditions.killed and not self._lab.server.ours:
+            return
+        profile = self.profile
+        for program in self._suite.varied(variation):
+            budget = profile.schedules if program.size <= TINY else profile.varied
+            budget = profile.kills if conditions.killed else budget
+            yield Exploration(program, conditions, budget, counting=guarantee.id)
+
+    def _vary(
+        self,
+        guarantee: Guarantee,
+        conditions: Conditions,
+        units: Iterable[Exploration],
+    ) -> None:
+        """Look for what breaks under some conditions only."""
+        name = guarantee.id
+        if conditions.clocks and self._lab.has_own_clock and not wallclock.MOVABLE:
+            self._found.probed[name] = Seen({}, lacks=wallclock.MISSING)
+        if conditions.killed and not self._lab.server.ours:
+            self._found.probed[name] = _unkilled(self._lab)
+        for unit in units:
+            program = unit.program
+            for tried in self._crew.tries(unit):
+                self._found.evidence[name, "schedules"] += 1
+                self._found.evidence += Counter(tried.evidence)
+                self._found.hit.update(tried.faults)
+                for failure in tried.failures([*tried.violations, *tried.unexpected]):
+                    broken = failure.violation.guarantee
+                    if broken in CATALOGUE and not CATALOGUE[broken].acknowledged:
+                        continue  # who waits for whom, and in which order: another's business
+                    if guarantee.faults and (
+                        broken not in CATALOGUE or self._loses_anyway(program.undisturbed)
+                    ):
+                        continue
+                    if self._breaks_anyway(program.undisturbed, broken):
+                        continue
+                    self._found.record(name, failure)
+            if name in self._found.failures:
+                return
+
+    def _breaks_anyway(self, program: Program, broken: str) -> bool:
+        """Whether a guarantee breaks under plain conditions too."""
+        known = CATALOGUE.get(broken)
+        if known and known.programs and broken not in self._plain and not known.needs(self._offer):
+            self._explore_all(self._explorations(known), known)
+        if broken in self._found.failures or broken in self._found.errors:
+            return True
+        failure = find(self._found.runner(), self._found.declared, program, broken, budget=ENOUGH)
+        if failure is not None and broken not in CATALOGUE:
+            self._found.errors.add(broken)
+        return failure is not None
+
+    def _loses_anyway(self, program: Program) -> bool:
+        """Whether a program loses or doubles a job without any fault, whatever that breaks."""
+        if program not in self._losing:
+            runs = explore(self._found.runner(), program, budget=ENOUGH)
+            found = (
+                violation for _, run in runs for violation in breaches(run, self._found.declared)
+            )
+            self._losing[program] = any(
+                one.guarantee in CATALOGUE and CATALOGUE[one.guarantee].acknowledged
+                for one in found
+            )
+        return self._losing[program]
+
+    def _drawn(self) -> list[Draws]:
+        """Random programs, each with a random schedule."""
+        drawn: list[tuple[Program, Schedule]] = []
+
+        # No database, no shrinking: the same seed draws the same programs, and what is found is
+        # shrunk by `explore.shrink`, which searches the schedule of each smaller program anew.
+        @hypothesis_seed(self._found.seed)
+        @settings(
+            max_examples=self.profile.drawn,
+            backend=BACKEND,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(drawn_programs(self._suite), st.lists(st.integers(0, 2), max_size=24))
+        def draw(program: Program, schedule: list[int]) -> None:
+            drawn.append((program, tuple(schedule)))
+
+        with _without_a_directory():
+            draw()
+        return [Draws(tuple(drawn[n : n + AT_ONCE])) for n in range(0, len(drawn), AT_ONCE)]
+
+    def _draw(self, drawn: Callable[[], Sequence[Draws]], asked: Sequence[str]) -> None:
+        """Run random programs under random schedules."""
+        for unit in drawn() if not all(map(self._found.is_settled, asked)) else ():
+            for tried in self._crew.tries(unit):
+                self._found.evidence["", "random programs"] += 1
+                self._found.note(tried)
+                if all(map(self._found.is_settled, asked)):
+                    return
+
+    def _run_free(self, asked: Sequence[str], number: int) -> None:
+        """Run processes without a scheduler, when the controlled runs have found nothing."""
+        if any(map(self._found.suspects, asked)) or self._lab.unmoved or self._lab.queue.cast:
+            return  # whose workers would not know which version they run
+        self._lab.forget_sessions()
+        self._lab.reset()
+        free = free_run(
+            self._lab,
+            self._offer,
+            self._found.declared,
+            jobs=FREE_JOBS,
+            workers=FREE_WORKERS,
+            seed=self._found.seed + number,
+            faults=FREE_FAULTS,
+        )
+        self._lab.reset()
+        self._found.evidence["", "operations in free runs"] += free.evidence.get("operations", 0)
+        for name, violation in free.broken.items():
+            self._found.freed.setdefault(name, (free, violation))
+
+
+def _unkilled(lab: Lab) -> Seen:
+    """What is left to say of kills where the server is somebody's."""
+    if emptied := lab.unlogged():
+        return Seen(
+            {},
+            unable=f"a crash of the server empties what is UNLOGGED ({', '.join(emptied)}), and "
+            f"this one is not ours to kill: use --postgres {OWN_SERVERS}",
+        )
+    return Seen({}, remark="the server was not killed, because it is not ours")
+
+
+@contextmanager
+def _without_a_directory() -> Iterator[None]:
+    """Keep Hypothesis from writing a cache into the user's working directory."""
+    set_hypothesis_home_dir(Path(os.devnull) / "hypothesis")
+    try:
+        yield
+    finally:
+        set_hypothesis_home_dir(None)

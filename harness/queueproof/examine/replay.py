@@ -1,0 +1,105 @@
+"""A story again, from its token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from queueproof.errors import QueueproofError
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.work import runner_under
+from queueproof.judge.checker import declare
+from queueproof.probes.probes import PROBES
+from queueproof.queues.model import OPERATIONS, Queue
+from queueproof.report.story import Told, tell, tell_found
+from queueproof.report.text import to_text
+from queueproof.run.lab import Lab
+from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import Program
+from queueproof.search.explore import EXHAUSTIVE
+from queueproof.search.shrink import Failure, breaches, find
+from queueproof.search.tokens import decode_token
+
+REPLAYS = 10  # of a run in which the server chose who of several waiting sessions went on
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A story that happened again.
+
+    Attributes:
+        guarantee: What it breaks.
+        told: The story.
+        data: What its token holds: program with schedule, or what a probe needs.
+        failure: What happened; None for a probe's story.
+    """
+
+    guarantee: str
+    told: Told
+    data: Mapping[str, Any]
+    failure: Failure | None = None
+
+    @property
+    def story(self) -> str:
+        """The story as text."""
+        return to_text(self.told)
+
+
+def replay(lab: Lab, token: str) -> Replayed | None:
+    """The story again, or None where it does not happen any more.
+
+    Where the queue has been edited since, its program is run under every order, up to
+    `EXHAUSTIVE` of them: the schedule of the token counts statements that may have gone.
+
+    Args:
+        lab: Where the queue is installed.
+        token: What `encode_token` made.
+
+    Raises:
+        QueueproofError: It is no token, or its program does not fit the queue any more.
+    """
+    digest, guarantee, seed, data = decode_token(token)
+    offer = calibrate(lab)
+    if "probe" in data:
+        found = PROBES[guarantee].replay(lab, offer, data["probe"])
+        return Replayed(guarantee, tell_found(found, guarantee), data) if found else None
+    program = Program.from_data(data["program"])
+    conditions = Conditions(**data["under"])
+    runner = runner_under(lab, offer, conditions, anew=True)
+    if digest != lab.queue.digest:
+        _refuse_unfit(lab.queue, program)
+        found_anew = find(
+            runner, declare(offer), program, data["broken"], budget=EXHAUSTIVE, seed=seed
+        )
+        if found_anew is None:
+            return None
+        data = {**data, "schedule": list(found_anew.schedule)}
+        story = tell(found_anew.run, found_anew.violation, conditions, guarantee)
+        return Replayed(guarantee, story, data, found_anew)
+    for _ in range(REPLAYS):
+        run = runner.run(program, data["schedule"])
+        for violation in breaches(run, declare(offer)):
+            if violation.guarantee == data["broken"]:
+                story = tell(run, violation, conditions, guarantee)
+                story = replace(story, cast=lab.queue.cast)
+                failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
+                return Replayed(guarantee, story, data, failure)
+        if not run.ambiguous:
+            break
+    return None
+
+
+def _refuse_unfit(queue: Queue, program: Program) -> None:
+    """See that an edited queue still has what a story's program does.
+
+    Raises:
+        QueueproofError: It has not; then nothing that the program does could break it.
+    """
+    kinds = {do.kind for stage in program.stages for _, dos in stage for do in dos}
+    lacking = sorted((kinds & OPERATIONS.keys()) - queue.offers)
+    if lacking:
+        raise QueueproofError(
+            f"{queue.name} has changed, and the story's program needs {' and '.join(lacking)},"
+            " which it no longer offers: check it anew"
+        )

@@ -1,0 +1,186 @@
+"""What the findings say of a guarantee: its verdict, with evidence and stories."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from queueproof.examine.findings import Findings, is_apart
+from queueproof.guarantees.guarantee import Guarantee
+from queueproof.probes.backoff import Waits
+from queueproof.probes.probes import Found, Seen
+from queueproof.report.card import Break, Judgement, Place, Verdict
+from queueproof.report.free import tell_free
+from queueproof.report.story import tell, tell_found
+from queueproof.report.text import to_text
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.programs import FAULTS
+from queueproof.search.shrink import Failure
+from queueproof.search.tokens import encode_token
+
+_EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
+
+
+def judgement_of(
+    findings: Findings,
+    guarantee: Guarantee,
+    named: Collection[str] = (),
+    required: Collection[str] = (),
+) -> Judgement:
+    """The verdict on one guarantee, with its story as short as it was made.
+
+    Args:
+        findings: What was found.
+        guarantee: Which.
+        named: Ids of guarantees that were asked for by name: no tool may be lacking.
+        required: And of those that the queue must offer what they need.
+    """
+    spent = findings.spent[guarantee.id] / 1e6
+    return replace(_judgement(findings, guarantee, named, required), seconds=spent)
+
+
+def _judgement(
+    findings: Findings, guarantee: Guarantee, named: Collection[str], required: Collection[str]
+) -> Judgement:
+    name = guarantee.id
+    must = name in named or name in required
+    watched = findings.probed.get(name, Seen({}))
+    missing = guarantee.needs(findings.offer)
+    if missing is not None:
+        reason = f"{missing}: {watched.remark}" if watched.remark else missing
+        verdict: Verdict = "inconclusive" if name in required else "not-offered"
+        return Judgement(name, verdict, reason)
+    evidence = _evidence(findings, guarantee)
+    accepted = findings.offer.queue.breaks.get(name)
+    if stories := _stories(findings, name):
+        first, *more = stories
+        reason = first.reason
+        if accepted is not None:
+            reason = f"{reason} (declared: {accepted})"
+        found: Verdict = "broken" if accepted is None else "accepted"
+        return Judgement(
+            name,
+            found,
+            reason,
+            first.story,
+            first.replay,
+            evidence,
+            tuple(more),
+            first.told,
+            first.place,
+        )
+    if lacks := _lacks(findings, guarantee, watched):
+        return Judgement(name, "inconclusive" if must else "not-offered", lacks)
+    unsure = _unsure(findings, guarantee, watched, evidence)
+    if unsure:
+        return Judgement(name, "inconclusive", unsure, evidence=evidence)
+    reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
+    if watched.lacks and must:
+        reason = f"{watched.lacks}; without it: {reason}"
+        return Judgement(name, "inconclusive", reason, evidence=evidence)
+    if watched.remark:
+        reason += f"; {watched.remark}"
+    if accepted is not None:
+        reason = f"declared in [breaks] but not seen to break: {reason}"
+    return Judgement(name, "holds", reason, evidence=evidence)
+
+
+def _lacks(findings: Findings, guarantee: Guarantee, watched: Seen) -> str:
+    """The tool without which nothing can be said here; empty where there is none."""
+    unmoved = findings.lab.unmoved if findings.lab.has_own_clock else ""
+    if unmoved and (guarantee.timed or findings.unsure.get(guarantee.id) == unmoved):
+        return unmoved
+    return "" if watched.partial else watched.lacks
+
+
+def _unsure(
+    findings: Findings, guarantee: Guarantee, watched: Seen, evidence: Mapping[str, int]
+) -> str:
+    """Why a guarantee that was not seen to break is not proved; empty where it is."""
+    name = guarantee.id
+    if name in findings.failures:
+        return findings.explained(name)
+    if watched.unable:
+        return watched.unable
+    if guarantee.timed and findings.lab.unmoved:
+        return findings.lab.unmoved
+    if name in findings.unsure:
+        return findings.unsure[name]
+    if not any(n for what, n in evidence.items() if what not in _EFFORT):
+        lacking = f": no {guarantee.lacking}" if guarantee.lacking else ""
+        return f"no run put it to the test{lacking}"
+    if guarantee.faults and (lacking := _without(findings, evidence)):
+        return f"no {lacking}"
+    return ""
+
+
+def _without(findings: Findings, evidence: Mapping[str, int]) -> str:
+    """The faults that happened in no run, of those that are possible here."""
+    wanted = [
+        fault.several
+        for fault in FAULTS.values()
+        if not fault.of_server or findings.lab.server.ours
+    ]
+    return " and no ".join(told for told in wanted if not evidence.get(told))
+
+
+def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
+    name = guarantee.id
+    evidence = {what: n for (g, what), n in sorted(findings.evidence.items()) if g == name}
+    drawn = findings.evidence["", "random programs"]
+    if drawn and not is_apart(name):
+        evidence["random programs"] = drawn
+        evidence["operations in free runs"] = findings.evidence["", "operations in free runs"]
+    if guarantee.faults:
+        evidence["distinct steps hit"] = len(findings.hit)
+    watched = findings.probed.get(name, Seen({}))
+    evidence |= watched.evidence
+    return {what: n for what, n in evidence.items() if n or watched.lacks}
+
+
+def _stories(findings: Findings, name: str) -> list[Break]:
+    """How a guarantee was seen to break, the story that says most first."""
+    seen = findings.probed.get(name)
+    if seen is not None and seen.found is not None:
+        token = encode_token(findings.lab.queue.digest, name, findings.seed, probe=seen.data)
+        story = tell_found(seen.found, name)
+        place = _place(findings, seen.found)
+        return [Break(seen.broken, to_text(story), token, story, place)]
+    failure = findings.failures.get(name)
+    if failure is None and name in findings.freed:
+        free, violation = findings.freed[name]
+        account = tell_free(free, violation)
+        because = f"{violation.because} (in a free run)"
+        return [Break(because, to_text(account), None, account)]
+    if failure is None or findings.explained(name):
+        return []
+    others = sorted(findings.others.get(name, {}).values(), key=lambda one: one.violation.alone)
+    return [_told(findings, name, one) for one in (failure, *others)]
+
+
+def _told(findings: Findings, name: str, failure: Failure) -> Break:
+    token = encode_token(
+        findings.lab.queue.digest,
+        name,
+        findings.seed,
+        program=failure.program.to_data(),
+        schedule=list(failure.schedule),
+        under=failure.conditions.to_data(),
+        broken=failure.violation.guarantee,
+    )
+    story = tell(failure.run, failure.violation, failure.conditions, name)
+    story = replace(story, cast=findings.lab.queue.cast)
+    place = _place(findings, failure)
+    return Break(failure.violation.because, to_text(story), token, story, place)
+
+
+def _place(findings: Findings, found: Found) -> Place | None:
+    """Where the last statement of a story's workers stands; a probe measures a whole block."""
+    if isinstance(found, Failure):
+        told = [b for b in found.run.trace if 0 <= b.call <= found.violation.call]
+        sent = [b.step for b in told if b.step is not None and b.actor != DRAINER]
+        source = next((step.source for step in reversed(sent) if step.source), None)
+    else:
+        operation = "fail" if isinstance(found, Waits) else "claim"
+        source = findings.lab.queue.source_of(operation)
+    return Place(str(source.path), source.line) if source else None
