@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from queueproof.run.lab import Lab
 
 from .matrix import PROFILE, SEED, Recorded
 from .matrix import strategy as strategy_of
+from .stage import Stage
+from .stage import stage as stage_of
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"
@@ -111,3 +113,19 @@ def verdict(request: pytest.FixtureRequest, queue: Queue, examiner: Examiner) ->
     """What is found on the test's guarantee."""
     marker = request.node.get_closest_marker("guarantee")
     return examiner.verdict(queue, marker.args[0])
+
+
+@pytest.fixture(scope="session")
+def database(server: Server) -> Iterator[str]:
+    """Of the scenarios on PostgreSQL itself."""
+    with server.database() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, database: str) -> Iterator[Stage]:
+    """Four queued jobs, nobody there yet, and the test's sentence above the timeline."""
+    title = str(request.function.__doc__).partition("\n")[0]
+    with stage_of(database, f"{title} [{request.node.name}]") as opened:
+        opened.prepare()
+        yield opened

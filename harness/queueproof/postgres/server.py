@@ -122,7 +122,7 @@ def settings(*, durable: bool) -> dict[str, str]:
         "autovacuum": "off",
         "deadlock_timeout": "60s",
         "jit": "off",
-        "max_connections": "100",
+        "max_connections": "200",  # fifty for one scenario, beside those of eight processes
         "wal_level": "minimal",
         "max_wal_senders": "0",
         "dynamic_shared_memory_type": "mmap",

@@ -1,0 +1,126 @@
+"""The words of the scenarios on PostgreSQL: each of them can fail, and says how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from queueproof.postgres import Server
+from scenarios import test_server_rules as rules
+from scenarios.stage import Stage, stage
+
+LOCK = "SELECT id FROM jobs WHERE id = 1 FOR UPDATE"
+REFUSED = 'could not obtain lock on row in relation "jobs"'
+Failed = pytest.fail.Exception
+
+
+@pytest.fixture(scope="module")
+def database(server: Server) -> Iterator[str]:
+    """A database of its own."""
+    with server.database() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture
+def play(database: str) -> Callable[[Callable[[Stage], None]], None]:
+    """Runs something on a new stage."""
+
+    def run(scene: Callable[[Stage], None]) -> None:
+        with stage(database, "a scene") as opened:
+            opened.prepare()
+            scene(opened)
+
+    return run
+
+
+@pytest.fixture
+def there(database: str) -> Iterator[Stage]:
+    """A stage."""
+    with stage(database, "a scene") as opened:
+        opened.prepare()
+        yield opened
+
+
+def test_who_runs_a_statement_must_not_wait(there: Stage) -> None:
+    """`runs` and `fails` fail where the server says that the statement waits, and for whom."""
+    w1, w2, w3 = there.enter("w1", "w2", "w3")
+    w1.runs("BEGIN")
+    w1.runs(LOCK)
+    with pytest.raises(Failed, match=r"w2 waits for w1 \(transactionid\), and should not"):
+        w2.runs(LOCK)
+    with pytest.raises(Failed, match="w3 waits for w"):
+        w3.fails(LOCK)
+
+
+def test_who_waits_must_not_answer_and_waits_for_the_one_named(there: Stage) -> None:
+    """`waits_for` fails where there is an answer, or somebody else is waited for."""
+    w1, w2, w3 = there.enter("w1", "w2", "w3")
+    with pytest.raises(Failed, match="w2 has an answer, and should wait for w1"):
+        w2.waits_for(w1, LOCK)
+    w1.runs("BEGIN")
+    w1.runs(LOCK)
+    with pytest.raises(Failed, match=r"waits for w1 .*, and should wait for w2"):
+        w3.waits_for(w2, LOCK)
+
+
+def test_who_fails_must_not_succeed_and_the_other_way_round(there: Stage) -> None:
+    """`fails` fails where the statement succeeds, `runs` and `goes_on` where it does not."""
+    w1, w2 = there.enter("w1", "w2")
+    with pytest.raises(Failed, match="w1 succeeds, and should fail"):
+        w1.fails(LOCK)
+    with pytest.raises(Failed, match="w1 gets ERROR 22012"):
+        w1.runs("SELECT 1 / 0")
+    w1.runs("BEGIN")
+    w1.runs(LOCK)
+    w2.runs("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    w2.waits_for(w1, LOCK)
+    w1.runs("UPDATE jobs SET priority = 5 WHERE id = 1")
+    w1.runs("COMMIT")
+    with pytest.raises(Failed, match="w2 gets ERROR 40001"):
+        w2.goes_on()
+
+
+def test_the_timeline_has_what_happened(there: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each statement is printed as it ends or waits, with its values and its outcome."""
+    w1, w2 = there.enter("w1", "w2")
+    w1.runs("BEGIN")
+    w1.runs("SELECT id FROM jobs WHERE id = :job FOR UPDATE", job=1)
+    w2.fails(f"{LOCK} NOWAIT")
+    w2.waits_for(w1, LOCK)
+    w1.crashes()
+    w2.goes_on()
+    assert capsys.readouterr().out.splitlines() == [
+        "  w1        BEGIN",
+        "  w1        SELECT id FROM jobs WHERE id = 1 FOR UPDATE  ->  1",
+        f"  w2        {LOCK} NOWAIT  ->  ERROR 55P03: {REFUSED}",
+        f"  w2        {LOCK}  ->  waits for w1 (transactionid)",
+        "  w1        (its connection ends)",
+        "  w2          goes on  ->  1",
+    ]
+
+
+@pytest.mark.parametrize("held", rules.ROWS)
+def test_each_cell_of_the_matrix_can_fail(
+    play: Callable[[Callable[[Stage], None]], None], held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of the lock matrix that says the opposite fails its scenario."""
+    row = rules.ROWS[held]
+    for n, cell in enumerate(row):
+        wrong = [*row[:n], "." if cell == "x" else "x", *row[n + 1 :]]
+        monkeypatch.setitem(rules.ROWS, held, wrong)
+        with pytest.raises(Failed, match="waits for holder" if cell == "x" else "has an answer"):
+            play(lambda opened: rules.test_row_locks_conflict_as_in_the_matrix(opened, held))
+
+
+@pytest.mark.parametrize("mode", rules.TABLE_LOCKS)
+def test_each_cell_of_the_table_locks_can_fail(
+    play: Callable[[Callable[[Stage], None]], None], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell of the table locks that says the opposite fails its scenario."""
+    row = rules.TABLE_LOCKS[mode].split()
+    for n, cell in enumerate(row):
+        wrong = [*row[:n], "." if cell == "x" else "x", *row[n + 1 :]]
+        monkeypatch.setitem(rules.TABLE_LOCKS, mode, " ".join(wrong))
+        with pytest.raises(Failed, match="migration"):
+            play(lambda opened: rules.test_skip_locked_skips_no_table_lock(opened, mode))
