@@ -38,6 +38,7 @@ STATEMENT = 60.0  # a statement of the queue's, or what a worker is asked for, w
 OWN = 60.0  # a statement of the harness's own
 BULK = 600.0  # the same where it fills, vacuums or copies tables
 LOCK = 5.0  # a lock on the queue's tables that should be free, and once more without spare workers
+IMPATIENT = f"SET lock_timeout = {LOCK * 1000:.0f}"
 CANCEL = 10.0  # a statement ends that was cancelled
 GONE = 10.0  # a backend or a process ends that was told to, or a connection of it
 BEGIN = 30.0  # a worker begins its life or installs its queue

@@ -25,7 +25,8 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Parameter, Step, Value, Values
 from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
-from queueproof.run.lab import GATE_KEYS, SEARCH_PATH, Lab
+from queueproof.run.gates import GATE_KEYS
+from queueproof.run.lab import SEARCH_PATH, Lab
 from queueproof.run.record import Beat
 from queueproof.schedule.programs import FAULTS, Do, FaultKind, JobSpec, Program
 from queueproof.search.shrink import Failure

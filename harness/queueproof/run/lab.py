@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from importlib.resources import files
 from typing import Any, TypeGuard
@@ -22,8 +21,10 @@ from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import Pooler
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.sqlfile import SqlFileQueue
-from queueproof.queues.sqltext import compile_statement, position_in
-from queueproof.run import wallclock
+from queueproof.run import gates, wallclock
+from queueproof.run.clock import Clock
+from queueproof.run.gates import GATE, GATE_KEYS, Scheduler
+from queueproof.run.refused import hint, rejected
 from queueproof.run.session import (
     ARRAYS,
     ConnectionLostError,
@@ -40,89 +41,19 @@ from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
 _ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
-_FORBIDDEN = "42501"  # insufficient_privilege
-_UNTRUSTED = (
-    "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
-    " EXTENSION does for some: --trust"
-)
-# Of functions, types, operators, schemas, tables, extensions (58P01 in older servers).
-_MISSING = frozenset({"42883", "42704", "3F000", "42P01", "0A000", "58P01"})
-_EXTENSION = re.compile(r'CREATE EXTENSION (?:IF NOT EXISTS )?"?([\w-]+)', re.IGNORECASE)
-_LACKING = """
-SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
-FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
-"""
-CONTRIB = frozenset(
-    """
-    amcheck autoinc bloom btree_gin btree_gist citext cube dblink dict_int dict_xsyn earthdistance
-    file_fdw fuzzystrmatch hstore insert_username intagg intarray isn lo ltree moddatetime
-    pageinspect pg_buffercache pg_freespacemap pg_prewarm pg_stat_statements pg_trgm pg_visibility
-    pg_walinspect pgcrypto pgrowlocks pgstattuple postgres_fdw refint seg sslinfo tablefunc tcn
-    tsm_system_rows tsm_system_time unaccent uuid-ossp xml2
-    """.split()  # noqa: SIM905 - a list of forty strings is no easier to read
-)
-"""The extensions that PostgreSQL itself comes with (manual, appendix F)."""
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
-GATE = "queueproof.gate"  # the setting by which a session asks for a gate
-GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
 _EMPTY = Step("DISCARD ALL")
 _WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
-# Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
-FRACTION = 0.42
 _FIRST_LOOK = 3  # resets, after which every operation is likely to have run
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
 
-# The rows that such a view's triggers get are chosen before any statement on a base table begins.
-# Of any other view that can be changed the base table's triggers are all that fires.
-_TRIGGER_VIEWS = """
-SELECT DISTINCT c.oid::regclass::text
-FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
-WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
-  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
-"""
 # A function with a search_path of its own would miss the clock (design: The clock).
 _PINNED = """
 SELECT p.oid::regprocedure::text, split_part(setting, '=', 2), p.prokind = 'p'
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest(p.proconfig) AS setting
 WHERE setting LIKE 'search_path=%' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
 """
-# A session that has asked for it stops here: it takes its first key, which the scheduler holds,
-# and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
-# says that it has stopped at a row.
-_GATE = """
-CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  IF pg_catalog.current_setting('queueproof.gate', true) IN ('every', pg_catalog.lower(TG_LEVEL))
-  THEN
-    IF TG_LEVEL = 'ROW' THEN
-      PERFORM pg_catalog.pg_advisory_lock(%(row)s, pg_catalog.pg_backend_pid());
-    END IF;
-    PERFORM pg_catalog.pg_advisory_lock(%(first)s, pg_catalog.pg_backend_pid());
-    PERFORM pg_catalog.pg_advisory_unlock(%(first)s, pg_catalog.pg_backend_pid());
-    IF TG_LEVEL = 'ROW' THEN
-      PERFORM pg_catalog.pg_advisory_unlock(%(row)s, pg_catalog.pg_backend_pid());
-    END IF;
-    PERFORM pg_catalog.pg_advisory_lock(%(second)s, pg_catalog.pg_backend_pid());
-    PERFORM pg_catalog.pg_advisory_unlock(%(second)s, pg_catalog.pg_backend_pid());
-  END IF;
-  IF TG_OP = 'DELETE' THEN
-    RETURN OLD;
-  END IF;
-  RETURN NEW;
-END $$
-"""
-# What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
-_ASKED = {
-    "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
-    "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
-    "open": """
-SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
-  pg_catalog.pg_advisory_unlock(%(first)s, $1::int4),
-  pg_catalog.pg_advisory_lock(%(first)s, $1::int4),
-  pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
-""",
-}
 _AT_ROW = """
 SELECT EXISTS (
   SELECT FROM pg_locks
@@ -156,9 +87,6 @@ SELECT coalesce(sum(heap_blks_read + heap_blks_hit + coalesce(idx_blks_read + id
 FROM pg_catalog.pg_statio_user_tables
 """
 
-# A gate's triggers, by their level.
-_EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
-
 
 class Lab:
     """Where one queue's runs take place: its database, its sessions, its clock.
@@ -168,6 +96,7 @@ class Lab:
         server: The server that it is installed on.
         conninfo: Of its database, for the harness itself.
         arrays: Array type of each type that the queue's schema defines, by oid.
+        clock: Its database's clock.
         schema: The statements that installed it.
         tables: The queue's tables, as regclass text.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
@@ -205,8 +134,7 @@ class Lab:
         self._sessions: dict[str, Session] = {}
         self._vacant: list[LibpqSession] = []  # of dead workers, emptied
         self._used: set[str] = set()
-        self._shift = 0.0
-        self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
+        self.clock = Clock(superuser=server.superuser)
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
@@ -216,7 +144,7 @@ class Lab:
         try:
             self._install()
             self._control = self._scheduler()
-            self._set_clock()
+            self._control.run(self.clock.sql)
         except BaseException:
             self._admin.close()
             raise
@@ -228,19 +156,11 @@ class Lab:
         # The database's setting would put the queue's schema and the moved clock first. And a name
         # that one connection reads must mean the same on the other: no schema of a queue is here.
         connection.execute("SET search_path = pg_catalog")
-        connection.execute(self._impatient)
+        connection.execute(waits.IMPATIENT)
         return connection
 
-    def _scheduler(self) -> LibpqSession:
-        control = LibpqSession(self.conninfo, "the scheduler", meanwhile=self._meanwhile)
-        control.run(f"SET search_path = pg_catalog; {self._impatient}")
-        for name, asked in _ASKED.items():
-            control.prepare(name, asked % GATE_KEYS)
-        return control
-
-    @property
-    def _impatient(self) -> str:
-        return f"SET lock_timeout = {waits.LOCK * 1000:.0f}"
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(self.conninfo, self._meanwhile)
 
     @property
     def _meanwhile(self) -> waits.Meanwhile | None:
@@ -281,7 +201,7 @@ class Lab:
         self._reset_sql, self._renew_sql = back_to_the_beginning(
             self._admin, self.tables, superuser=self.server.superuser
         )
-        run(_GATE % GATE_KEYS)
+        run(gates.FUNCTION)
 
     def _run_install(self) -> None:
         """Have the queue make its tables."""
@@ -340,10 +260,8 @@ class Lab:
         if full or self._resets == _FIRST_LOOK:
             self._refuse_new_tables()
         begin = self._renew_sql if full else self._reset_sql
-        if self._moves:
-            self._moves.clear()
-            begin = f"{begin}; {self._clock_sql()}"
-        self._shift = 0.0
+        if self.clock.reset():
+            begin = f"{begin}; {self.clock.sql}"
         self._lock_tables(partial(self._restore, begin))
         for session in emptied:
             try:
@@ -446,12 +364,8 @@ class Lab:
         if self._pooler:
             conninfo = self._pooler.conninfo
         session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
-        self._lock_gate(session.pid)
+        self._control.lock_gate(session.pid)
         return session
-
-    def _lock_gate(self, pid: int) -> None:
-        """Hold the key that a backend needs to pass a gate."""
-        self._control.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
 
     def _wanted(self, key: str) -> dict[str, str]:
         """The settings that the session under a key begins with."""
@@ -492,29 +406,15 @@ class Lab:
         return None
 
     def _change_gate(self, conditions: Conditions) -> None:
-        """Make statements on the queue's tables stop inside, or let them run through.
-
-        The triggers are there only while they are wanted: a row trigger locks its row a little
-        earlier than the untouched statement would. No trigger fires for a query: whoever runs it
-        declares a cursor, which takes the snapshot, and fetches later.
-        """
-        views = [view for (view,) in self._admin.execute(_TRIGGER_VIEWS).fetchall()]
-        for relation in (*self.tables, *views):
-            for level in _EVENTS:
-                self.execute(f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}')
+        """Make statements on the queue's tables stop inside, or let them run through."""
+        views = [view for (view,) in self._admin.execute(gates.TRIGGER_VIEWS).fetchall()]
+        anywhere = (*self.tables, *views)
         self._conditions = conditions
-        gate = conditions.gate
-        if gate is None or gate == "query":
-            return
-        # A view's row triggers are INSTEAD OF, and change base tables, whose own triggers fire.
-        # A row trigger of a partitioned table is its partitions' too; a statement may name either.
-        gated = {"statement": (*self.tables, *views), "row": self._gated_tables}
-        for level in _EVENTS if gate == "every" else [gate]:
-            for relation in gated[level]:
-                self.execute(
-                    f'CREATE TRIGGER "~queueproof {level}" BEFORE {_EVENTS[level]} ON {relation} '
-                    f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
-                )
+        for statement in (
+            *gates.without(anywhere),
+            *gates.within(conditions.gate, anywhere, self._gated_tables),
+        ):
+            self.execute(statement)
 
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - whatever operations take and answer
         """Begin one of the queue's operations on behalf of an actor.
@@ -529,7 +429,7 @@ class Lab:
         """
         steps = self.queue.begin_for(actor, operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
-            return wallclock.resumed_at(steps, lambda: self._shift + self._conditions.skew(actor))
+            return wallclock.resumed_at(steps, lambda: self.ahead(actor))
         if self.has_own_clock:
             return wallclock.watched(steps, self._see_time)
         return steps
@@ -581,26 +481,7 @@ class Lab:
             step: The statement that failed.
             error: What the server said.
         """
-        return rejected(step, error, self._hint(error))
-
-    def _hint(self, error: ServerError) -> str:
-        """What else to say of an error that a superuser would not have met."""
-        if error.sqlstate == _FORBIDDEN and not self.server.trusted:
-            return _UNTRUSTED
-        if error.sqlstate not in _MISSING:
-            return ""
-        asked = {name.lower() for step in self.schema for name in _EXTENSION.findall(step.sql)}
-        missing: dict[str, bool] = dict(self._admin.execute(_LACKING, [sorted(asked)]).fetchall())
-        if not missing:
-            return ""
-        if any(missing.values()):
-            where = "here it needs a superuser's rights: --trust"
-        elif missing.keys() <= CONTRIB:
-            where = "PostgreSQL's own packages bring it: --postgres local, or --postgres container"
-        else:
-            where = "name a server that has it: --postgres container:IMAGE, or a DSN"
-        names = ", ".join(missing)
-        return f"\nIs it of an extension that the schema asks for and has not got? {names}: {where}"
+        return rejected(step, error, hint(error, self.schema, self._admin, self.server))
 
     def shown(self, step: Step) -> Step:
         """A statement that has not answered, as it is shown to the user."""
@@ -628,7 +509,7 @@ class Lab:
 
     def open_gate(self, session: Session) -> None:
         """Let a session that has stopped at a gate go on, and no further than to the next one."""
-        self._ask("open", session.pid)
+        self._control.open_gate(session.pid)
 
     def is_at_row(self, session: Session) -> bool:
         """Whether a session that has stopped at a gate has locked a row, and not the next."""
@@ -660,7 +541,7 @@ class Lab:
     def _until_gone(self, pids: Sequence[int]) -> None:
         """Wait until backends have rolled back and gone, and take their gates' keys back."""
         for pid in pids:
-            self._control.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
+            self._control.unlock_gate(pid)
         gone = "SELECT NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE pid = ANY (%s))"
         waits.until(
             lambda: self._admin.execute(gone, [list(pids)]).fetchone() == (True,),
@@ -769,18 +650,7 @@ class Lab:
 
     def blockers(self, session: Session) -> list[int]:
         """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
-        return [found for pid in session.waiting for found in self._blocking(pid)]
-
-    def _blocking(self, pid: int) -> list[int]:
-        value = self._ask("blockers", pid)
-        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004 - both braces
-
-    def _ask(self, name: str, *values: int) -> bytes:
-        """The scheduler's answer to one of its prepared queries."""
-        value = self._control.ask(name, *values)
-        if value is None:
-            raise ConnectionLostError("the server closed the scheduler's connection")
-        return value
+        return [found for pid in session.waiting for found in self._control.blocking(pid)]
 
     def reads_tables(self, session: Session) -> bool:
         """Whether the open transaction of a session has come upon one of the queue's tables."""
@@ -789,50 +659,22 @@ class Lab:
 
     def now(self) -> float:
         """Seconds on the database's clock since an arbitrary moment."""
-        return time.monotonic() + self._shift
+        return self.clock.now()
 
     def until_aligned(self) -> float:
         """Seconds until the moved clock shows the fraction at which what is timed begins."""
-        shown = datetime.fromisoformat(self._ask("moment").decode()).timestamp() + self._shift
-        return round((FRACTION - shown) % 1.0, 6)
+        return self.clock.until_aligned(self._control.moment())
+
+    def ahead(self, actor: str) -> float:
+        """Seconds by which the clock of an actor's process should be ahead of real time."""
+        return self.clock.shift + self._conditions.skew(actor)
 
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
-        moment = self._ask("moment").decode()
-        self._shift += seconds
-        if not any(session.busy for session in self._sessions.values()):
-            self._moves.clear()  # nobody is left whose now() is that of an earlier moment
-        self._moves.insert(0, (moment, self._shift))
-        self._set_clock()
-
-    def _set_clock(self) -> None:
-        self._control.run(self._clock_sql())
-
-    def _clock_sql(self) -> str:
-        """Give `now()` the body that fits the moves: each statement that is planned pays for it.
-
-        Most statements run before the first move: then it is PostgreSQL's own, under our name,
-        which takes superuser rights to say. Otherwise it is one expression, which is inlined.
-        """
-        cases = " ".join(
-            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
-            for since, shift in self._moves
-        )
-        rows = "; ".join(
-            f"INSERT INTO clock.moves VALUES ('{since}', '{shift:.6f} seconds')"
-            for since, shift in self._moves[:1]
-        )
-        body = "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()"
-        if cases:
-            body += f" + CASE {cases} ELSE interval '0' END$$"
-        elif self.server.superuser:
-            body = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
-        else:
-            body += "$$"
-        return (
-            f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
-            f"{rows or 'DELETE FROM clock.moves'}"
-        )
+        moment = self._control.moment()
+        busy = any(session.busy for session in self._sessions.values())
+        self.clock.move(seconds, moment, forget=not busy)
+        self._control.run(self.clock.sql)
 
     def defaults(self) -> dict[str, object]:
         """Arguments for an operation that nothing depends on.
@@ -893,27 +735,3 @@ class Lab:
         self._vacant.clear()
         self._control.close()
         self._admin.close()
-
-
-def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
-    """The user's error for SQL that the server rejected, with its place in the file.
-
-    Args:
-        step: The statement.
-        error: What the server said, with the position if it knows it.
-        hint: What else may help, put at the end.
-    """
-    where = ""
-    source = step.source
-    if error.position is not None:
-        offset = position_in(compile_statement(step.sql), error.position)
-        before = step.sql[:offset]
-        line = before.count("\n")
-        column = offset - (before.rfind("\n") + 1) + 1
-        if source is not None:
-            source = type(source)(source.path, source.line + line)
-        text = step.sql.split("\n")[line]
-        where = f"\n  {text}\n  {' ' * (column - 1)}^"
-    return QueueError(
-        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
-    )

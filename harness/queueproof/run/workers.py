@@ -26,7 +26,8 @@ from queueproof.queues.model import Operation, Result, Step
 from queueproof.queues.sqltext import move_times
 from queueproof.queues.worker import WorkerError, WorkerProcess, WorkerQueue
 from queueproof.run import wallclock
-from queueproof.run.lab import GATE, HARNESS, Lab
+from queueproof.run.gates import GATE
+from queueproof.run.lab import HARNESS, Lab
 from queueproof.run.session import Session
 from queueproof.schedule.actors import identity
 from queueproof.schedule.conditions import Gate
@@ -634,7 +635,7 @@ class ClientLab(Lab):
     def hold_key(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""
         if self._pooler is None:
-            self._lock_gate(pid)
+            self._control.lock_gate(pid)
 
     def has_written(self, pid: int) -> bool:
         """Whether the open transaction of a backend has changed or locked a row."""
@@ -645,10 +646,6 @@ class ClientLab(Lab):
         self._admin.execute(
             "SELECT pg_cancel_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
         )
-
-    def ahead(self, actor: str) -> float:
-        """Seconds by which the clock of an actor's process should be ahead of real time."""
-        return self._shift + self._conditions.skew(actor)
 
     def _rewritten(self, statements: str) -> str:
         """A worker's SQL with every form of the time moved with the clock."""

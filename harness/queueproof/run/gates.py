@@ -1,0 +1,138 @@
+"""Gates: where a session stops inside a statement, until the scheduler lets it go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from queueproof import waits
+from queueproof.run.session import ConnectionLostError, LibpqSession
+from queueproof.schedule.conditions import Gate
+
+GATE = "queueproof.gate"  # the setting by which a session asks for a gate
+GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
+
+# The rows that such a view's triggers get are chosen before any statement on a base table begins.
+# Of any other view that can be changed the base table's triggers are all that fires.
+TRIGGER_VIEWS = """
+SELECT DISTINCT c.oid::regclass::text
+FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
+WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+"""
+# A session that has asked for it stops here: it takes its first key, which the scheduler holds,
+# and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
+# says that it has stopped at a row.
+FUNCTION = """
+CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  IF pg_catalog.current_setting('queueproof.gate', true) IN ('every', pg_catalog.lower(TG_LEVEL))
+  THEN
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_lock({row}, pg_catalog.pg_backend_pid());
+    END IF;
+    PERFORM pg_catalog.pg_advisory_lock({first}, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock({first}, pg_catalog.pg_backend_pid());
+    IF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_unlock({row}, pg_catalog.pg_backend_pid());
+    END IF;
+    PERFORM pg_catalog.pg_advisory_lock({second}, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_unlock({second}, pg_catalog.pg_backend_pid());
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  RETURN NEW;
+END $$
+""".format(**GATE_KEYS)
+# What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
+_ASKED = {
+    "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
+    "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
+    "open": """
+SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_lock(%(first)s, $1::int4),
+  pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
+""",
+}
+# A gate's triggers, by their level.
+_EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
+
+
+class Scheduler(LibpqSession):
+    """The connection that holds the gates' keys, and asks who waits for whom.
+
+    Args:
+        conninfo: Of the queue's database.
+        meanwhile: What is done while an answer is waited for that nobody else waits for.
+    """
+
+    def __init__(self, conninfo: str, meanwhile: waits.Meanwhile | None) -> None:
+        super().__init__(conninfo, "the scheduler", meanwhile=meanwhile)
+        self.run(f"SET search_path = pg_catalog; {waits.IMPATIENT}")
+        for name, asked in _ASKED.items():
+            self.prepare(name, asked % GATE_KEYS)
+
+    def _asked(self, name: str, *values: int) -> bytes:
+        """The answer to one of its prepared queries."""
+        value = self.ask(name, *values)
+        if value is None:
+            raise ConnectionLostError("the server closed the scheduler's connection")
+        return value
+
+    def blocking(self, pid: int) -> list[int]:
+        """The backends that a backend waits for (`pg_blocking_pids`)."""
+        value = self._asked("blockers", pid)
+        return [int(pid) for pid in value[1:-1].split(b",")] if len(value) > 2 else []  # noqa: PLR2004 - both braces
+
+    def moment(self) -> str:
+        """What the server's own clock shows, as text."""
+        return self._asked("moment").decode()
+
+    def lock_gate(self, pid: int) -> None:
+        """Hold the key that a backend needs to pass a gate."""
+        self.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
+
+    def unlock_gate(self, pid: int) -> None:
+        """Take the key of a backend back that has gone."""
+        self.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
+
+    def open_gate(self, pid: int) -> None:
+        """Let a backend that has stopped at a gate go on, and no further than to the next one."""
+        self._asked("open", pid)
+
+
+def without(relations: Sequence[str]) -> Iterator[str]:
+    """Statements that take every gate away.
+
+    Args:
+        relations: Tables and views, as regclass text.
+    """
+    for relation in relations:
+        for level in _EVENTS:
+            yield f'DROP TRIGGER IF EXISTS "~queueproof {level}" ON {relation}'
+
+
+def within(gate: Gate | None, statement: Sequence[str], row: Sequence[str]) -> Iterator[str]:
+    """Statements that make those on a queue's tables stop inside.
+
+    The triggers are there only while they are wanted: a row trigger locks its row a little earlier
+    than the untouched statement would. No trigger fires for a query: whoever runs it declares a
+    cursor, which takes the snapshot, and fetches later.
+
+    Args:
+        gate: Where; None for nowhere.
+        statement: The relations that a statement may name, as regclass text.
+        row: Those whose rows stop it. A view's row triggers are INSTEAD OF, and change base
+            tables, whose own triggers fire; a row trigger of a partitioned table is its
+            partitions' too.
+    """
+    if gate is None or gate == "query":
+        return
+    gated = {"statement": statement, "row": row}
+    for level in _EVENTS if gate == "every" else [gate]:
+        for relation in gated[level]:
+            yield (
+                f'CREATE TRIGGER "~queueproof {level}" BEFORE {_EVENTS[level]} ON {relation} '
+                f"FOR EACH {level.upper()} EXECUTE FUNCTION clock.gate()"
+            )

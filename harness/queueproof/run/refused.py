@@ -1,0 +1,88 @@
+"""The user's error for SQL that the server rejected, and what may help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from queueproof import waits
+from queueproof.errors import QueueError, ServerError
+from queueproof.postgres import Server
+from queueproof.queues.model import Step
+from queueproof.queues.sqltext import compile_statement, position_in
+
+_FORBIDDEN = "42501"  # insufficient_privilege
+_UNTRUSTED = (
+    "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
+    " EXTENSION does for some: --trust"
+)
+# Of functions, types, operators, schemas, tables, extensions (58P01 in older servers).
+_MISSING = frozenset({"42883", "42704", "3F000", "42P01", "0A000", "58P01"})
+_EXTENSION = re.compile(r'CREATE EXTENSION (?:IF NOT EXISTS )?"?([\w-]+)', re.IGNORECASE)
+_LACKING = """
+SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
+FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
+"""
+CONTRIB = frozenset(
+    """
+    amcheck autoinc bloom btree_gin btree_gist citext cube dblink dict_int dict_xsyn earthdistance
+    file_fdw fuzzystrmatch hstore insert_username intagg intarray isn lo ltree moddatetime
+    pageinspect pg_buffercache pg_freespacemap pg_prewarm pg_stat_statements pg_trgm pg_visibility
+    pg_walinspect pgcrypto pgrowlocks pgstattuple postgres_fdw refint seg sslinfo tablefunc tcn
+    tsm_system_rows tsm_system_time unaccent uuid-ossp xml2
+    """.split()  # noqa: SIM905 - a list of forty strings is no easier to read
+)
+"""The extensions that PostgreSQL itself comes with (manual, appendix F)."""
+
+
+def hint(
+    error: ServerError, schema: Iterable[Step], admin: waits.Connection, server: Server
+) -> str:
+    """What else to say of an error that a superuser, or another server, would not have met.
+
+    Args:
+        error: What the server said.
+        schema: The statements that installed the queue, as far as they went.
+        admin: A connection of the harness's own to the queue's database.
+        server: Where.
+    """
+    if error.sqlstate == _FORBIDDEN and not server.trusted:
+        return _UNTRUSTED
+    if error.sqlstate not in _MISSING:
+        return ""
+    asked = {name.lower() for step in schema for name in _EXTENSION.findall(step.sql)}
+    missing: dict[str, bool] = dict(admin.execute(_LACKING, [sorted(asked)]).fetchall())
+    if not missing:
+        return ""
+    if any(missing.values()):
+        where = "here it needs a superuser's rights: --trust"
+    elif missing.keys() <= CONTRIB:
+        where = "PostgreSQL's own packages bring it: --postgres local, or --postgres container"
+    else:
+        where = "name a server that has it: --postgres container:IMAGE, or a DSN"
+    names = ", ".join(missing)
+    return f"\nIs it of an extension that the schema asks for and has not got? {names}: {where}"
+
+
+def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
+    """The user's error for SQL that the server rejected, with its place in the file.
+
+    Args:
+        step: The statement.
+        error: What the server said, with the position if it knows it.
+        hint: What else may help, put at the end.
+    """
+    where = ""
+    source = step.source
+    if error.position is not None:
+        offset = position_in(compile_statement(step.sql), error.position)
+        before = step.sql[:offset]
+        line = before.count("\n")
+        column = offset - (before.rfind("\n") + 1) + 1
+        if source is not None:
+            source = type(source)(source.path, source.line + line)
+        text = step.sql.split("\n")[line]
+        where = f"\n  {text}\n  {' ' * (column - 1)}^"
+    return QueueError(
+        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
+    )
