@@ -13,7 +13,8 @@ from queueproof.errors import QueueproofError
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
-from queueproof.proposal import propose, words
+from queueproof.proposal.propose import propose
+from queueproof.proposal.roles import words
 from queueproof.queues.sqlfile import load
 from queueproof.run.open import open_lab
 

@@ -1,0 +1,71 @@
+"""From a schema to a queue file that was tried."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from queueproof.errors import QueueError
+from queueproof.examine.calibrate import calibrate
+from queueproof.postgres import open_server
+from queueproof.proposal.file import Proposal
+from queueproof.proposal.roles import choose
+from queueproof.proposal.schema import tables_of
+from queueproof.queues.sqlfile import load_text
+from queueproof.run.open import open_lab
+
+_STUB = """\
+-- /// queue
+-- include = [{include}]
+-- ///
+-- name: enqueue
+SELECT 1 AS id;
+-- name: claim
+SELECT 1 AS id;
+"""
+
+
+class Proposed(NamedTuple):
+    """A queue file for somebody's tables.
+
+    Attributes:
+        text: The file.
+        table: Whose jobs it is about.
+        rejected: Why it cannot be judged as it is: what the server says; None: it can.
+    """
+
+    text: str
+    table: str
+    rejected: QueueError | None
+
+
+def propose(
+    path: Path, schema: Path, *, table: str | None, postgres: str | None, trust: bool
+) -> Proposed:
+    """Write a queue file for a schema, and use every operation of it once.
+
+    Args:
+        path: Where the file will stand.
+        schema: The file with the schema.
+        table: Of the jobs; None: that which looks like it.
+        postgres: The server, as `open_server` takes it.
+        trust: The same.
+
+    Raises:
+        QueueproofError: The schema cannot be installed, or no table in it is one of jobs.
+    """
+    include = Path(os.path.relpath(schema, path.parent)).as_posix()
+    stub = load_text(_STUB.format(include=json.dumps(include)), path)
+    with open_server(postgres, trust=trust) as server:
+        with open_lab(stub, server) as lab:
+            tables = tables_of(lab)
+        chosen, others = choose(tables.values(), table)
+        text = Proposal(chosen, tables, others, include).text
+        try:
+            with open_lab(load_text(text, path), server) as lab:
+                calibrate(lab)
+        except QueueError as error:
+            return Proposed(text, chosen.sql, error)
+    return Proposed(text, chosen.sql, None)
