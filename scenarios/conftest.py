@@ -126,6 +126,8 @@ def database(server: Server) -> Iterator[str]:
 def stage(request: pytest.FixtureRequest, database: str) -> Iterator[Stage]:
     """Four queued jobs, nobody there yet, and the test's sentence above the timeline."""
     title = str(request.function.__doc__).partition("\n")[0]
-    with stage_of(database, f"{title} [{request.node.name}]") as opened:
+    queue = strategy_of("skip_locked", STRATEGIES)
+    assert isinstance(queue, SqlFileQueue)
+    with stage_of(database, f"{title} [{request.node.name}]", queue) as opened:
         opened.prepare()
         yield opened

@@ -6,6 +6,8 @@ test fails pytest shows it anyway). That somebody waits, and for whom, is what t
 
 from __future__ import annotations
 
+import json
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,9 +18,11 @@ import pytest
 from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.queues.model import Parameter, Step, Value
+from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run.session import LibpqSession
 
 _PATIENCE = 10.0  # seconds; for what takes milliseconds
+_WIDTH = 200  # characters of a statement, and of an answer
 _BOOL, _NUMBERS = 16, {20, 21, 23, 26, 28}
 _WAITED_FOR = """
 SELECT pg_blocking_pids(pid), ARRAY(
@@ -46,37 +50,47 @@ class Worker:
         """The process id of its backend."""
         return self._session.pid
 
-    def sends(self, sql: str, **values: Parameter) -> None:
-        """Start a statement, and leave it to itself.
+    def sends(self, sql: str) -> None:
+        """Start a statement, and leave it to itself."""
+        self._told = _short(sql)
+        self._session.send(Step(sql))
+
+    def does(self, operation: str, **values: Parameter) -> list[Any]:
+        """Run an operation of the reference, which must wait for nobody and succeed; its rows.
 
         Args:
-            sql: One statement, with `:name` for a value.
-            **values: Its values.
+            operation: The name of its block.
+            **values: Its parameters.
         """
-        self._told = " ".join(sql.split())
-        for name, value in values.items():
-            self._told = self._told.replace(f":{name}", repr(value))
-        self._session.send(Step(sql, values))
-
-    def runs(self, sql: str, **values: Parameter) -> list[Any]:
-        """Run a statement, which must wait for nobody and succeed; its rows, one value bare.
-
-        Args:
-            sql: One statement, with `:name` for a value.
-            **values: Its values.
-        """
-        self.sends(sql, **values)
+        (statement,) = self._stage.queue.blocks[operation].statements
+        self._session.send(Step(statement.text, values))
+        self._told = f"{operation}({', '.join(f'{name} {v}' for name, v in values.items())})"
         return self.answers()
 
-    def waits_for(self, other: Worker, sql: str, **values: Parameter) -> None:
+    def runs(self, sql: str) -> list[Any]:
+        """Run a statement, which must wait for nobody and succeed; its rows, one value bare."""
+        self.sends(sql)
+        return self.answers()
+
+    def costs(self, sql: str) -> int:
+        """Run a statement, which must wait for nobody and succeed; the buffers that it touches."""
+        self._session.send(Step(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"))
+        self._told = _short(sql)
+        self._must_answer()
+        ((plan,),) = (row.values() for row in self._session.result().rows)
+        (top,) = json.loads(str(plan))
+        buffers = int(top["Plan"]["Shared Hit Blocks"] + top["Plan"]["Shared Read Blocks"])
+        self._stage.tell(self.name, self._told, f"{buffers} buffers")
+        return buffers
+
+    def waits_for(self, other: Worker, sql: str) -> None:
         """Start a statement, which must wait for somebody.
 
         Args:
             other: For whom, and for nobody else.
-            sql: One statement, with `:name` for a value.
-            **values: Its values.
+            sql: One statement.
         """
-        self.sends(sql, **values)
+        self.sends(sql)
         if self._has_answered():
             self._fails(f"has an answer, and should wait for {other.name}")
         self._stage.tell(self.name, self._told, self._waiting)
@@ -84,14 +98,9 @@ class Worker:
             self._fails(f"{self._waiting}, and should wait for {other.name}")
         self._told = "  goes on"
 
-    def fails(self, sql: str, **values: Parameter) -> str:
-        """Run a statement, which must fail at once; its SQLSTATE.
-
-        Args:
-            sql: One statement, with `:name` for a value.
-            **values: Its values.
-        """
-        self.sends(sql, **values)
+    def fails(self, sql: str) -> str:
+        """Run a statement, which must fail at once; its SQLSTATE."""
+        self.sends(sql)
         return self.refused()
 
     def stands_before(self, other: Worker) -> None:
@@ -136,7 +145,7 @@ class Worker:
             raise
         rows = [tuple(map(_python, row.values())) for row in result.rows]
         found = [row[0] if len(row) == 1 else row for row in rows]
-        said = ", ".join(map(str, found)) or "nothing"
+        said = _short(", ".join(map(str, found))) or "nothing"
         self._stage.tell(self.name, self._told, said if result.columns else "")
         return found
 
@@ -184,11 +193,14 @@ class Stage:
 
     Attributes:
         conninfo: Of the database.
+        observer: A connection that is nobody's.
+        queue: The reference, for those who use it.
         workers: Everybody who has come.
     """
 
     conninfo: str
     observer: waits.Connection = field(repr=False)
+    queue: SqlFileQueue = field(repr=False)
     workers: list[Worker] = field(default_factory=list)
 
     def worker(self, name: str) -> Worker:
@@ -208,6 +220,11 @@ class Stage:
             " priority int NOT NULL DEFAULT 0)",
             "INSERT INTO jobs SELECT generate_series(1, 4)",
         )
+
+    def install(self) -> None:
+        """Put the reference queue there instead, with no job."""
+        schema = [statement.text for statement in self.queue.blocks["schema"].statements]
+        self.setup("DROP TABLE IF EXISTS jobs CASCADE", *schema)
 
     def setup(self, *statements: str) -> None:
         """Run statements before it begins; the timeline has none of them."""
@@ -240,22 +257,27 @@ class Stage:
 
 
 @contextmanager
-def stage(conninfo: str, title: str) -> Iterator[Stage]:
+def stage(conninfo: str, title: str, queue: SqlFileQueue) -> Iterator[Stage]:
     """A stage until the end of the block, when everybody has left.
 
     Args:
         conninfo: Of its database.
         title: Above its timeline.
+        queue: For those who use it.
     """
     print(f"\n{title}")  # noqa: T201 - as the timeline below it
     with waits.Connection.open(conninfo) as observer:
-        opened = Stage(conninfo, observer)
+        opened = Stage(conninfo, observer, queue)
         try:
             yield opened
         finally:
             for worker in opened.workers:
                 worker.leaves()
             opened.until_gone(opened.workers)
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, _WIDTH, placeholder=" …")
 
 
 def _python(value: Value) -> object:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from queueproof.postgres import Server
+from queueproof.queues.sqlfile import load
 from scenarios import test_server_rules as rules
+from scenarios.conftest import STRATEGIES
 from scenarios.stage import Stage, stage
 
+REFERENCE = load(STRATEGIES / "skip_locked.sql")
 LOCK = "SELECT id FROM jobs WHERE id = 1 FOR UPDATE"
 REFUSED = 'could not obtain lock on row in relation "jobs"'
 Failed = pytest.fail.Exception
@@ -27,7 +30,7 @@ def play(database: str) -> Callable[[Callable[[Stage], None]], None]:
     """Runs something on a new stage."""
 
     def run(scene: Callable[[Stage], None]) -> None:
-        with stage(database, "a scene") as opened:
+        with stage(database, "a scene", REFERENCE) as opened:
             opened.prepare()
             scene(opened)
 
@@ -37,7 +40,7 @@ def play(database: str) -> Callable[[Callable[[Stage], None]], None]:
 @pytest.fixture
 def there(database: str) -> Iterator[Stage]:
     """A stage."""
-    with stage(database, "a scene") as opened:
+    with stage(database, "a scene", REFERENCE) as opened:
         opened.prepare()
         yield opened
 
@@ -85,7 +88,7 @@ def test_the_timeline_has_what_happened(there: Stage, capsys: pytest.CaptureFixt
     """Each statement is printed as it ends or waits, with its values and its outcome."""
     w1, w2 = there.enter("w1", "w2")
     w1.runs("BEGIN")
-    w1.runs("SELECT id FROM jobs WHERE id = :job FOR UPDATE", job=1)
+    w1.runs(LOCK)
     w2.fails(f"{LOCK} NOWAIT")
     w2.waits_for(w1, LOCK)
     w1.crashes()
