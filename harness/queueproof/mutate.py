@@ -27,8 +27,9 @@ from queueproof.examine.processes import lent_server, processes
 from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.postgres import open_server
 from queueproof.queues import sqltext
+from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
+from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Edit, Parsed, Span, applied, quoted, sites
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.open import open_lab

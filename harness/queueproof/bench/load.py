@@ -16,8 +16,9 @@ from psycopg.pq.abc import PGconn
 from queueproof.bench.session import Column, Command, Script
 from queueproof.bench.worker import Load
 from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import OPERATIONS, VOID, Queue
-from queueproof.queues.sqlfile import Block, SqlFileQueue, Statement
+from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import compile_statement, first_keyword, position_in
 
 SCHEMA = "queue"

@@ -9,7 +9,7 @@ from queueproof.mend.draft import Draft
 from queueproof.mend.edits import Offer
 from queueproof.mend.statements import TWICE
 from queueproof.queues import sqltext
-from queueproof.queues.sqlfile import Block
+from queueproof.queues.block import Block
 from queueproof.queues.sqltree import Edit, Span
 
 

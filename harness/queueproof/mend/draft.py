@@ -11,7 +11,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from queueproof.queues import sqltext
-from queueproof.queues.sqlfile import Block, SqlFileQueue, load_text
+from queueproof.queues.block import Block
+from queueproof.queues.sqlfile import SqlFileQueue, load_text
 from queueproof.queues.sqltree import Parsed, sites
 
 NOW = exp.CurrentTimestamp | exp.CurrentTime | exp.Localtimestamp

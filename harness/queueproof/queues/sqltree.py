@@ -17,7 +17,7 @@ from sqlglot.errors import SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 
 from queueproof.queues import sqltext
-from queueproof.queues.sqlfile import Block
+from queueproof.queues.block import Block
 
 R = TypeVar("R")
 

@@ -36,8 +36,8 @@ from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError, nearest
 from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
+from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value
-from queueproof.queues.sqlfile import HEADER_KEYS
 
 Json: TypeAlias = Mapping[str, Any]
 

@@ -1,0 +1,368 @@
+"""A block of a queue file: its statements, and what their rows answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from queueproof.errors import FormatError, Source
+from queueproof.queues.model import (
+    VOID,
+    Claim,
+    JobRow,
+    Operation,
+    Parameter,
+    Result,
+    State,
+    Step,
+    Value,
+    Values,
+    ids_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+Mode: TypeAlias = Literal["", "!", "#"]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of a block: one step of the operation.
+
+    Attributes:
+        text: As it stands in the file, with its `:name`s.
+        source: Where it begins.
+        parameters: Each parameter and where it is first used.
+    """
+
+    text: str
+    source: Source
+    parameters: Mapping[str, Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A named block.
+
+    Attributes:
+        name: As in the file: `schema`, `enqueue`, ...
+        line: Line of `-- name:`.
+        mode: `!` counts the rows affected, `#` marks the schema.
+        parameters: The declared list, None where there is none.
+        statements: At least one.
+        path: The file that it stands in; that of a statement may be an included one.
+    """
+
+    name: str
+    line: int
+    mode: Mode
+    parameters: tuple[str, ...] | None
+    statements: tuple[Statement, ...]
+    path: Path
+
+    @property
+    def source(self) -> Source:
+        """Where it begins."""
+        return Source(self.path, self.line)
+
+    @property
+    def used(self) -> dict[str, Source]:
+        """Each parameter and where it is first used."""
+        uses: dict[str, Source] = {}
+        for statement in self.statements:
+            uses = {**statement.parameters, **uses}
+        return uses
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names with commas between them."""
+    return ", ".join(names)
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Ask for the known name that is closest.
+
+    Args:
+        name: As it was written.
+        names: The known ones.
+    """
+    return f"did you mean {get_close_matches(name.lower(), list(names), n=1, cutoff=0)[0]}?"
+
+
+_BOOL, _INT4, _TEXT, _INTERVAL, _JSONB = 16, 23, 25, 1186, 3802
+_OIDS = {
+    "limit": _INT4,
+    "priority": _INT4,
+    "max_attempts": _INT4,
+    "payload": _JSONB,
+    "delay": _INTERVAL,
+    "lease": _INTERVAL,
+    "age": _INTERVAL,
+}
+_CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
+
+
+def _bind(name: str, argument: object) -> Value:
+    if isinstance(argument, timedelta):
+        argument = f"{argument.total_seconds():.6f}".rstrip("0").rstrip(".") + " seconds"
+    text = None if argument is None else str(argument).encode()
+    return Value(text, _OIDS.get(name, _TEXT))
+
+
+class _Outcome(NamedTuple):
+    """What a block came to.
+
+    Attributes:
+        result: The answer of the last statement that has columns, if any has.
+        cut: Whether a statement without rows undid or skipped others: the answer is empty.
+        changed: Rows affected by the last statement that changes data, if any does.
+    """
+
+    result: Result | None
+    cut: bool
+    changed: int | None
+
+
+def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]:
+    known = dict(bindings)
+    answer: Result | None = None
+    changed: int | None = None
+    for statement in block.statements:
+        params = {
+            name: _lookup(name, known, block, source)
+            for name, source in statement.parameters.items()
+        }
+        result = yield Step(statement.text, params, statement.source, block=block.name)
+        if result.command in _CHANGES:
+            changed = result.affected
+        if not result.columns:
+            continue
+        answer = result
+        if not result.rows:
+            if result.in_transaction:
+                yield Step("ROLLBACK", source=statement.source)
+            skipped = statement is not block.statements[-1]
+            return _Outcome(answer, skipped or result.in_transaction, changed)
+        known |= _arrays(result.rows, zip(result.columns, result.oids, strict=True))
+    return _Outcome(answer, cut=False, changed=changed)
+
+
+def _lookup(name: str, known: Mapping[str, Parameter], block: Block, source: Source) -> Parameter:
+    if name in known:
+        return known[name]
+    if not known:
+        raise FormatError(f"{block.name} has no parameter :{name}", source)
+    message = f"{block.name} has no parameter :{name}, only {listed(known)}; {meant(name, known)}"
+    raise FormatError(message, source)
+
+
+def _arrays(
+    rows: Sequence[Mapping[str, Value]], columns: Iterable[tuple[str, int]]
+) -> dict[str, Values]:
+    return {
+        f"{column}s": Values(tuple(row[column].text for row in rows), oid)
+        for column, oid in columns
+        if oid != VOID
+    }
+
+
+def _rows(
+    block: Block, outcome: _Outcome, required: Sequence[str]
+) -> Sequence[Mapping[str, Value]]:
+    """The rows of a block's answer, which must have some columns."""
+    if outcome.cut:
+        return ()
+    columns = outcome.result.columns if outcome.result else ()
+    for column in required:
+        if column not in columns:
+            returned = f"returned {listed(columns)}" if columns else "returned no columns"
+            message = f"{block.name} must return a column {column}; it {returned}"
+            raise FormatError(message, block.source)
+    return outcome.result.rows if outcome.result else ()
+
+
+def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]]:
+    return ids_of((yield from _claims(block, bindings)))
+
+
+def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[Claim]]:
+    rows = _rows(block, (yield from _run(block, bindings)), ["id"])
+    return [_claimed(block, row) for row in rows]
+
+
+def _claimed(block: Block, row: Mapping[str, Value]) -> Claim:
+    if row["id"].text is None:
+        raise FormatError(f"{block.name} returned a row whose id is NULL", block.source)
+    return Claim(str(row["id"]), dict(row))
+
+
+def _job_rows(
+    block: Block, bindings: Mapping[str, Parameter], states: Mapping[str, State]
+) -> Operation[list[JobRow]]:
+    rows = _rows(block, (yield from _run(block, bindings)), ["id", "state"])
+    return [_job_row(block, row, states) for row in rows]
+
+
+def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
+    if row["id"].text is None:
+        raise FormatError(f"{block.name} returned a row whose id is NULL", block.source)
+    found = str(row["state"])
+    state = states.get(found) or next((s for s in get_args(State) if s == found), None)
+    if state is None:
+        known = listed(get_args(State))
+        how = "; a name of your own stands in the header, below [states]"
+        raise FormatError(
+            f"{block.name} returned the state {found}; use {known}{how}", block.source
+        )
+    attempts = row.get("attempts", Value(None, _INT4))
+    try:
+        return JobRow(str(row["id"]), state, None if attempts.text is None else int(attempts))
+    except ValueError:
+        message = f"{block.name} returned the attempts {attempts}, not a whole number"
+        raise FormatError(message, block.source) from None
+
+
+def _nothing(block: Block, bindings: Mapping[str, Parameter]) -> Operation[None]:
+    yield from _run(block, bindings)
+
+
+def _changed(block: Block, outcome: _Outcome) -> int:
+    """The count of a block with `!`."""
+    if outcome.cut:
+        return 0
+    if outcome.changed is None:
+        message = f"{block.name}! changed no data; write INSERT, UPDATE, DELETE or MERGE, or drop !"
+        raise FormatError(message, block.source)
+    return outcome.changed
+
+
+def _promoted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[int | None]:
+    outcome = yield from _run(block, bindings)
+    return outcome.changed  # a function does not tell
+
+
+def _accepted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[bool]:
+    return _is_accepted(block, (yield from _run(block, bindings)))
+
+
+def _renewed(
+    block: Block, bindings: Mapping[str, Parameter], job: Claim
+) -> Operation[bool | Claim]:
+    """True when a heartbeat was accepted, or the claim with what replaces its columns."""
+    outcome = yield from _run(block, bindings)
+    accepted = _is_accepted(block, outcome)
+    if not accepted or outcome.result is None or block.mode == "!":
+        return accepted
+    rows = outcome.result.rows
+    same = [row for row in rows if "id" not in row or str(row["id"]) == job.id]
+    new = {name: value for row in same[:1] for name, value in row.items() if name in job.token}
+    return replace(job, token={**job.token, **new}) if new else True
+
+
+def _is_accepted(block: Block, outcome: _Outcome) -> bool:
+    if block.mode == "!":
+        return _changed(block, outcome) > 0
+    if outcome.result is None:
+        # Taken literally this rejects every job; the author forgot to say what accepts one.
+        message = f"{block.name} returned no columns; add RETURNING, or write {block.name}!"
+        raise FormatError(message, block.source)
+    if outcome.cut:
+        return False
+    if "accepted" in outcome.result.columns:
+        return any(_truth(block, "accepted", row) for row in outcome.result.rows)
+    return bool(outcome.result.rows)
+
+
+def _truth(block: Block, column: str, row: Mapping[str, Value]) -> bool:
+    """What a column says: a boolean, or a count; NULL is neither yes nor a job."""
+    told = row[column]
+    if told.text is None or told.oid == _BOOL:
+        return told.text == b"t"
+    try:
+        return int(told) > 0
+    except ValueError:
+        message = f"{block.name} returned {column} = {told}, neither a boolean nor a count"
+        raise FormatError(message, block.source) from None
+
+
+def _complete_many(
+    block: Block, own: Mapping[str, Parameter], jobs: Sequence[Claim]
+) -> Operation[frozenset[str] | None]:
+    if not jobs:
+        return frozenset()
+    bindings = {**_tokens(jobs), **own}
+    if block.mode != "!":
+        return frozenset((yield from _ids(block, bindings)))
+    count = _changed(block, (yield from _run(block, bindings)))
+    whole = {0: frozenset[str](), len(jobs): frozenset(ids_of(jobs))}
+    return whole.get(count)
+
+
+def _tokens(jobs: Sequence[Claim]) -> dict[str, Values]:
+    """The columns of some claims as arrays."""
+    columns = [(column, value.oid) for column, value in jobs[0].token.items()]
+    return _arrays([job.token for job in jobs], columns)
+
+
+def _complete_and_claim(
+    block: Block, own: Mapping[str, Parameter], jobs: Sequence[Claim]
+) -> Operation[tuple[frozenset[str], list[Claim]]]:
+    bindings = {**_tokens(jobs), **own}
+    rows = _rows(block, (yield from _run(block, bindings)), ["id", "completed"])
+    accepted: set[str] = set()
+    claims: list[Claim] = []
+    for row in rows:
+        job = _claimed(block, {k: v for k, v in row.items() if k != "completed"})
+        if _truth(block, "completed", row):
+            accepted.add(job.id)
+        else:
+            claims.append(job)
+    return frozenset(accepted), claims
+
+
+_ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]]] = {
+    "install": _nothing,
+    "enqueue": _ids,
+    "claim": _claims,
+    "recover": _ids,
+    "cleanup": _nothing,
+    "promote": _promoted,
+    "start": _nothing,
+}
+
+
+def begin(
+    block: Block,
+    operation: str,
+    given: Mapping[str, object],
+    arguments: Mapping[str, object],
+    states: Mapping[str, State],
+) -> Operation[Any]:
+    """Begin an operation.
+
+    Args:
+        block: That does it.
+        operation: Which.
+        given: The arguments that are parameters of the block.
+        arguments: All, with the job or the jobs.
+        states: What the values of `jobs` mean.
+    """
+    own = {name: _bind(name, argument) for name, argument in given.items()}
+    match operation, arguments:
+        case "complete_many", {"jobs": list() | tuple() as jobs}:
+            return _complete_many(block, own, jobs)
+        case "complete_and_claim", {"jobs": list() | tuple() as jobs}:
+            return _complete_and_claim(block, own, jobs)
+        case "heartbeat", {"job": Claim() as job}:
+            return _renewed(block, {**job.token, **own}, job)
+        case "complete" | "fail", {"job": Claim() as job}:
+            return _accepted(block, {**job.token, **own})
+        case "jobs", _:
+            return _job_rows(block, own, states)
+        case _:
+            return _ANSWERS.get(operation, _accepted)(block, own)

@@ -1,0 +1,187 @@
+"""What a queue declares of itself, as its file or its worker writes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, get_args
+
+from queueproof.queues.block import listed, meant
+from queueproof.queues.ids import IDS
+from queueproof.queues.model import Order, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class EntryError(ValueError):
+    """An entry of a list or table is wrong; the message belongs to its own line."""
+
+    def __init__(self, entry: str, message: str) -> None:
+        super().__init__(message)
+        self.entry = entry
+
+
+_UNITS = {
+    "us|microseconds?": timedelta(microseconds=1),
+    "ms|msecs?|milliseconds?": timedelta(milliseconds=1),
+    "s|secs?|seconds?": timedelta(seconds=1),
+    "m|mins?|minutes?": timedelta(minutes=1),
+    "h|hrs?|hours?": timedelta(hours=1),
+    "d|days?": timedelta(days=1),
+    "w|weeks?": timedelta(weeks=1),
+}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
+_CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
+
+
+def _duration(value: object) -> timedelta:
+    """Read a duration as PostgreSQL writes an interval, without months and years.
+
+    Args:
+        value: "30 seconds", "1 hour 30 minutes", "500 ms", "00:00:30", "1 day".
+
+    Raises:
+        ValueError: It is none.
+    """
+    text = value.strip().lower() if isinstance(value, str) else ""
+    total = timedelta()
+    position = 0
+    try:
+        while quantity := _QUANTITY.match(text, position):
+            total += float(quantity[1]) * _unit(quantity[2])
+            position = quantity.end()
+        if clock := _CLOCK.fullmatch(text, position):
+            hours, minutes, seconds = (float(part) for part in clock.groups())
+            total += timedelta(hours=hours, minutes=minutes, seconds=seconds)
+            position = clock.end()
+    except (KeyError, OverflowError):
+        position = -1
+    if not text or position != len(text):
+        raise ValueError(f'{value!r} is no duration; write "30 seconds", "5 min" or "00:00:30"')
+    return total
+
+
+def _unit(word: str) -> timedelta:
+    for names, length in _UNITS.items():
+        if re.fullmatch(names, word):
+            return length
+    raise KeyError(word)
+
+
+def _positive_duration(value: object) -> timedelta:
+    duration = _duration(value)
+    if not duration:
+        raise ValueError('it must be longer than zero; leave it out, or write "30 seconds"')
+    return duration
+
+
+def _lease(value: object) -> timedelta | str:
+    if isinstance(value, str) and value.strip().lower() == "session":
+        return "session"
+    return _positive_duration(value)
+
+
+def _only(allowed: object, value: object) -> object:
+    """Check a key that has one possible value, or is left out."""
+    if value != allowed or type(value) is not type(allowed):
+        raise ValueError(f"{value!r} is not known; write {json.dumps(allowed)}, or leave it out")
+    return value
+
+
+def _truth_value(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - as every wrong value
+    return value
+
+
+def _count(value: object) -> int:
+    # The upper end is int4's: it is bound to `:max_attempts`.
+    if type(value) is not int or not 1 <= value < 2**31:
+        raise ValueError(f"{value!r} is not a whole number from 1 on; write 3")
+    return value
+
+
+def _fraction(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is not a number from 0 to 1; write 0.1")
+    return float(value)
+
+
+def _one_of(spellings: Sequence[str], value: object) -> str:
+    """One of some spellings, whatever its case and spaces."""
+    words = re.findall(r"[^\s,]+|,", value.lower()) if isinstance(value, str) else []
+    spelled = " ".join(words).replace(" ,", ",")
+    if spelled not in spellings:
+        raise ValueError(f"{value!r} is none of {', '.join(map(repr, spellings))}")
+    return spelled
+
+
+def _strings(value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f'{value!r} is not a list of strings; write ["...", "..."]')
+    return value
+
+
+def _sqlstates(value: object) -> frozenset[str]:
+    for state in _strings(value):
+        if not re.fullmatch("[0-9A-Z]{5}", state):
+            raise ValueError(f'{state!r} is no SQLSTATE, five of 0-9 and A-Z; write ["55P03"]')
+    return frozenset(_strings(value))
+
+
+def _guarantees(value: object) -> frozenset[str]:
+    for identifier in _strings(value):
+        if identifier not in IDS:
+            message = f"unknown guarantee {identifier}; {meant(identifier, IDS)}"
+            raise EntryError(identifier, message)
+    return frozenset(_strings(value))
+
+
+def _states(value: object) -> dict[str, State]:
+    if not isinstance(value, dict):
+        how = 'write [states] and `done = "completed"` below it'
+        raise ValueError(f"{value!r} is not a table; {how}")  # noqa: TRY004 - as every wrong value
+    known = get_args(State)
+    for name, state in value.items():
+        if state not in known:
+            raise EntryError(name, f"{name} = {json.dumps(state)}: use {listed(known)}")
+    return value
+
+
+def _breaks(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError(f'{value!r} is not a table; write [breaks] and `order = "why"` below it')  # noqa: TRY004 - one kind of error for every wrong value
+    for identifier, why in value.items():
+        _guarantees([identifier])
+        if not isinstance(why, str) or not why.strip():
+            message = f"{identifier}: {why!r} says no reason; write it as a string"
+            raise EntryError(identifier, message)
+    return value
+
+
+HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
+    "lease": _lease,
+    "max_attempts": _count,
+    "backoff": _duration,
+    "jitter": _fraction,
+    "order": partial(_one_of, get_args(Order)),
+    "concurrency_limit": _count,
+    "isolation": partial(_one_of, ("read committed", "repeatable read", "serializable")),
+    "promises": _guarantees,
+    "retry_on": _sqlstates,
+    "breaks": _breaks,
+    "delivery": partial(_only, "at-least-once"),
+    "leader": _truth_value,
+    "jobs_per_worker": partial(_only, 1),
+    "stale": partial(_only, "fails"),
+}
+"""The facts that any queue may declare."""
+FILE_KEYS: Mapping[str, Callable[[object], object]] = {
+    **HEADER_KEYS,
+    "include": _strings,
+    "states": _states,
+}
+"""The same, and what only a file needs to say."""

@@ -1,0 +1,250 @@
+"""The text of a queue file: its header's lines, its blocks, and where each begins."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, get_args
+
+from queueproof.errors import COPYING, FormatError, QueueError, Source
+from queueproof.queues import sqltext
+from queueproof.queues.block import Block, Mode, Statement, meant
+from queueproof.queues.model import OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
+_OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
+_OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
+_MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
+_NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
+MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
+_DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
+FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
+
+
+class QueueText:
+    """The text of a queue file, and where its top-level comments stand."""
+
+    def __init__(self, text: str, path: Path) -> None:
+        self.text = text
+        self.path = path
+        self._breaks = [match.start() for match in re.finditer("\n", text)]
+        if text.startswith("\N{BYTE ORDER MARK}"):
+            self.fail(0, "the file begins with a byte order mark; save it as UTF-8 without one")
+        if (offset := text.find("\r")) >= 0:
+            self.fail(offset, "the line ends with CR; save the file with LF line ends")
+        if (offset := text.find("\0")) >= 0:
+            self.fail(offset, "a NUL character, which PostgreSQL takes in no statement")
+
+    def source(self, offset: int) -> Source:
+        """The line of an offset."""
+        return Source(self.path, bisect_right(self._breaks, offset - 1) + 1)
+
+    def fail(self, offset: int, message: str) -> NoReturn:
+        """Refuse the file.
+
+        Args:
+            offset: Where, in characters.
+            message: Why.
+
+        Raises:
+            FormatError: Always.
+        """
+        raise FormatError(message, self.source(offset))
+
+    def line_at(self, offset: int) -> tuple[int, str]:
+        """Where the line of an offset begins, and the line."""
+        start = self.text.rfind("\n", 0, offset) + 1
+        return start, self.text[start:].partition("\n")[0]
+
+    def comments(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
+        """The comments that fill a line and match: where the line begins, and the match."""
+        lines = [self.line_at(offset) for offset in self._comments]
+        return [(start, m) for start, line in lines if (m := pattern.fullmatch(line))]
+
+    @cached_property
+    def _comments(self) -> list[int]:
+        try:
+            comments = list(sqltext.line_comments(self.text))
+        except sqltext.UnterminatedError as error:
+            self.fail_unterminated(error.offset)
+        for token in sqltext.tokens(self.text):
+            # A marker inside a string: its quote is missing, and the next string's closes it.
+            if token.kind in sqltext.QUOTED and _MARKER_LINE.search(token.raw):
+                self.fail_unterminated(token.start)
+        return comments
+
+    def fail_unterminated(self, offset: int) -> NoReturn:
+        """Look for the culprit block by block: a missing quote shifts all that follow."""
+        starts = [0, *(m.start() for m in _MARKER_LINE.finditer(self.text)), len(self.text)]
+        for start, end in pairwise(starts):
+            try:
+                sqltext.tokens(self.text[start:end])
+            except sqltext.UnterminatedError as error:
+                offset = start + error.offset
+                break
+        line = self.line_at(offset)[1].strip()
+        self.fail(offset, f"a string, quoted name, dollar quote or comment is never closed: {line}")
+
+
+_MARKER_LINE = re.compile(rf"^{MARKER.pattern}$", re.MULTILINE)
+
+
+def read(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        QueueError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise QueueError(f"{path}: {error.strerror or error}") from None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        message = "the file is not UTF-8; save it as UTF-8"
+        raise QueueError(message, Source(path, line)) from None
+
+
+def blocks_of(file: QueueText) -> list[Block]:
+    """The blocks of a file, in its order."""
+    markers = file.comments(MARKER)
+    found = sqltext.tokens(file.text)
+    first = markers[0][0] if markers else len(file.text)
+    if found and found[0].start < first:
+        file.fail(found[0].start, "text before the first block; begin it with `-- name: schema#`")
+    bounds = [*(start for start, _ in markers), len(file.text)]
+    blocks: list[Block] = []
+    for (start, end), (_, marker) in zip(pairwise(bounds), markers, strict=True):
+        block = _block(file, start, marker, end)
+        if (same := next((b for b in blocks if b.name == block.name), None)) is not None:
+            file.fail(start, f"block {block.name} stands already in line {same.line}")
+        blocks.append(block)
+    return blocks
+
+
+def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Block:
+    match = _DECLARATION.fullmatch(marker[1])
+    if match is None:
+        file.fail(start, "write a block's name as `-- name: claim(worker, limit)`")
+    name, listed, suffix = match.groups()
+    if name not in OPERATION_OF:
+        file.fail(start, f"unknown block {name}; {meant(name, OPERATION_OF)}")
+    body = start + marker.end()
+    statements = tuple(
+        statement_at(file, statement.text, body + statement.offset)
+        for statement in sqltext.split(file.text[body:end])
+    )
+    if not statements:
+        file.fail(start, f"block {name} is empty")
+    parameters = None if listed is None else _parameter_list(file, start, listed)
+    line, mode = file.source(start).line, _mode(file, start, name, suffix)
+    block = Block(name, line, mode, parameters, statements, file.path)
+    check_parameters(file, start, block)
+    return block
+
+
+def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
+    if suffix == "#" and name != "schema":
+        file.fail(start, f"# marks the schema alone; drop it from {name}")
+    if suffix == "!" and (name == "schema" or name in _NEED_ROWS):
+        answer = "nothing" if name == "schema" else "rows"
+        file.fail(start, f"{name} answers {answer}, not a count; drop the !")
+    if suffix not in _MODES:
+        file.fail(start, f"{suffix} after {name}: only ! (count the rows affected) may stand there")
+    return _MODES[suffix]
+
+
+def statement_at(file: QueueText, text: str, offset: int) -> Statement:
+    """One statement.
+
+    Args:
+        file: Where it stands.
+        text: The statement.
+        offset: Where in the file it begins.
+    """
+    compiled = sqltext.compile_statement(text, move_clock=False)
+    if (place := sqltext.positional(text)) is not None:
+        file.fail(offset + place, "parameters have names here: write :limit, not $1")
+    if sqltext.copies(text):
+        file.fail(offset, COPYING)
+    uses = zip(compiled.names, compiled.offsets, strict=True)
+    parameters = {name: file.source(offset + use) for name, use in uses}
+    return Statement(text, file.source(offset), parameters)
+
+
+def _parameter_list(file: QueueText, start: int, listed: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in listed.split(",")) if listed.strip() else ()
+    for position, name in enumerate(names):
+        if not name.isidentifier():
+            file.fail(start, f"{name or 'nothing'!r} is no parameter name; write (worker, limit)")
+        if name in names[:position]:
+            file.fail(start, f"parameter {name} is declared twice")
+    return names
+
+
+def check_parameters(file: QueueText, start: int, block: Block) -> None:
+    """Refuse what no caller gives to a block's statements.
+
+    Args:
+        file: Where the block stands.
+        start: Where in the file it begins.
+        block: The block.
+
+    Raises:
+        FormatError: There is such a parameter, or its list says another thing than its SQL.
+    """
+    own = OPERATIONS[OPERATION_OF[block.name]] - {"job", "jobs"}
+    for step, statement in enumerate(block.statements):
+        for name, source in statement.parameters.items():
+            if not _may_use(block.name, own, name, first=step == 0):
+                raise FormatError(_unknown_parameter(block.name, own, name), source)
+    if block.parameters is None:
+        return
+    for name in block.parameters:
+        if name not in block.used:
+            others = [used for used in block.used if used not in block.parameters]
+            near = f"; {meant(name, others)}" if others else "; drop it from the list"
+            file.fail(start, f"{block.name} declares {name} and never uses :{name}{near}")
+    for name, source in block.used.items():
+        if name not in block.parameters:
+            message = f"{block.name} uses :{name}; add {name} to its parameter list"
+            raise FormatError(message, source)
+
+
+def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool:
+    """Whether a name can be a parameter as far as the file tells.
+
+    Which columns a claim or an earlier step returns only the server knows.
+    """
+    if name in own or block in _OF_A_JOB:
+        return True
+    return name.endswith("s") and (not first or block in _OF_A_BATCH)
+
+
+def _unknown_parameter(block: str, own: frozenset[str], name: str) -> str:
+    if block in _OF_A_BATCH:
+        return f"{block} takes the claims' columns as arrays: did you mean :{name}s?"
+    if not own:
+        return f"{block} takes no parameters, and uses :{name}"
+    return f"unknown parameter :{name} in {block}; {meant(name, sorted(own))}"
+
+
+def reject_lease(blocks: Iterable[Block]) -> None:
+    """Refuse `:lease` where the header declares none.
+
+    Raises:
+        FormatError: A block uses it.
+    """
+    for block in blocks:
+        if "lease" in OPERATIONS[OPERATION_OF[block.name]] and "lease" in block.used:
+            message = ':lease without a lease in the header; write `-- lease = "30 seconds"` there'
+            raise FormatError(message, block.used["lease"])

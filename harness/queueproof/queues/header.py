@@ -1,0 +1,186 @@
+"""The header of a queue file: its keys, what it includes, and its [breaks]."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from queueproof.errors import FormatError, QueueError
+from queueproof.queues import included, sqltext
+from queueproof.queues.block import Block, meant
+from queueproof.queues.facts import FILE_KEYS, EntryError
+from queueproof.queues.filetext import (
+    FENCE,
+    MARKER,
+    QueueText,
+    check_parameters,
+    read,
+    statement_at,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class Header(NamedTuple):
+    """The header's lines and where they stand."""
+
+    file: QueueText
+    starts: tuple[int, ...]
+    lines: tuple[str, ...]
+
+    def offset(self, word: str) -> int:
+        """Where the line begins that has a word as its key, or else anywhere."""
+        anywhere = rf"(?<![\w-]){re.escape(word)}(?![\w-])"
+        for pattern in (rf"\s*[\[\"']?{anywhere}", rf".*{anywhere}", ""):
+            for start, line in zip(self.starts, self.lines, strict=True):
+                if re.match(pattern, line):
+                    return start
+        return 0
+
+
+def facts_of(header: Header) -> dict[str, Any]:
+    """What a header declares, by its keys."""
+    try:
+        values = tomllib.loads("\n".join(header.lines))
+    except (ValueError, RecursionError) as error:
+        number = re.search(r"at line (\d+)", str(error))
+        index = int(number[1]) - 1 if number else -1
+        header.file.fail(header.starts[index], f"the header is not TOML: {error}")
+    return {key: _header_value(header, key, value) for key, value in values.items()}
+
+
+def header_lines(file: QueueText) -> Header:
+    """The header of a file."""
+    first_block = next((start for start, _ in file.comments(MARKER)), len(file.text))
+    fences = [(start, fence[1]) for start, fence in file.comments(FENCE)]
+    late = [start for start, kind in fences if start > first_block and kind == "queue"]
+    fences = [(start, kind) for start, kind in fences if start < first_block]
+    if late:
+        file.fail(late[0], "the header stands before the first block")
+    if not fences:
+        return Header(file, (), ())
+    (opening, kind), *rest = fences
+    if kind != "queue":
+        file.fail(opening, f"unknown header {kind!r}; did you mean `-- /// queue`?")
+    if not rest or rest[0][1]:
+        file.fail(opening, "the header is never closed; end it with a line `-- ///`")
+    if len(rest) > 1:
+        file.fail(rest[1][0], "a second header; there is one")
+    return _between(file, opening, rest[0][0])
+
+
+def _between(file: QueueText, opening: int, closing: int) -> Header:
+    lines = file.text[opening:closing].split("\n")[1:-1]
+    starts: list[int] = []
+    position = file.text.index("\n", opening) + 1
+    for line in lines:
+        if not line.lstrip().startswith("--"):
+            file.fail(position, "every line of the header begins with `-- `")
+        starts.append(position)
+        position += len(line) + 1
+    contents = (line.lstrip().removeprefix("--").removeprefix(" ") for line in lines)
+    return Header(file, tuple(starts), tuple(contents))
+
+
+BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
+
+
+def entry_of(header: Header, guarantee: str) -> int:
+    """The line of an entry of [breaks]; that of the table where it has none of its own.
+
+    Args:
+        header: Where it stands.
+        guarantee: The id.
+    """
+    table = next((n for n, line in enumerate(header.lines) if BREAKS.match(line)), 0)
+    entry = re.compile(rf"\s*[\"']?{re.escape(guarantee)}[\"']?\s*=")
+    lines = range(table, len(header.lines))
+    return next((n for n in lines if entry.match(header.lines[n])), table)
+
+
+def _header_value(header: Header, key: str, value: object) -> object:
+    if key not in FILE_KEYS:
+        message = f"unknown key {key}; {meant(key, FILE_KEYS)}"
+        header.file.fail(header.offset(key), message)
+    try:
+        return FILE_KEYS[key](value)
+    except EntryError as error:
+        header.file.fail(header.offset(error.entry), f"{key}: {error}")
+    except ValueError as error:
+        header.file.fail(header.offset(key), f"{key}: {error}")
+
+
+def files_of(header: Header, pattern: str) -> list[QueueText]:
+    """The files that a path or a glob in `include` names, 2_b before 10_a.
+
+    Args:
+        header: What includes.
+        pattern: The path or the glob.
+
+    Raises:
+        FormatError: There is none.
+    """
+    path = header.file.path.parent / pattern
+    at = header.offset("include")
+    if not re.search(r"[*?\[]", pattern):
+        paths = [path]
+    elif not (paths := sorted(_glob(path), key=_place)):
+        header.file.fail(at, f"include: no file is named {path}")
+    files: list[QueueText] = []
+    for path in paths:
+        try:
+            text = read(path)
+        except QueueError as error:
+            if error.source is not None:
+                raise
+            header.file.fail(at, f"include: {error}")
+        # What stands there is not ours: line ends of Windows, and its byte order mark, go.
+        plain = text.removeprefix("\N{BYTE ORDER MARK}").replace("\r\n", "\n")
+        files.append(QueueText(plain, path))
+    return files
+
+
+def _glob(path: Path) -> Iterable[Path]:
+    return Path(path.anchor).glob(str(path.relative_to(path.anchor)))
+
+
+def _place(path: Path) -> tuple[object, ...]:
+    """Where a file stands among others: by name, with numbers in their order."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return tuple(int(one) if n % 2 else one for n, one in enumerate(parts))
+
+
+def including(header: Header, files: Sequence[QueueText], own: Block | None) -> Block:
+    """The schema's block with what is included ahead of its own statements.
+
+    Args:
+        header: What includes.
+        files: What is included.
+        own: The block of the file itself, if there is one.
+
+    Raises:
+        FormatError: There is no statement in all of them.
+    """
+    statements = [
+        statement_at(file, statement.text, statement.offset)
+        for file in files
+        for statement in _script(file)
+    ]
+    place = header.file.source(header.offset("include"))
+    block = own or Block("schema", place.line, "#", None, (), place.path)
+    block = replace(block, statements=(*statements, *block.statements))
+    if not block.statements:
+        raise FormatError("include: nothing in these files makes a table", place)
+    check_parameters(header.file, 0, block)
+    return block
+
+
+def _script(file: QueueText) -> list[sqltext.Statement]:
+    try:
+        return list(included.statements(file.text, file.fail))
+    except sqltext.UnterminatedError as error:
+        file.fail_unterminated(error.offset)
