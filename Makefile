@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: scenarios test test-fast bench results figures lint types venv node clean
+.PHONY: scenarios test test-fast bench results figures lint types docs venv node clean
 
 scenarios: venv        ## prove the reference queue and break the naive ones
 	$(BIN)/pytest scenarios
@@ -32,6 +32,9 @@ lint: venv
 types: venv
 	$(BIN)/mypy
 
+docs: venv             ## the site, strictly: every link and anchor leads somewhere; writes site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 node: strategies/peers/node_modules/.package-lock.json
 
 strategies/peers/node_modules/.package-lock.json: strategies/peers/package-lock.json
@@ -45,4 +48,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) strategies/peers/node_modules build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) strategies/peers/node_modules build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -5,16 +5,26 @@ from __future__ import annotations
 import posixpath
 import re
 import textwrap
+from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from importlib.resources import files
 from typing import NamedTuple
 
 from queueproof.guarantees.guarantee import Guarantee
+from queueproof.schedule.programs import FAULTS
 
 WIDTH = 100  # characters of a line of prose
 _HEAD = re.compile(
     r"-- breaks: (?P<breaks>\S+)\n-- differs from: (?P<parent>\S+)\n(?P<why>(?:--.*\n)+)"
 )
+_MEASURED: Mapping[str, str] = {
+    "plans": "Claims are counted under many fillings of the table and settings of the planner.",
+    "waits": "A job is failed again and again, and each of its waits is measured.",
+    "pgbouncer": "Where PgBouncer is installed, transactions go through it as well.",
+    "growth": "Buffers per claim are counted as finished jobs and a backlog fill the table.",
+    "growth under a snapshot": "Buffers per claim are counted while an old snapshot is held open.",
+}
+"""What a guarantee's probe does."""
 # A line that is not empty, and no comment but one of the header's.
 _CHANGED = re.compile(r"[+-]\s*(?:-- \w+ = |(?!--)\S)")
 
@@ -61,17 +71,45 @@ def _body(text: str) -> list[str]:
     return text[text.index("-- ///") :].splitlines()
 
 
+def facts(guarantee: Guarantee) -> dict[str, str]:
+    """What there is to say of a guarantee beside its sentence, each under its heading."""
+    asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
+    return {
+        "Why it matters": f"{guarantee.why}.",
+        "How it breaks": guarantee.wild,
+        "How to mend it": guarantee.safe,
+        "See": guarantee.source,
+        "How it is checked": " ".join(_checked(guarantee)),
+        "What it needs of a queue": f"{asks}.",
+    }
+
+
+def _checked(guarantee: Guarantee) -> Iterator[str]:
+    """How it is checked, as its record has it."""
+    if guarantee.programs:
+        yield (
+            "Short programs of its own, in which a few actors race, are run in many interleavings,"
+            " and random ones beside them."
+        )
+    if guarantee.faults:
+        kinds = ", ".join(fault.several for fault in FAULTS.values())
+        yield f"Every operation is run with faults at its steps: {kinds}."
+    elif guarantee.variations:
+        told = " ".join(dict.fromkeys(one.conditions.told() for one in guarantee.variations))
+        yield (
+            "What the programs of other guarantees keep must hold under other conditions, too."
+            f" {told}"
+        )
+    if guarantee.probe:
+        yield _MEASURED[guarantee.probe]
+    if guarantee.lacking:
+        yield f"A pass needs evidence, {guarantee.lacking}: without any it is inconclusive."
+
+
 def explain(guarantee: Guarantee) -> str:
     """All that there is to say of a guarantee, for a terminal."""
-    asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
-    parts = [
-        _filled(f"{guarantee.id}: {guarantee.sentence}"),
-        _filled(f"Why it matters: {guarantee.why}."),
-        _filled(f"How it breaks: {guarantee.wild}"),
-        _filled(f"How to mend it: {guarantee.safe}"),
-        f"See: {guarantee.source}",
-        _filled(f"What it needs of a queue: {asks}."),
-    ]
+    parts = [_filled(f"{guarantee.id}: {guarantee.sentence}")]
+    parts += [_filled(f"{heading}: {text}") for heading, text in facts(guarantee).items()]
     least, *others = defects(guarantee.id)
     parts += [_filled(f"The smallest queue that breaks it: {least.why}"), least.diff]
     if others:

@@ -30,10 +30,12 @@ from rich.console import Console
 from queueproof.errors import Exit, QueueproofError
 from queueproof.examine.check import judge
 from queueproof.examine.processes import MOST, processes
+from queueproof.explain import defects
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
 from queueproof.report.card import Break, Card, Verdict
+from queueproof.report.data import to_data
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
 from scenarios import matrix
@@ -140,6 +142,13 @@ class Row:
         return {
             self.story_file(j.id): _page(self, j.stories) for j in self.card.guarantees if j.stories
         }
+
+    def drawn(self) -> dict[str, str]:
+        """By its file the story, as data, that a guarantee's page draws: of its smallest defect."""
+        told = [j.stories[0].told for j in self.card.guarantees if j.id == self.defect and j.story]
+        if not told or defects(self.defect)[0].name != f"strategies/{self.name}.sql":
+            return {}
+        return {f"stories/{self.defect}.json": json.dumps(to_data(told[0]), indent=1) + "\n"}
 
     def _remark(self, guarantee: str) -> Remark | None:
         return self.peer.remarks.get(guarantee) if self.peer else None
@@ -396,7 +405,7 @@ def write(
         if old.name.partition(".")[0] not in unjudged:
             old.unlink()
     for row in rows:
-        for file, text in row.stories().items():
+        for file, text in (row.stories() | row.drawn()).items():
             (results / file).write_text(text, encoding="utf-8")
     path = results / "conformance.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

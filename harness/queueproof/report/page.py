@@ -71,8 +71,8 @@ def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
-        steps=_steps,
-        statements=_statements,
+        steps=steps,
+        statements=statements,
         text=text,
     )
 
@@ -104,7 +104,7 @@ def _source(source: str) -> tuple[str, str]:
     return (address, rest) if address.startswith("https://") else ("", source)
 
 
-def _steps(story: Story) -> list[tuple[str, list[str]]]:
+def steps(story: Story) -> list[tuple[str, list[str]]]:
     """The steps as a list: their numbers, and what happens."""
     return [
         (str(one.first) if one.times == 1 else f"{one.first}-{one.last}", text.lines_of(one))
@@ -112,7 +112,7 @@ def _steps(story: Story) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _statements(story: Story) -> list[tuple[str, str, str]]:
+def statements(story: Story) -> list[tuple[str, str, str]]:
     """The SQL of a story: its letter, which operations send it, and the text."""
     used: dict[int, dict[str, list[str]]] = {}
     asked: dict[str, str] = {}

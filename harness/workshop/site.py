@@ -1,0 +1,328 @@
+"""What the documentation has from elsewhere: pages made of the catalogue, the code and results/.
+
+MkDocs calls this as a hook (`make docs`). Nothing that it makes is committed, so no page can say
+other than what it is made of.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import posixpath
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+from queueproof.cli.app import app
+from queueproof.explain import defects, facts
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.guarantee import Guarantee
+from queueproof.report import page, text
+from queueproof.report.data import from_data
+from queueproof.report.draw import STYLE, draw
+from queueproof.report.story import Account, Story, Told
+
+ROOT = Path(__file__).parents[2]
+PAGES: Mapping[str, str] = {
+    "CHANGELOG.md": "about/changes.md",
+    "CONTRIBUTING.md": "about/contributing.md",
+    "SECURITY.md": "about/security.md",
+    "harness/queueproof/queues/templates/README.md": "reference/worker.md",
+    "results/conformance.md": "results/conformance.md",
+    "results/old-snapshot.md": "results/old-snapshot.md",
+    "results/throughput.md": "results/throughput.md",
+    "strategies/README.md": "reference/file-format.md",
+}
+"""Pages that are read where the code is, too, by their place there."""
+PLACES: Mapping[str, str] = {
+    "results/throughput.svg": "results/throughput.svg",
+    "strategies": "queues/index.md",
+    "strategies/broken": "stories/index.md",
+    "strategies/deploy": "queues/index.md#deploy",
+    "strategies/peers": "queues/index.md#peers",
+    "strategies/sound": "queues/index.md#sound",
+}
+"""What else they link to."""
+FOLDERS: Mapping[str, str] = {
+    "": "The reference, `skip_locked`, and queues that differ from it in one idea.",
+    "sound": "Sound designs that have little in common: a false alarm would show.",
+    "deploy": "New versions of the reference, to be rolled out beside it.",
+    "peers": "Designs of real queues, and workers that drive real libraries.",
+}
+LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
+
+_LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+_STORY = re.compile(r"results/stories/(?P<queue>\w+)\.(?P<guarantee>[\w-]+)\.md")
+_TEXT = re.compile(r"```text\n(.*?)\n```.*?--replay (\S+)", re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put the page of each guarantee into the navigation."""
+    nav: Any = config.nav
+    section = next(entry for entry in nav if "Guarantees" in entry)
+    section["Guarantees"] += [{name: f"guarantees/{name}.md"} for name in CATALOGUE]
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add what is made.
+
+    Args:
+        files: The pages that were written by hand.
+        config: Of the site.
+    """
+    for place, content in _made():
+        files.append(File.generated(config, place, content=content))
+    chart = ROOT / "results" / "throughput.svg"
+    files.append(File.generated(config, "results/throughput.svg", abs_src_path=str(chart)))
+
+
+def _made() -> Iterator[tuple[str, str]]:
+    for source, place in PAGES.items():
+        yield place, _linked(source, place)
+    yield "guarantees/index.md", _guarantees()
+    for guarantee in CATALOGUE.values():
+        yield f"guarantees/{guarantee.id}.md", _guarantee(guarantee)
+    yield from _stories()
+    yield from _queues()
+    yield "reference/command-line.md", _command_line()
+    yield "reference/card.md", _card()
+    yield "assets/story.css", STYLE
+
+
+# --- pages that stand elsewhere -----------------------------------------------------------------
+
+
+def _linked(source: str, place: str) -> str:
+    """A page of the repository, with its links as they are on the site."""
+
+    def on_site(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
+        there = _place(target)
+        if there is None:
+            raise PluginError(f"{source}: the site has no place for its link to {target}")
+        there, _, anchor = there.partition("#")
+        way = posixpath.relpath(there, posixpath.dirname(place))
+        return way + (f"#{anchor}" if anchor else found[2] or "")
+
+    return _LINK.sub(on_site, (ROOT / source).read_text(encoding="utf-8"))
+
+
+def _place(target: str) -> str | None:
+    """Where on the site a file of the repository is; with an anchor where it is part of a page."""
+    if found := _STORY.fullmatch(target):
+        return f"stories/{found['guarantee']}.md#{found['queue']}"
+    path = Path(target)
+    if path.parts[:2] == ("strategies", "broken") and path.suffix == ".sql":
+        head = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
+        return f"stories/{head.removeprefix('-- breaks: ')}.md#{path.stem}"
+    if path.parts[0] == "strategies" and path.suffix in {*LANGUAGES, ".toml"}:
+        return f"queues/{path.relative_to('strategies').as_posix()}.md"
+    return PAGES.get(target) or PLACES.get(target)
+
+
+def _queues() -> Iterator[tuple[str, str]]:
+    """The queues that are not broken on purpose, each whole, and their index."""
+    index = ["# Queues"]
+    for folder, what in FOLDERS.items():
+        index += [
+            "",
+            f"## {folder.title() or 'Strategies'} {{ #{folder or 'strategies'} }}",
+            what,
+            "",
+        ]
+        for path in sorted((ROOT / "strategies" / folder).iterdir()):
+            if path.suffix not in {*LANGUAGES, ".toml"} or path.stem == "__init__":
+                continue
+            place = posixpath.join(folder, f"{path.name}.md")
+            language = LANGUAGES.get(path.suffix, "toml")
+            yield (
+                f"queues/{place}",
+                f"# {path.name}\n\n{_fenced(language, path.read_text('utf-8'))}",
+            )
+            index.append(f"- [{path.name}]({place})")
+    yield "queues/index.md", "\n".join(index)
+
+
+# --- guarantees ---------------------------------------------------------------------------------
+
+
+def _guarantees() -> str:
+    rows = "\n".join(
+        f"| [`{one.id}`]({one.id}.md) | {_plain(one.sentence)} |" for one in CATALOGUE.values()
+    )
+    return (
+        "# Guarantees\n\nWhat a queue is judged by. Each page has what `queueproof explain` prints,"
+        f" and a story.\n\n| id | |\n|---|---|\n{rows}\n"
+    )
+
+
+def _guarantee(guarantee: Guarantee) -> str:
+    least, *others = defects(guarantee.id)
+    told = from_data(
+        json.loads((ROOT / "results" / "stories" / f"{guarantee.id}.json").read_text("utf-8"))
+    )
+    parts = [f"# {guarantee.id}", f"**{_plain(guarantee.sentence)}**"]
+    for heading, words in facts(guarantee).items():
+        parts += [f"## {heading}", _plain(words)]
+    name = posixpath.basename(least.name).removesuffix(".sql")
+    parts += [
+        "## The smallest queue that breaks it",
+        _plain(least.why),
+        _fenced("diff", least.diff),
+        _drawn(told),
+        (
+            f"[The token that replays it](../stories/{guarantee.id}.md#{name})"
+            f"{', and the stories of others that break it in other ways' if others else ''}."
+        ),
+    ]
+    return "\n\n".join(parts)
+
+
+def _drawn(told: Told) -> str:
+    """A story as a figure and, for a narrow screen, as a list."""
+    if isinstance(told, Account):
+        return "\n\n".join(
+            part.text if part.kind == "prose" else _fenced("text", f"{part.head}\n{part.text}")
+            for part in told.parts
+        )
+    steps = "".join(
+        f'<li><span class="n">{number}</span><div>{html.escape(chr(10).join(lines))}</div></li>'
+        for number, lines in page.steps(told)
+    )
+    notes = [told.cast, text.before(told), told.conditions.told(), *text.roles(told)]
+    parts = [
+        f"**Broken: {_plain(told.broken)}.**",
+        *(_plain(note) for note in notes if note),
+        (
+            f'<div class="figure" data-search-exclude>{draw(told)}</div>'
+            f'<ol class="steps" data-search-exclude>{steps}</ol>'
+        ),
+        *(_plain(note) for note in text.allowed(told)),
+        *(_statements(told)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _statements(story: Story) -> Iterator[str]:
+    for letter, used, sql in page.statements(story):
+        yield f"`[{letter}]` {used}\n\n{_fenced('postgresql', sql)}"
+
+
+def _stories() -> Iterator[tuple[str, str]]:
+    """The stories of results/, those of a guarantee on one page."""
+    by = defaultdict[str, list[Path]](list)
+    for path in sorted((ROOT / "results" / "stories").glob("*.md")):
+        by[path.name.split(".")[1]].append(path)
+    index = [
+        "# Stories",
+        "Each is the shortest run that shows the break, with its SQL and a token that replays it.",
+        "| guarantee | stories | broken by |\n|---|--:|---|",
+    ]
+    rows = []
+    for name in CATALOGUE:
+        planted = {posixpath.basename(one.name)[:-4]: one for one in defects(name)}
+        parts = [
+            f"# Stories of {name}",
+            f"{_plain(CATALOGUE[name].sentence)} [What it means](../guarantees/{name}.md).",
+        ]
+        queues = []
+        for path in by[name]:
+            queue = path.name.partition(".")[0]
+            queues.append(f"[{queue}]({name}.md#{queue})")
+            parts.append(f"## {queue} {{ #{queue} }}")
+            if queue in planted:
+                parts += [
+                    _plain(planted[queue].why),
+                    _folded("The defect", _fenced("diff", planted[queue].diff)),
+                ]
+            for story, token in _TEXT.findall(path.read_text(encoding="utf-8")):
+                parts.append(_folded(_broken(story), _fenced("text", story)))
+                parts.append(_folded("Once more", _fenced("text", f"--replay {token}")))
+        rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
+        yield f"stories/{name}.md", "\n\n".join(parts)
+    index[-1] += "\n" + "\n".join(rows)
+    yield "stories/index.md", "\n\n".join(index)
+
+
+def _broken(story: str) -> str:
+    """The sentence of a story that says what broke."""
+    found = re.search(r"^Broken: (.*)$", story, re.MULTILINE)
+    return found[1].rstrip(".") if found else story.partition("\n")[0]
+
+
+# --- the reference ------------------------------------------------------------------------------
+
+
+def _command_line() -> str:
+    command = typer.main.get_command(app)
+    return get_docs_for_click(
+        obj=command, ctx=typer.Context(command), name="queueproof", title="Command line"
+    )
+
+
+def _card() -> str:
+    """The keys of card.json, from its schema."""
+    schema = json.loads(package_files("queueproof.report").joinpath("card.schema.json").read_text())
+    parts = [
+        "# JSON card",
+        schema["description"].replace("`check", "`queueproof check"),
+        "`queueproof schema` prints the JSON Schema that this page is made of.",
+        _keys(schema),
+    ]
+    for name, part in schema["$defs"].items():
+        parts.append(f"## {name}")
+        if "description" in part:
+            parts.append(part["description"])
+        if "properties" in part:
+            parts.append(_keys(part))
+    return "\n\n".join(parts)
+
+
+def _keys(schema: Mapping[str, Any]) -> str:
+    rows = []
+    for key, part in schema["properties"].items():
+        absent = "" if key in schema.get("required", ()) else "May be absent. "
+        rows.append(f"| `{key}` | {_kind(part)} | {absent}{part.get('description', '')} |")
+    return "| key | value | |\n|---|---|---|\n" + "\n".join(rows)
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """What a value is, in words."""
+    if "const" in part:
+        return f"`{part['const']}`"
+    if "enum" in part:
+        return ", ".join(f"`{value}`" for value in part["enum"])
+    if "$ref" in part:
+        name = part["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name})"
+    kinds = part["type"] if isinstance(part["type"], list) else [part["type"]]
+    if kinds == ["array"]:
+        return f"list of {_kind(part['items'])}"
+    return " or ".join(kinds)
+
+
+# --- Markdown -----------------------------------------------------------------------------------
+
+
+def _plain(words: str) -> str:
+    """Words that are no Markdown, but for addresses, which become links."""
+    escaped = re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(words, quote=False))
+    return re.sub(r"https://\S+", lambda found: f"<{found[0]}>".replace("\\", ""), escaped)
+
+
+def _fenced(language: str, code: str) -> str:
+    return f"````{language}\n{code.strip(chr(10))}\n````"
+
+
+def _folded(summary: str, content: str) -> str:
+    body = "\n".join(f"    {line}" if line else "" for line in content.splitlines())
+    return f'??? note "{summary.replace(chr(34), chr(39))}"\n\n{body}'

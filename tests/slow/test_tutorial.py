@@ -1,0 +1,55 @@
+"""The tutorial: each of its commands is run, and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+_BLOCK = re.compile(
+    r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
+
+
+def said(output: str) -> re.Pattern[str]:
+    """What fits the output of a page, where `...` is anything, of a line or of whole lines."""
+    return re.compile(
+        "".join(
+            "(?:.*\n)*?" if line == "...\n" else ".*".join(map(re.escape, line.split("...")))
+            for line in output.splitlines(keepends=True)
+        )
+    )
+
+
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    """From a broken queue to a mended one: its files, commands, outputs and exit codes are so."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    code, seen = 0, 0
+    for block in _BLOCK.finditer(PAGE):
+        match block["kind"]:
+            case "sql":
+                (tmp_path / block["title"]).write_text(block["text"], encoding="utf-8")
+            case "text":
+                assert block["text"] in (tmp_path / block["title"]).read_text(encoding="utf-8")
+            case "console":
+                for command, output in re.findall(
+                    r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block["text"], re.MULTILINE
+                ):
+                    ran = subprocess.run(  # noqa: S602 - the page's commands, as a reader types them
+                        command.replace("$?", str(code)),
+                        shell=True,
+                        cwd=tmp_path,
+                        env={**os.environ, "PATH": path},
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                        timeout=1200,
+                    )
+                    code, seen = ran.returncode, seen + 1
+                    assert said(output).fullmatch(ran.stdout), (
+                        f"$ {command}\n{ran.stdout}{ran.stderr}"
+                    )
+    assert seen >= 8
