@@ -292,6 +292,34 @@ def test_a_reset_brings_back_what_the_schema_put_in(
     assert value(lab.session("w1"), NEXT) == numbers
 
 
+MADE = (
+    "CREATE TABLE new_days (LIKE jobs)",
+    "CREATE TABLE new_day (PRIMARY KEY (id)) INHERITS (new_days)",
+    "CREATE TABLE new_hours (id bigserial PRIMARY KEY, day bigint REFERENCES new_day)",
+    "CREATE TABLE new_parts (id bigint) PARTITION BY LIST (id)",
+    "CREATE TABLE new_part PARTITION OF new_parts FOR VALUES IN (1)",
+    "CREATE SEQUENCE new_numbers",
+    "CREATE VIEW new_view AS SELECT new_days.id FROM new_days, new_parts",
+    "CREATE MATERIALIZED VIEW new_copy AS SELECT * FROM new_view",
+    "CREATE TEMPORARY TABLE new_own (id bigint)",
+)
+
+
+@pytest.mark.parametrize("renew", [False, True])
+@pytest.mark.parametrize("who", ["superuser", "role"])
+def test_a_reset_drops_what_operations_have_made(
+    labs: dict[str, Lab], who: str, *, renew: bool
+) -> None:
+    """Tables, partitions, views and sequences of a run are gone, so that the next makes them."""
+    lab = labs[who]
+    lab.reset()
+    for again in range(2):
+        for statement in MADE:
+            execute(lab.session("w1"), Step(statement))
+        lab.reset(renew=renew or bool(again))
+    assert value(lab.session("w1"), "SELECT to_regclass('new_days')") == "NULL"
+
+
 def test_rewriting_tables_keeps_every_row(labs: dict[str, Lab]) -> None:
     """Turning the physical order round changes no content, of whatever kind of table."""
     lab = labs["superuser"]

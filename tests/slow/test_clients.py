@@ -352,6 +352,16 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     assert lab.execute("SELECT count(*) FROM queue.workers") == [(1,)]
 
 
+def test_a_table_that_a_worker_makes_is_refused(lab_of: LabOf) -> None:
+    """A library may remember that it is there, so it stays; the message says what to do."""
+    made = 'db.execute("CREATE TABLE IF NOT EXISTS day (id bigint)"); '
+    lab = lab_of((ONE_STEP, ONE_STEP.replace("return", f"{made}return")))
+    lab.reset()
+    run(lab, TWO_CLAIMS)
+    with pytest.raises(QueueError, match=r"created a table .*: queue\.day\..*as a partition"):
+        lab.reset(renew=True)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_worker_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> None:
     """Whoever starts workers starts another one: it is a crash, in an operation or between two."""

@@ -47,6 +47,7 @@ END $$
 # What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
 _ASKED = {
     "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
+    "latest": "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class",
     "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
     "open": """
 SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
@@ -88,6 +89,10 @@ class Scheduler(LibpqSession):
     def moment(self) -> str:
         """What the server's own clock shows, as text."""
         return self._asked("moment").decode()
+
+    def latest(self) -> int:
+        """The oid of the relation that was made last."""
+        return int(self._asked("latest"))
 
     def lock_gate(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""

@@ -34,7 +34,7 @@ from queueproof.run.session import (
     execute,
     settle,
 )
-from queueproof.run.tables import TABLES, back_to_the_beginning, columns_of
+from queueproof.run.tables import NEW, TABLES, back_to_the_beginning, columns_of
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
@@ -144,6 +144,7 @@ class Lab:
         try:
             self._install()
             self._control = self._scheduler()
+            self._latest = self._control.latest()  # of its relations
             self._control.run(self.clock.sql)
         except BaseException:
             self._admin.close()
@@ -232,8 +233,8 @@ class Lab:
             renew: Whether tables are made as small as new ones, which takes longer.
 
         Raises:
-            QueueError: Somebody holds a lock on a table of the queue, or an operation has made,
-                altered or dropped one.
+            QueueError: Somebody holds a lock on a table of the queue, an operation has altered or
+                dropped one, or a worker process has made one.
         """
         if conditions.gate != self._conditions.gate:
             self._begin_anew(renew=False)
@@ -257,7 +258,9 @@ class Lab:
             self._pooler.renew()
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
-        if full or self._resets == _FIRST_LOOK:
+        if not self.remembers:
+            self._drop_new()
+        elif full or self._resets == _FIRST_LOOK:
             self._refuse_new_tables()
         begin = self._renew_sql if full else self._reset_sql
         if self.clock.reset():
@@ -271,9 +274,17 @@ class Lab:
         self._under_way = False
         self.started.clear()
 
-    def _refuse_new_tables(self) -> None:
-        """See that no operation has made a table: what it holds would go from run to run.
+    def _drop_new(self) -> None:
+        """Drop tables, partitions, views and sequences of the last run: each makes its own."""
+        if self._control.latest() == self._latest:
+            return
+        for (drop,) in self._admin.execute(NEW, [self._latest]).fetchall():
+            self._lock_tables(partial(self._restore, drop))
 
+    def _refuse_new_tables(self) -> None:
+        """See that no worker has made a table: what it holds would go from run to run.
+
+        It cannot be dropped, as with a queue of statements: a worker may remember that it is there.
         A new partition is emptied with its table.
 
         Raises:
@@ -284,8 +295,8 @@ class Lab:
         if new:
             raise QueueError(
                 f"an operation has created a table while it ran: {', '.join(new)}. Only"
-                " those that are there after install can be emptied between two runs: create it in"
-                " schema"
+                " those that are there after install can be emptied between two runs, and their"
+                " partitions: create it in install, as a partition, or as a temporary table"
             )
 
     def _restore(self, reset: str) -> None:

@@ -17,6 +17,18 @@ ORDER BY c.oid
 """
 """Each with its kind, and whether it is a partition."""
 
+NEW = """
+SELECT format('DROP %%s IF EXISTS %%s CASCADE', CASE c.relkind WHEN 'v' THEN 'VIEW'
+              WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END,
+              c.oid::regclass)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid > %s AND c.relkind IN ('r', 'p', 'v', 'm', 'S') AND c.relpersistence <> 't'
+  AND n.nspname NOT IN ('clock', 'pg_catalog', 'information_schema') AND n.nspname !~ '^pg_'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+ORDER BY c.relkind = 'S', c.oid
+"""
+"""What drops each relation that came later; last come sequences, which go with their tables."""
+
 _SEQUENCES = """
 SELECT c.oid::regclass::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
