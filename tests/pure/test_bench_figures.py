@@ -12,7 +12,7 @@ import pytest
 from queueproof.bench import decide, latency, numbers
 from queueproof.bench.compare import Budget
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding, Rule, chance
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.gate import Condition
 from queueproof.bench.measured import Shape
 
@@ -181,9 +181,9 @@ def test_a_single_round_says_so() -> None:
     assert numbers.with_spread([900.0, 1000.0, 1100.0]) == "1,000 ±10%"
 
 
-def counted(queue: str, buffers: float, batch: int = 10) -> Entry:
+def counted(queue: str, buffers: float, batch: int = 10) -> Series:
     """A queue of which only buffers were counted."""
-    return Entry(queue, Shape(batch, 1), counted={"buffers_per_claim": buffers})
+    return Series(queue, Shape(batch, 1), counted={"buffers_per_claim": buffers})
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from queueproof.bench import render
 from queueproof.bench.bench import Group, measure, run
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import (
     NotApplicableError,
     compile_queue,
@@ -28,7 +28,7 @@ from queueproof.bench.load import (
 )
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import WorkerLostError
-from queueproof.bench.session import Session, array_literal
+from queueproof.bench.session import LoadSession, array_literal
 from queueproof.errors import Exit, QueueError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
@@ -121,7 +121,7 @@ def test_the_limit_is_a_literal_and_nothing_else_is(text: str, sent: str) -> Non
 def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
     """The claim of the reference takes the worker and the queue; 10 stands in its text."""
     with server.database() as conninfo:
-        session = Session(conninfo, b"CREATE SCHEMA queue; SET search_path = queue")
+        session = LoadSession(conninfo, b"CREATE SCHEMA queue; SET search_path = queue")
         reference = strategy("skip_locked")
         for statement in reference.blocks["schema"].statements:
             session.command(statement.text.encode())
@@ -580,29 +580,29 @@ def report() -> BenchReport:
     return BenchReport(
         METHOD,
         [
-            Entry("first", Shape(1, 4), runs(1.0, 2.0, 1.0)),
-            Entry("second", Shape(1, 4), twice),
-            Entry("first", Shape(10, 4), runs(0.1, 0.1, 0.1)),
-            Entry("second", Shape(10, 4), reason="it takes <one> job"),
-            Entry("first", Shape(1, 16), runs(1.0)),
-            Entry("second", Shape(1, 16), runs(4.0)),
-            Entry("first", Shape(1, 16, HOLD), runs(1.0)),
-            Entry("second", Shape(1, 16, HOLD), runs(15.0)),
+            Series("first", Shape(1, 4), runs(1.0, 2.0, 1.0)),
+            Series("second", Shape(1, 4), twice),
+            Series("first", Shape(10, 4), runs(0.1, 0.1, 0.1)),
+            Series("second", Shape(10, 4), reason="it takes <one> job"),
+            Series("first", Shape(1, 16), runs(1.0)),
+            Series("second", Shape(1, 16), runs(4.0)),
+            Series("first", Shape(1, 16, HOLD), runs(1.0)),
+            Series("second", Shape(1, 16, HOLD), runs(15.0)),
         ],
     )
 
 
 def test_a_rate_is_the_median_of_the_rounds() -> None:
     """100, 50 and 100 jobs/s are 100, give or take a quarter."""
-    entry = Entry("first", Shape(1, 1), runs(1.0, 2.0, 1.0))
+    entry = Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0))
     assert entry.rate == pytest.approx(100)
     assert entry.spread == pytest.approx(0.25)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
     """A slow moment of the machine that meets both does not change their ratio."""
-    base = Entry("first", Shape(1, 1), runs(1.0, 2.0))
-    assert Entry("second", Shape(1, 1), runs(2.0, 4.0)).ratios(base) == [0.5, 0.5]
+    base = Series("first", Shape(1, 1), runs(1.0, 2.0))
+    assert Series("second", Shape(1, 1), runs(2.0, 4.0)).ratios(base) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from queueproof.bench.cell import CLOSED, Ground
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import refuse, why_not
 from queueproof.bench.measured import Measured, Pace, Shape
 from queueproof.errors import QueueError
@@ -129,7 +129,7 @@ def measure(
     refuse_plan(plan, rounds, seconds)
     refuse_pace(pace, seconds)
     names = names_of([queue for group in plan for queue in group.queues])
-    report = BenchReport({}, [Entry(names[q.name], g.shape) for g in plan for q in g.queues])
+    report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
     cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
     jobs = {shape: enough(PILOT_JOBS, shape) for shape, _ in cells}
@@ -214,7 +214,7 @@ def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
 
 
 def measure_once(
-    ground: Ground, queue: SqlFileQueue, entry: Entry, jobs: int, seconds: float
+    ground: Ground, queue: SqlFileQueue, entry: Series, jobs: int, seconds: float
 ) -> Measured | None:
     """Measure a queue under one load; None where it cannot be, and the entry says why.
 
@@ -242,12 +242,12 @@ def measure_once(
         return None
 
 
-def _beside(ground: Ground, queue: SqlFileQueue, entry: Entry, jobs: int) -> float | None:
+def _beside(ground: Ground, queue: SqlFileQueue, entry: Series, jobs: int) -> float | None:
     """The yardstick's jobs/s; it goes first in every other round."""
     return None if entry.reason or entry.shape.hold else ground.yardstick(queue, entry.shape, jobs)
 
 
-def count_once(ground: Ground, queue: SqlFileQueue, entry: Entry, report: BenchReport) -> None:
+def count_once(ground: Ground, queue: SqlFileQueue, entry: Series, report: BenchReport) -> None:
     """Count what a queue costs one worker alone, once for all loads of a batch size.
 
     Args:

@@ -21,7 +21,7 @@ from queueproof.bench.fill import OwnSession, fill
 from queueproof.bench.load import SCHEMA, Compiled
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import TICK, Pool
-from queueproof.bench.session import RejectedError, Session, values
+from queueproof.bench.session import LoadSession, RejectedError, values
 from queueproof.bench.worker import PATIENCE, Tally, Worker
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
@@ -204,7 +204,7 @@ class Ground:
         return compiled, ids
 
 
-def _work(session: Session, worker: Worker) -> counters.Work:
+def _work(session: LoadSession, worker: Worker) -> counters.Work:
     answers: list[PGresult] = []
 
     def claim() -> int:

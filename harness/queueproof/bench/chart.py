@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from queueproof.bench import numbers
 
 if TYPE_CHECKING:
-    from queueproof.bench.figures import BenchReport, Entry
+    from queueproof.bench.figures import BenchReport, Series
 
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
@@ -74,7 +74,7 @@ Looks = dict[str, tuple[str, str]]
 End = tuple[float, float, str]  # where a curve ends, and its name
 
 
-def _curves(axes: Axes, entries: list[Entry], looks: Looks) -> list[End]:
+def _curves(axes: Axes, entries: list[Series], looks: Looks) -> list[End]:
     axes.set_xscale("log")
     axes.set_yscale("log")
     batches = sorted({entry.shape.batch for entry in entries})
@@ -161,7 +161,7 @@ def apart(places: list[float]) -> list[float]:
     ]
 
 
-def _convoy(axes: Axes, entries: list[Entry], looks: Looks) -> None:
+def _convoy(axes: Axes, entries: list[Series], looks: Looks) -> None:
     """Bars in pairs: without a hold and with it."""
     shapes = sorted({entry.shape for entry in entries})
     queues = [queue for queue in looks if any(entry.queue == queue for entry in entries)]

@@ -26,7 +26,7 @@ from queueproof.bench.bench import (
     refuse_plan,
 )
 from queueproof.bench.cell import CLOSED, Ground
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import refuse
 from queueproof.bench.measured import Pace, Shape
 from queueproof.errors import QueueError
@@ -118,7 +118,7 @@ def compare(
     names = [known[queue.name] for queue in pair]
     if names[0] == names[1]:
         names[1] += " (2)"
-    entries = [Entry(name, shape) for name in names]
+    entries = [Series(name, shape) for name in names]
     report = BenchReport({"comparison": None}, entries)
     sides = list(zip(pair, entries, strict=True))
     lots = random.Random(seed)  # noqa: S311 - who goes first

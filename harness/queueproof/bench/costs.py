@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from queueproof.bench import latency, numbers
 from queueproof.bench.counters import COUNTED, COUNTERS
-from queueproof.bench.figures import Entry
+from queueproof.bench.figures import Series
 from queueproof.bench.measured import Measured
 from queueproof.bench.table import NOTHING, Table
 
@@ -25,7 +25,7 @@ UNDER_LOAD: dict[str, Callable[[Measured], float]] = {
 }
 
 
-def tables(entries: Sequence[Entry], rate: float) -> list[Table]:
+def tables(entries: Sequence[Series], rate: float) -> list[Table]:
     """The tables of which there are figures.
 
     Args:
@@ -37,7 +37,7 @@ def tables(entries: Sequence[Entry], rate: float) -> list[Table]:
     return [table for table in every if table.rows]
 
 
-def _open_loop(entries: Sequence[Entry], rate: float) -> Table:
+def _open_loop(entries: Sequence[Series], rate: float) -> Table:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         runs = [run for run in entry.runs if run.histogram]
@@ -63,7 +63,7 @@ def _open_loop(entries: Sequence[Entry], rate: float) -> Table:
     )
 
 
-def _yardstick(entries: Sequence[Entry]) -> Table:
+def _yardstick(entries: Sequence[Series]) -> Table:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         if entry.yardstick and len(entry.yardstick) == len(entry.runs):
@@ -85,7 +85,7 @@ def _yardstick(entries: Sequence[Entry]) -> Table:
     )
 
 
-def _alone(entries: Sequence[Entry]) -> Table:
+def _alone(entries: Sequence[Series]) -> Table:
     rows: dict[tuple[str, int], tuple[str, ...]] = {}
     for entry in entries:
         if entry.counted:
@@ -104,7 +104,7 @@ def _alone(entries: Sequence[Entry]) -> Table:
     )
 
 
-def _under_load(entries: Sequence[Entry]) -> Table:
+def _under_load(entries: Sequence[Series]) -> Table:
     rows = []
     for entry in entries:
         runs = [run for run in entry.runs if run.round_trips]

@@ -18,7 +18,7 @@ class BenchError(QueueproofError):
 
 
 @dataclass(slots=True)
-class Entry:
+class Series:
     """One queue under one load.
 
     Attributes:
@@ -50,7 +50,7 @@ class Entry:
         rates = [run.rate for run in self.runs]
         return (max(rates) - min(rates)) / 2 / self.rate
 
-    def ratios(self, base: Entry) -> list[float]:
+    def ratios(self, base: Series) -> list[float]:
         """How many times the base's rate this one's is, round by round."""
         pairs = zip(self.runs, base.runs, strict=False)
         return [mine.rate / other.rate for mine, other in pairs]
@@ -66,7 +66,7 @@ class BenchReport:
     """
 
     method: dict[str, Any]
-    entries: list[Entry]
+    entries: list[Series]
 
     def to_json(self) -> str:
         """The report in the shape of pytest-benchmark's JSON; `pytest-benchmark compare` reads it.
@@ -117,7 +117,7 @@ class BenchReport:
             raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
 
 
-def _benchmark(entry: Entry) -> dict[str, Any]:
+def _benchmark(entry: Series) -> dict[str, Any]:
     shape = entry.shape
     hold = f"-hold{shape.hold * 1000:g}ms" if shape.hold else ""
     group = f"batch{shape.batch}-workers{shape.workers}{hold}"
@@ -161,10 +161,10 @@ def _rounded(value: object) -> object:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _entry(params: dict[str, Any], content: dict[str, Any]) -> Entry:
+def _entry(params: dict[str, Any], content: dict[str, Any]) -> Series:
     names = [f.name for f in fields(Measured)]
     runs = content.get("runs", ())
-    return Entry(
+    return Series(
         params["queue"],
         Shape(params["batch"], params["workers"], params["hold"]),
         # What a file of before lacks has not been counted.

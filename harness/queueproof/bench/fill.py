@@ -10,7 +10,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
 from queueproof.bench.load import PAYLOAD, Compiled, compile_queue
-from queueproof.bench.session import Command, RejectedError, Session, values
+from queueproof.bench.session import Command, LoadSession, RejectedError, values
 from queueproof.errors import QueueError
 from queueproof.queues.sqlfile import SqlFileQueue
 
@@ -18,7 +18,7 @@ PIPELINE = 500  # statements between two synchronisations while jobs are put in
 SHOWN = 60  # characters of a statement in a message
 
 
-class OwnSession(Session):
+class OwnSession(LoadSession):
     """One of this process, which has signals to hear: no answer is waited for without an end."""
 
     def _connect(self, conninfo: str) -> PGconn:
@@ -45,7 +45,13 @@ class OwnSession(Session):
 
 
 def fill(
-    queue: SqlFileQueue, session: Session, *, batch: int, hold: float, jobs: int, payload: int = 0
+    queue: SqlFileQueue,
+    session: LoadSession,
+    *,
+    batch: int,
+    hold: float,
+    jobs: int,
+    payload: int = 0,
 ) -> tuple[Compiled, list[bytes]]:
     """Install a queue and put jobs in; what was compiled, and the jobs' ids.
 
@@ -82,7 +88,7 @@ def fill(
     return compiled, ids
 
 
-def _pipelined(compiled: Compiled, session: Session, jobs: int) -> list[bytes]:
+def _pipelined(compiled: Compiled, session: LoadSession, jobs: int) -> list[bytes]:
     """Enqueue without waiting for each answer, in one transaction."""
     (command,) = compiled.enqueue.commands
     known = [compiled.constants[parameter] for parameter in command.parameters]

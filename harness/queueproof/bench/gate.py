@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.bench.counters import COUNTERS
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.errors import nearest
 
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
@@ -73,7 +73,7 @@ class Condition:
         factor = float(found["factor"] or 1)
         return cls(text, name, found["how"], factor, _read(path) if path else None, path)
 
-    def judge(self, entries: Sequence[Entry]) -> list[str]:
+    def judge(self, entries: Sequence[Series]) -> list[str]:
         """Where it is true: a sentence for each queue and batch size.
 
         Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from queueproof.bench import costs, numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
-from queueproof.bench.figures import BenchError, BenchReport, Entry
+from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.table import NOTHING, Table
 
 if TYPE_CHECKING:
@@ -145,15 +145,15 @@ def _distinct(values: Iterable[int]) -> list[int]:
     return sorted(set(values))
 
 
-def _queues(entries: Sequence[Entry]) -> list[str]:
+def _queues(entries: Sequence[Series]) -> list[str]:
     return list(dict.fromkeys(entry.queue for entry in entries))
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[tuple[str, Shape], Entry]:
+def _by_key(entries: Sequence[Series]) -> dict[tuple[str, Shape], Series]:
     return {(entry.queue, entry.shape): entry for entry in entries}
 
 
-def _throughput(title: str, entries: list[Entry]) -> Table:
+def _throughput(title: str, entries: list[Series]) -> Table:
     shapes = sorted({entry.shape for entry in entries})
     found = _by_key(entries)
     base = entries[0].queue
@@ -164,7 +164,7 @@ def _throughput(title: str, entries: list[Entry]) -> Table:
     return Table(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
 
 
-def _figure(entry: Entry | None, base: Entry | None) -> str:
+def _figure(entry: Series | None, base: Series | None) -> str:
     if entry is None or not entry.runs:
         return "failed" if entry and entry.failed else NOTHING
     shown = numbers.with_spread([run.rate for run in entry.runs])
@@ -173,7 +173,7 @@ def _figure(entry: Entry | None, base: Entry | None) -> str:
     return f"{shown} ({numbers.median(entry.ratios(base))}x)"
 
 
-def _comparison(entries: list[Entry]) -> Table:
+def _comparison(entries: list[Series]) -> Table:
     found = _by_key(entries)
     base = entries[0].queue
     rows: list[tuple[str, ...]] = []
@@ -207,7 +207,7 @@ def _share(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0%}" if values else NOTHING
 
 
-def _latency(title: str, entries: list[Entry]) -> Table:
+def _latency(title: str, entries: list[Series]) -> Table:
     shapes = sorted({entry.shape for entry in entries})
     found = _by_key(entries)
     rows = [
@@ -221,14 +221,14 @@ def _latency(title: str, entries: list[Entry]) -> Table:
     return Table(title, ("strategy", *(f"batch {shape.batch}" for shape in shapes)), rows, note)
 
 
-def _percentiles(entry: Entry | None) -> str:
+def _percentiles(entry: Series | None) -> str:
     if entry is None or not entry.runs:
         return NOTHING
     columns = zip(*((run.p50, run.p95, run.p99) for run in entry.runs), strict=True)
     return " / ".join(numbers.median([1000 * value for value in column]) for column in columns)
 
 
-def _correctness(entries: Sequence[Entry]) -> Table:
+def _correctness(entries: Sequence[Series]) -> Table:
     rows: list[tuple[str, ...]] = []
     for queue in _queues(entries):
         runs = [run for entry in entries if entry.queue == queue for run in entry.runs]

@@ -86,7 +86,7 @@ class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a fail
         self.sqlstate = sqlstate
 
 
-class Session:
+class LoadSession:
     """A connection that runs scripts; it waits for the server, however long.
 
     Attributes:

@@ -19,10 +19,10 @@ from psycopg.pq.abc import PGresult
 from queueproof.bench.session import (
     Column,
     Known,
+    LoadSession,
     RejectedError,
     Retryable,
     Script,
-    Session,
     array_literal,
     processor_seconds,
     values,
@@ -109,7 +109,7 @@ class Worker:
     """
 
     def __init__(
-        self, session: Session, load: Load, number: int, accepted: MutableSequence[int]
+        self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
     ) -> None:
         """Prepare the statements.
 
@@ -293,7 +293,7 @@ def main(pipe: Connection, number: int, accepted: MutableSequence[int]) -> None:
 
 
 def _obey(pipe: Connection, order: Order, number: int, accepted: MutableSequence[int]) -> None:
-    session = Session(order.conninfo, order.load.setup, order.load.retry_on)
+    session = LoadSession(order.conninfo, order.load.setup, order.load.retry_on)
     try:
         worker = Worker(session, order.load, number, accepted)
         pipe.send(None)

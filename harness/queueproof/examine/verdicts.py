@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from queueproof.examine.findings import Findings, is_apart
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.probes.backoff import Waits
+from queueproof.probes.backoff import RetryWaits
 from queueproof.probes.probes import Found, Seen
 from queueproof.report.card import Break, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
@@ -181,6 +181,6 @@ def _place(findings: Findings, found: Found) -> Place | None:
         sent = [b.step for b in told if b.step is not None and b.actor != DRAINER]
         source = next((step.source for step in reversed(sent) if step.source), None)
     else:
-        operation = "fail" if isinstance(found, Waits) else "claim"
+        operation = "fail" if isinstance(found, RetryWaits) else "claim"
         source = findings.lab.queue.source_of(operation)
     return Place(str(source.path), source.line) if source else None

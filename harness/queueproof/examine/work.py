@@ -256,7 +256,7 @@ class Work:
                 return Done(found, unmoved=self._lab.unmoved)
 
 
-class Pool:
+class Helpers:
     """Processes that install a queue when they begin, at the first unit that is given to one.
 
     Args:
@@ -287,7 +287,7 @@ class Crew:
         offer: What the queue brings.
     """
 
-    def __init__(self, lab: Lab, offer: Offer, seed: int, pool: Pool | None = None) -> None:
+    def __init__(self, lab: Lab, offer: Offer, seed: int, pool: Helpers | None = None) -> None:
         self._lab = lab
         self._here = Work(lab, offer, seed)
         self._pool = pool
@@ -430,7 +430,7 @@ def _runs(unit: Unit) -> int:
 
 
 @contextmanager
-def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
+def beside(lab: Lab, jobs: int) -> Iterator[Helpers | None]:
     """Processes that have the same queue installed beside a lab, until the end of the block.
 
     Args:
@@ -444,7 +444,7 @@ def beside(lab: Lab, jobs: int) -> Iterator[Pool | None]:
         def begin() -> ProcessPoolExecutor:
             return stack.enter_context(processes(lab.server, count, lab.queue))
 
-        yield Pool(count, begin) if count else None
+        yield Helpers(count, begin) if count else None
 
 
 def _most(lab: Lab, jobs: int) -> int:

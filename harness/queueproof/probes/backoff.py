@@ -28,7 +28,7 @@ WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
 WORKER = identity("w1")
 
 
-class Wait(NamedTuple):
+class RetryWait(NamedTuple):
     """The wait after one failure.
 
     Attributes:
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
 
 
 @dataclass(slots=True)
-class Waits:
+class RetryWaits:
     """The waits of one job.
 
     Attributes:
@@ -53,11 +53,11 @@ class Waits:
         broken: What is wrong with them; empty where nothing is.
     """
 
-    found: list[Wait] = field(default_factory=list)
+    found: list[RetryWait] = field(default_factory=list)
     broken: str = ""
 
 
-def watch(lab: Lab, offer: Offer) -> Waits:
+def watch(lab: Lab, offer: Offer) -> RetryWaits:
     """Fail one job again and again, and measure how long it stays away each time.
 
     Args:
@@ -70,7 +70,7 @@ def watch(lab: Lab, offer: Offer) -> Waits:
     bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
     drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
     lab.promote(1)
-    waits = Waits()
+    waits = RetryWaits()
     job = _claim(lab)
     for attempt in range(1, min(bound, LATER[-1] + 1)):
         if job is None:
@@ -158,11 +158,11 @@ def _work(queue: Queue) -> float:
     return WORK if queue.lease_seconds is None else 0.6 * queue.lease_seconds
 
 
-def _least(queue: Queue, found: Sequence[Wait]) -> float:
+def _least(queue: Queue, found: Sequence[RetryWait]) -> float:
     return max([queue.backoff_seconds, *(wait.least * (1 - queue.jitter) for wait in found)])
 
 
-def _complaint(wait: Wait, least: float) -> str:
+def _complaint(wait: RetryWait, least: float) -> str:
     if wait.most < least:
         return (
             f"after attempt {wait.attempt} the job came back within {wait.most:.1f} s; "
@@ -176,7 +176,7 @@ def _complaint(wait: Wait, least: float) -> str:
 
 def _measure(
     lab: Lab, offer: Offer, attempt: int, failed_at: float, least: float
-) -> tuple[Wait, Claim | None]:
+) -> tuple[RetryWait, Claim | None]:
     """Claim at ever later moments until the job comes: its next attempt."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     empty = 0.0
@@ -187,10 +187,10 @@ def _measure(
         _maintain(lab, offer)
         job = _claim(lab)
         if job is not None:
-            return Wait(attempt, empty, lab.now() - failed_at), job
+            return RetryWait(attempt, empty, lab.now() - failed_at), job
         empty = asked
         offset = max(empty, 1.0) * factor
-    return Wait(attempt, empty, float("inf")), None
+    return RetryWait(attempt, empty, float("inf")), None
 
 
 def _maintain(lab: Lab, offer: Offer) -> None:

@@ -22,7 +22,7 @@ _NOT_THROUGH = (
 )
 
 
-Found: TypeAlias = plans.Overclaim | backoff.Waits | Failure | Slope
+Found: TypeAlias = plans.Overclaim | backoff.RetryWaits | Failure | Slope
 """How a probe saw a guarantee broken: what `report` tells."""
 
 
@@ -116,7 +116,7 @@ class PlanGrid(Probe):
         return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), *cell))
 
 
-class Waits(Probe):
+class Backoff(Probe):
     """`backoff`, failure by failure."""
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002 - one level
@@ -197,7 +197,7 @@ class Growth(Probe):
 
 MEASURING: Mapping[str, Probe] = {
     "plans": PlanGrid(),
-    "waits": Waits(),
+    "waits": Backoff(),
     "pgbouncer": ThroughPgbouncer(),
     "growth": Growth(buffers.watch),
     "growth under a snapshot": Growth(buffers.watch_snapshot),

@@ -179,7 +179,7 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
     return block
 
 
-def _script(file: QueueText) -> list[sqltext.Statement]:
+def _script(file: QueueText) -> list[sqltext.ScriptStatement]:
     try:
         return list(included.statements(file.text, file.fail))
     except sqltext.UnterminatedError as error:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from queueproof.queues import sqltext
-from queueproof.queues.sqltext import Statement, Token
+from queueproof.queues.sqltext import ScriptStatement, Token
 
 Fail = Callable[[int, str], NoReturn]
 
@@ -35,7 +35,7 @@ _ESCAPE = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _CONTROLS = dict(zip("bfnrtv", "\b\f\n\r\t\v", strict=True))
 
 
-def statements(text: str, fail: Fail) -> Iterator[Statement]:
+def statements(text: str, fail: Fail) -> Iterator[ScriptStatement]:
     """The statements of an included file that make tables, functions and rows, in order.
 
     A migration that says how it is undone (goose, dbmate, sql-migrate, tern) ends there.
@@ -77,7 +77,7 @@ def _closed(text: str) -> bool:
     return True
 
 
-def _kept(text: str, begin: int, end: int) -> Iterator[Statement]:
+def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
     try:
         found = sqltext.split(text[begin:end])
     except sqltext.UnterminatedError as error:
@@ -86,7 +86,7 @@ def _kept(text: str, begin: int, end: int) -> Iterator[Statement]:
         tokens = sqltext.tokens(statement.text)
         if not _left_out(tokens):
             sql = _where_there_is_one(tokens, statement.text)
-            yield Statement(sql, begin + statement.offset)
+            yield ScriptStatement(sql, begin + statement.offset)
 
 
 # --- what is left out ---------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _where_there_is_one(tokens: Sequence[Token], sql: str) -> str:
 # --- the data of COPY ---------------------------------------------------------------------------
 
 
-def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[Statement]:
+def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[ScriptStatement]:
     """The rows behind a COPY as INSERTs, whose literals take the columns' types, as COPY's do."""
     into = f"INSERT INTO {copy['table']} {copy['columns'] or ''} OVERRIDING SYSTEM VALUE VALUES"
     rows = text[copy.end() + 1 : end].split("\n")[:-1]
@@ -174,7 +174,7 @@ def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[Statement]:
             f"({', '.join(map(_literal, row.split(chr(9))))})"
             for row in rows[first : first + _ROWS]
         )
-        yield Statement(f"{into}\n{values}", copy.start())
+        yield ScriptStatement(f"{into}\n{values}", copy.start())
 
 
 def _literal(field: str) -> str:

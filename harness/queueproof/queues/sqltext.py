@@ -33,7 +33,7 @@ class UnterminatedError(ValueError):
         self.offset = offset
 
 
-class Statement(NamedTuple):
+class ScriptStatement(NamedTuple):
     """One statement of a text.
 
     Attributes:
@@ -184,7 +184,7 @@ def line_comments(text: str) -> Iterator[int]:
 _MARKS = {False: re.compile(r"--[^\n\r]*|/\*"), True: re.compile(r"/\*|\*/")}
 
 
-def split(text: str) -> list[Statement]:
+def split(text: str) -> list[ScriptStatement]:
     """The statements of a text, as psql splits them.
 
     A semicolon ends a statement unless it stands in parentheses (CREATE RULE) or between BEGIN
@@ -193,7 +193,7 @@ def split(text: str) -> list[Statement]:
     Raises:
         UnterminatedError: Something is opened and never closed.
     """
-    statements: list[Statement] = []
+    statements: list[ScriptStatement] = []
     pending: list[Token] = []
     previous_end = parentheses = atomic = 0
     for token in tokens(text):
@@ -215,12 +215,12 @@ def split(text: str) -> list[Statement]:
 _HINT = re.compile(r"^[ \t]*(/\*\+[^*]*\*/)\s*\Z", re.MULTILINE)
 
 
-def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[Statement]:
+def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[ScriptStatement]:
     if not found:
         return []
     hint = _HINT.search(text[previous_end : found[0].start])
     start = previous_end + hint.start(1) if hint else found[0].start
-    return [Statement(text[start : found[-1].end], start)]
+    return [ScriptStatement(text[start : found[-1].end], start)]
 
 
 def first_keyword(sql: str) -> str:

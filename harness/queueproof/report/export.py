@@ -119,7 +119,7 @@ def surroundings(lab: Lab) -> Surroundings:
 
 
 @dataclass(slots=True)
-class _Session:
+class _SpecSession:
     """A connection of the run, as a session of the spec."""
 
     name: str
@@ -204,29 +204,31 @@ class _Spec:
         self._calls = failure.run.history.calls
         self._beats = _exported(failure)
         self._moves = any(beat.event == "clock" for beat in self._beats)
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _SpecSession] = {}
         self._lives: dict[str, int] = {}  # connections under a key that are gone
         self._order: list[str] = []  # of the steps
-        self._latest: dict[int, tuple[_Session, str]] = {}  # where a call's latest answer stands
+        self._latest: dict[
+            int, tuple[_SpecSession, str]
+        ] = {}  # where a call's latest answer stands
         self._answers: list[str] = []
         self._shift = 0.0
         for n, beat in enumerate(self._beats):
             self._add(n, beat)
 
-    def _session(self, key: str) -> _Session:
+    def _session(self, key: str) -> _SpecSession:
         life = self._lives.get(key, 0)
         name = re.sub(r"\W+", "_", key) + (f"_life{life + 1}" if life else "")
         if name not in self._sessions:
-            self._sessions[name] = _Session(name, len(self._sessions) + 1)
+            self._sessions[name] = _SpecSession(name, len(self._sessions) + 1)
         return self._sessions[name]
 
-    def _take(self, session: _Session, kind: str, sql: str, *, suffix: str = "") -> None:
+    def _take(self, session: _SpecSession, kind: str, sql: str, *, suffix: str = "") -> None:
         """Add a step that is taken once."""
         if not suffix:
             session.counts[kind] = session.counts.get(kind, 0) + 1
         self._repeat(session, f"{session.name}_{kind}_{session.counts.get(kind, 1)}{suffix}", sql)
 
-    def _repeat(self, session: _Session, step: str, sql: str) -> None:
+    def _repeat(self, session: _SpecSession, step: str, sql: str) -> None:
         """Add a step that may be taken several times."""
         session.steps[step] = sql
         session.current = step
@@ -283,7 +285,7 @@ class _Spec:
             case _:
                 raise _cannot(f"somebody {FAULTS[fault].told.format(about)} in it")
 
-    def _send(self, n: int, beat: Beat, session: _Session, step: Step) -> None:
+    def _send(self, n: int, beat: Beat, session: _SpecSession, step: Step) -> None:
         if not session.gated and self._stops(n):
             session.gated = True
             gate = f"SET queueproof.session = {session.number}"
@@ -310,7 +312,7 @@ class _Spec:
             (beat.event == "stops" for beat in later if beat.event in {"stops", "sql"}), False
         )
 
-    def _go_on(self, n: int, session: _Session) -> None:
+    def _go_on(self, n: int, session: _SpecSession) -> None:
         """A session that had stopped is let through; one that waited goes on by itself."""
         if session.state == "stops":
             key = self._beats[n].session
@@ -321,7 +323,7 @@ class _Spec:
             self._repeat(self._session(SCHEDULER), f"{name}_{session.name}", sql)
         session.state = "running"
 
-    def _roll_back(self, n: int, beat: Beat, session: _Session) -> None:
+    def _roll_back(self, n: int, beat: Beat, session: _SpecSession) -> None:
         cancelled = session.state == "waits"
         if cancelled:
             self._expect_deadlock(n, beat, session)
@@ -331,7 +333,7 @@ class _Spec:
             self._take(session, self._calls[beat.call].kind, "ROLLBACK", suffix="_rollback")
         session.state, session.open = "", False
 
-    def _expect_deadlock(self, n: int, beat: Beat, victim: _Session) -> None:
+    def _expect_deadlock(self, n: int, beat: Beat, victim: _SpecSession) -> None:
         """Have the server find a deadlock in the session that the harness chose."""
         errors = (b for b in self._beats[n:] if b.call == beat.call and b.event == "error")
         error = next(errors, None)
@@ -434,7 +436,7 @@ class _Spec:
             "SET client_min_messages = error",
         ]
 
-    def _told(self, session: _Session) -> str:
+    def _told(self, session: _SpecSession) -> str:
         settings = self._settings()
         if session.name in {SCHEDULER, CLOCK}:
             settings[1] = "SET default_transaction_isolation = 'read committed'"

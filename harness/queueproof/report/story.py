@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, assert_never, cast
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
-from queueproof.probes.backoff import Wait, Waits
+from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import REMEDIES, Slope
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
@@ -313,7 +313,7 @@ def tell_found(found: Found, name: str) -> Told:
             return tell(found.run, found.violation, found.conditions, name)
         case Overclaim():
             parts = _overclaim(found)
-        case Waits():
+        case RetryWaits():
             parts = _waits(found)
         case Slope():
             parts = _growth(found)
@@ -334,7 +334,7 @@ def _overclaim(over: Overclaim) -> Iterator[Part]:
     yield Part("prose", REWRITE)
 
 
-def _waits(waits: Waits) -> Iterator[Part]:
+def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
     failed = "Before: job 1 was enqueued, and its worker failed it again and again."
     yield Part("prose", failed)
@@ -359,14 +359,14 @@ def _growth(slope: Slope) -> Iterator[Part]:
     yield Part("prose", REMEDIES[large.content.kind])
 
 
-def _duration(wait: Wait) -> str:
+def _duration(wait: RetryWait) -> str:
     """Whole seconds, as they repeat from run to run."""
     if wait.most == float("inf"):
         return f"more than {wait.least:.0f} s"
     return f"{wait.least:.0f} to {wait.most:.0f} s"
 
 
-def _work(wait: Wait) -> str:
+def _work(wait: RetryWait) -> str:
     """How long a job had taken, where it took long."""
     return f" after {wait.worked:.0f} s of work" if wait.worked else ""
 
