@@ -893,6 +893,30 @@ def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -
     assert broken(told.finally_(j1="completed", j2="completed"), declared(cap=cap)) == expected
 
 
+@pytest.mark.parametrize(
+    ("before", "answer", "expected"),
+    [
+        (LEASE / 2, "accepted", ["concurrency-limit"]),
+        (LEASE / 2, "rejected", []),
+        (LEASE + 1, "accepted", []),
+    ],
+)
+def test_a_job_lives_and_counts_by_its_heartbeats(
+    before: float, answer: Answer, expected: list[str]
+) -> None:
+    """What was extended while its lease was fresh runs until that is over, and fills the cap."""
+    told = Told()
+    told.enqueue("1")
+    told.enqueue("2")
+    first = told.claim("w1", "1")
+    told.wait(before)
+    told.on("heartbeat", first, answer=answer)
+    told.wait(LEASE - before / 2)
+    told.on("complete", told.claim("w2", "2"), "2")
+    found = check(told.finally_(j1="running", j2="completed"), declared(cap=1)).violations
+    assert [one.guarantee for one in found if one.guarantee == "concurrency-limit"] == expected
+
+
 def test_a_job_that_the_queue_put_there_is_due_when_the_queue_says() -> None:
     """Rule 1: nobody else knows from when on a job that nobody enqueued may run."""
     told = Told()
@@ -1484,7 +1508,7 @@ def test_running_jobs_are_counted_at_each_claim(history: History, cap: int) -> N
             for other in history.of_kind("claim")
             if other.returned is not None and other.returned <= (claim.returned or 0)
             for job in other.ids
-            if claim.ended < other.began + LEASE
+            if claim.ended < _lapses(history, other, job, claim)
             and not any(
                 call.invoked < (claim.returned or 0)
                 and (Ref(other.index, job) in call.refs or _crashed(call, other))
@@ -1495,6 +1519,20 @@ def test_running_jobs_are_counted_at_each_claim(history: History, cap: int) -> N
     over = [c.index for c in history.of_kind("claim") if c.ids and running(c) > cap]
     found = check(history, declared(cap=cap)).violations
     assert over[:1] == [v.call for v in found if v.guarantee == "concurrency-limit"]
+
+
+def _lapses(history: History, claim: Call, job: str, until: Call) -> float:
+    """When the lease on a claimed job certainly runs out, as far as another call's answer."""
+    end = claim.began + LEASE
+    beats = [
+        call
+        for call in history.of_kind("heartbeat")
+        if Ref(claim.index, job) in call.refs and call.answer == "accepted"
+    ]
+    for beat in sorted(beats, key=lambda call: call.returned or 0):
+        between = (claim.returned or 0) < (beat.returned or 0) <= (until.returned or 0)
+        end = beat.began + LEASE if between and beat.ended <= end else end
+    return end
 
 
 def _crashed(call: Call, claim: Call) -> bool:

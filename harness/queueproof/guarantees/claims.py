@@ -9,6 +9,7 @@ from queueproof.guarantees.programs import (
     ALIGNED,
     DELAY,
     MOST_ATTEMPTS,
+    NEW,
     ONE,
     PAGE,
     SETTLE,
@@ -18,7 +19,7 @@ from queueproof.guarantees.programs import (
 )
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.moments import past
+from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     REWRITE,
     Do,
@@ -27,6 +28,7 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     fail,
+    heartbeat,
     in_turn,
     script,
     until,
@@ -96,6 +98,9 @@ def _order(pieces: Pieces) -> Iterator[Program]:
     if ranks[-1]:
         # Behind more than a page of others.
         yield Program((jobs[0],) * PAGE + jobs[2:], in_turn(SETTLE, script("w1", claim())))
+        # However long the other one has waited.
+        waited = in_turn(script("clock", advance(DAY)), NEW, SETTLE, script("w1", claim()))
+        yield Program(jobs[:1], waited, reserve=jobs[1:2])
     three = in_turn(*(script(who, Do("enqueue")) for who in ("w1", "w2", "w1")))
     yield Program((), (*three, *in_turn(script("w3", claim(), claim()))), reserve=THREE)
     if pieces.takes_limit:
@@ -112,10 +117,11 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
     take = script("w1", claim())
     yield Program((), ((script("producer", Do("enqueue")), take),), reserve=ONE)
     if "delay" in pieces.offer.queue.takes("enqueue"):
+        urgent = 9 if "priority" in pieces.offer.queue.takes("enqueue") else 0
         late = (JobSpec(delay=DELAY),)
         half = script("clock", advance(DELAY / 2))
         yield Program((), ((script("producer", Do("enqueue")), take),), reserve=late)
-        yield Program(late, in_turn(take))
+        yield Program((JobSpec(priority=urgent, delay=DELAY),), in_turn(take))
         yield Program(late, in_turn(take, half, take, half, take))
         new, almost = script("producer", Do("enqueue")), script("clock", until(MINUTE))
         yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
@@ -172,6 +178,11 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
             # What is refused frees nothing.
             twice = in_turn(script("w1", *full, claim(), ender, ender))
             yield Program(jobs, (*twice, *in_turn(*others[:2])))
+    if pieces.lease is not None and full and "heartbeat" in pieces.offers:
+        # One of a worker's jobs lives on by its heartbeats, the others are taken back.
+        taken = in_turn(script("w1", *full, claim()), pieces.within())
+        beaten = in_turn(script("w1", heartbeat(cap - 1)), pieces.within(), *pieces.reaper())
+        yield Program(jobs, (*taken, *beaten, *in_turn(script("w2", *full, claim()))))
     if pieces.lease is not None:
         taken = in_turn(script("w1", *full, claim()))
         yield Program(jobs, (*taken, *pieces.lapse(), race, *in_turn(script("w4", claim()))))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, Life, Variation
-from queueproof.guarantees.programs import ONE, TWO, Pieces
+from queueproof.guarantees.programs import NEW, ONE, TWO, Pieces
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
     FAULTS,
+    PROMOTE,
     RECOVER,
     RESTART,
     Do,
@@ -21,6 +22,7 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     complete,
+    crash,
     fail,
     heartbeat,
     in_turn,
@@ -72,6 +74,10 @@ def _operations(pieces: Pieces) -> Iterator[Program]:
     if pieces.lease is not None and "recover" in pieces.offers:
         over = in_turn(script("clock", advance(past(pieces.lease))))
         yield Program(ONE, (*taken, *over, *in_turn(script("w1", RECOVER))))
+    if "promote" in pieces.offers:
+        # Something to promote, and somebody to be missed later where it recovers as well.
+        gone = in_turn(script("w2", claim(), crash())) if pieces.lease is not None else ()
+        yield Program(ONE, (*gone, *in_turn(NEW, script("w1", PROMOTE))), reserve=ONE)
     if pieces.lease is not None:
         yield Program(ONE, (*taken, *pieces.lapse(), *in_turn(script("w1", claim()))))
     if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):

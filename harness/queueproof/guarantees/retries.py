@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing
-from queueproof.guarantees.programs import CLEAN, NEW, ONE, THREE, TWO, Pieces
+from queueproof.guarantees.programs import (
+    CLEAN,
+    NEW,
+    ONE,
+    SPENT,
+    THREE,
+    TWO,
+    Pieces,
+)
 from queueproof.queues.offer import Offer
+from queueproof.schedule.actors import PROMOTER
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
     HEARTBEATS,
     OBSERVE,
+    PROMOTE,
     Do,
     JobSpec,
     Program,
@@ -24,6 +34,7 @@ from queueproof.schedule.programs import (
     heartbeat,
     in_turn,
     script,
+    whole,
 )
 
 
@@ -65,6 +76,27 @@ def _retry_bound(pieces: Pieces) -> Iterator[Program]:
             yield Program(
                 jobs, (*in_turn(script("w1", claim())), *over, race, *last, *pieces.lapse())
             )
+    yield from _kept_count(pieces)
+
+
+def _kept_count(pieces: Pieces) -> Iterator[Program]:
+    """What may give attempts back: heartbeats, cleanups, a worker that takes its own job again."""
+    bound = next((bound for bound in pieces.bounds() if 1 < bound <= SPENT), 0)
+    if not bound or pieces.offer.held:
+        return
+    jobs = (JobSpec(bound=bound),)
+    if "fail" in pieces.offers:
+        beat = [heartbeat()] if "heartbeat" in pieces.offers else []
+        clean = (CLEAN,) if "cleanup" in pieces.offers else ()
+        if beat or clean:
+            spared: tuple[Stage, ...] = ()
+            for n in range(bound + 1):
+                failed = in_turn(script(f"w{n + 1}", claim(), *beat, fail()))
+                spared += (*failed, *pieces.wait_out(), *in_turn(*clean))
+            yield Program(jobs, spared)
+    if pieces.lease is not None:
+        slow = (*in_turn(script("w1", claim())), *pieces.lapse())
+        yield Program(jobs, slow * (bound + 1))
 
 
 def _retry_given(pieces: Pieces) -> Iterator[Program]:
@@ -108,6 +140,12 @@ def _final_state(pieces: Pieces) -> Iterator[Program]:
     if "complete_many" in pieces.offers and pieces.takes_limit:
         done = in_turn(script("w1", claim(2), COMPLETE_ALL))
         yield Program(TWO, (*done, *pieces.lapse(), *in_turn(script("w2", claim(2)))))
+    if "promote" in pieces.offers and not pieces.offer.queue.leader:
+        # What a promoter has read is old when it acts: another was faster, and a worker as well.
+        # The job is enqueued here: whatever is due when the clock moves is promoted at once.
+        others = script("w2", whole(PROMOTE), whole(claim()), *map(whole, pieces.ending()))
+        race = (script(PROMOTER, PROMOTE), others)
+        yield Program((), (*in_turn(NEW), race, *in_turn(script("w3", claim()))), reserve=ONE)
 
 
 def _no_lost_job(pieces: Pieces) -> Iterator[Program]:

@@ -683,7 +683,8 @@ class _Cap(Watcher):
         self._findings = findings
         self._running: dict[Ref, str] = {}  # to its worker
         self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
-        self._stale: list[tuple[float, Ref]] = []  # a heap by the ends of the leases
+        self._stale: list[tuple[float, Ref]] = []  # a heap by the ends that leases had
+        self._ends: dict[Ref, float] = {}  # of their leases now
         self._copies: Counter[str] = Counter()  # how often a job is running
         self._claims: deque[int] = deque()  # that are not judged yet, in the order of invocation
         self._counted: dict[int, int] = {}
@@ -701,6 +702,7 @@ class _Cap(Watcher):
                     self._end(ref)
 
     def _end(self, ref: Ref) -> None:
+        self._ends.pop(ref, None)
         actor = self._running.pop(ref, None)
         if actor is not None:
             if actor in self._of_actor:
@@ -711,6 +713,10 @@ class _Cap(Watcher):
 
     def settle(self, call: Call) -> None:
         """Count when a claim has got something."""
+        if call.kind == "heartbeat" and call.answer == "accepted":
+            for ref in call.refs:
+                if call.ended <= self._ends.get(ref, 0.0):  # it was fresh all the while
+                    self._begin(ref, call)
         if call.kind != "claim" or not call.ids:
             return
         for job in call.ids:
@@ -718,13 +724,20 @@ class _Cap(Watcher):
             self._running[ref] = call.actor
             self._of_actor[call.actor].add(ref)
             self._copies[job] += 1
-            if self._lease < FOREVER:
-                heappush(self._stale, (call.began + self._lease, ref))
+            self._begin(ref, call)
         while self._stale and self._stale[0][0] <= call.ended:
-            self._end(heappop(self._stale)[1])
+            end, ref = heappop(self._stale)
+            if self._ends.get(ref) == end:  # no heartbeat has come since
+                self._end(ref)
         self._counted[call.index] = len(self._copies)
         while self._claims and self._claims[0] in self._counted:
             self._judge(self._claims.popleft())
+
+    def _begin(self, ref: Ref, call: Call) -> None:
+        """A lease begins, at the earliest with the request for it."""
+        if self._lease < FOREVER:
+            self._ends[ref] = call.began + self._lease
+            heappush(self._stale, (self._ends[ref], ref))
 
     def _judge(self, claim: int) -> None:
         n = self._counted.pop(claim)
