@@ -46,12 +46,6 @@ def stop() -> None:
     _ends = min(_ends, time.monotonic() + GRACE)
 
 
-def go_on() -> None:
-    """Wait as before again, when the threads of a run that was stopped are gone."""
-    global _ends  # noqa: PLW0603 - the same
-    _ends = math.inf
-
-
 def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
     """Have signals end the process within `STOP` seconds, whatever it is doing then.
 

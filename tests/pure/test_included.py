@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from queueproof.errors import QueueError, Source
-from queueproof.mutate import mutants_of
+from queueproof.mutate.mutants import mutants_of
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 
 BLOCKS = """

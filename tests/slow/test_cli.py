@@ -478,7 +478,7 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
         yield replace(card, mutants=[found])
         raise stop
 
-    monkeypatch.setattr("queueproof.mutate.judge", judge)
+    monkeypatch.setattr("queueproof.mutate.verdicts.judge", judge)
     ran = check(SOUND, "--only", "order", "--mutate")
     assert (ran.code, ran.err.startswith(message)) == (code, True)
     assert "order: holds (" in ran.out

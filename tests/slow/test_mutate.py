@@ -10,7 +10,9 @@ import pytest
 
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.mutate import Mutants, changes, judge, mutants_of
+from queueproof.mutate.mutants import Mutants, mutants_of
+from queueproof.mutate.mutations import changes
+from queueproof.mutate.verdicts import judge
 from queueproof.queues import sqltext
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load, load_text

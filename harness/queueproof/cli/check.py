@@ -26,7 +26,7 @@ from queueproof.cli.talk import output, progress_bar
 from queueproof.errors import QueueproofError
 
 if TYPE_CHECKING:
-    from queueproof.mutate import Mutants
+    from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card
     from queueproof.report.terminal import Output
@@ -228,14 +228,14 @@ def _planned(target: Queue, *, mutate: bool, mend: bool) -> Mutants | None:
         source(target)
     if not mutate:
         return None
-    from queueproof.mutate import mutants_of
+    from queueproof.mutate.mutants import mutants_of
 
     return mutants_of(target)
 
 
 def _mutated(out: Output, mutants: Mutants, card: Card, where: Where, profile: str) -> Card:
     """The card with what became of the mutants; said too where it is interrupted."""
-    from queueproof.mutate import judge
+    from queueproof.mutate.verdicts import judge
     from queueproof.report.terminal import print_mutants
 
     known = card

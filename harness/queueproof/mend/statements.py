@@ -22,7 +22,7 @@ from queueproof.mend.edits import (
     reads_of,
     run_out,
 )
-from queueproof.mutate import assignments, comparisons, conditions
+from queueproof.mutate.mutations import assignments, comparisons, conditions
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Edit, Parsed, Span
 

@@ -1,0 +1,257 @@
+"""A queue's own SQL with one change each."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import unified_diff
+from pathlib import Path
+from typing import TypeAlias
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from queueproof.errors import QueueError, QueueproofError, Source, nearest
+from queueproof.mutate.mutations import changes
+from queueproof.queues import sqltext
+from queueproof.queues.block import Block, Statement
+from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.sqltree import Parsed, quoted, sites
+from queueproof.schedule.programs import DoKind
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A queue with one defect.
+
+    Attributes:
+        name: Stable: `claim: SKIP LOCKED dropped`.
+        queue: Named like the original.
+        diff: The lines that differ, each with its sign.
+        unused: Why it cannot matter: it only touches what nothing in the file reads; or nothing.
+        through: The operation by which alone it can show; None: any run may do what it changes.
+    """
+
+    name: str
+    queue: SqlFileQueue
+    diff: str
+    unused: str = ""
+    through: DoKind | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mutants:
+    """What can be planted in a queue.
+
+    Attributes:
+        mutants: Each with a name of its own and SQL of its own.
+        unread: Sentences on SQL that was left as it is, and why.
+        equivalents: What the file beside the queue's declares: name to reason.
+    """
+
+    mutants: Sequence[Mutant]
+    unread: Sequence[str]
+    equivalents: Mapping[str, str]
+
+
+class MutatedQueue(SqlFileQueue):
+    """A queue with one block changed, which still takes what the original takes.
+
+    Otherwise a mutant that has lost `AND queue = :queue` would not offer queues any more, and
+    nothing would be asked of them.
+    """
+
+    def __init__(self, original: SqlFileQueue, block: Block) -> None:
+        vars(self).update(vars(original))
+        self._original = original
+        self.blocks = {**original.blocks, block.name: block}
+        texts = (statement.text for one in self.blocks.values() for statement in one.statements)
+        self.digest = hashlib.sha256(";\n".join(texts).encode()).hexdigest()[:12]
+
+    def takes(self, operation: str) -> frozenset[str]:
+        """Which arguments the original takes."""
+        return self._original.takes(operation)
+
+
+def mutants_of(queue: Queue) -> Mutants:
+    """Plant every defect that there is an operator for, one at a time.
+
+    Args:
+        queue: From an SQL file.
+
+    Raises:
+        QueueproofError: It is not, or the file with its equivalent mutants is no good.
+    """
+    if not isinstance(queue, SqlFileQueue):
+        raise QueueproofError(f"{queue.name}: --mutate changes SQL, and this is no SQL file")
+    mutants: list[Mutant] = []
+    unread: list[str] = []
+    names: Counter[str] = Counter()
+    digests = {MutatedQueue(queue, queue.blocks["claim"]).digest}
+    unused = _written_only(queue)
+    for block in queue.blocks.values():
+        found = [*_changed(block, unread), *_shortened(block)]
+        for what, statements, column in found:
+            mutated = MutatedQueue(queue, replace(block, statements=statements))
+            if mutated.digest in digests:
+                continue
+            digests.add(mutated.digest)
+            names[what] += 1
+            name = what if names[what] == 1 else f"{what} ({names[what]})"
+            reason = f"nothing reads {column}" if column in unused else ""
+            diff = _diff(block.statements, statements)
+            mutants.append(Mutant(name, mutated, diff, reason, _through(queue, block)))
+    return Mutants(mutants, unread, _equivalents(queue, [mutant.name for mutant in mutants]))
+
+
+def _through(queue: SqlFileQueue, block: Block) -> DoKind | None:
+    """A block's operation, where no run does it to bring its jobs to their end."""
+    apart: list[DoKind] = ["fail", "heartbeat", "cleanup", "complete_and_claim"]
+    if "complete" in queue.offers:
+        apart.append("complete_many")
+    return next((kind for kind in apart if kind == block.name), None)
+
+
+_Mutation: TypeAlias = tuple[str, tuple[Statement, ...], str]
+"""A mutant's name, its block's statements, and the column that they no longer assign, if any."""
+
+
+def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
+    """The mutations inside a block's statements; what cannot be read is noted."""
+    for index, statement in enumerate(block.statements):
+        for label, site in sites(block, statement.text):
+            text = statement.text[site.start : site.end]
+            try:
+                found = list(changes(Parsed(text)))
+            except SqlglotError:
+                unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
+                continue
+            for change in found:
+                mutated = change.apply(text)
+                whole = statement.text[: site.start] + mutated + statement.text[site.end :]
+                statements = (
+                    *block.statements[:index],
+                    _rewritten(statement, whole),
+                    *block.statements[index + 1 :],
+                )
+                yield f"{label}: {change.what}", statements, change.column
+
+
+def _rewritten(statement: Statement, text: str) -> Statement:
+    names = sqltext.compile_statement(text, move_clock=False).names
+    return replace(
+        statement, text=text, parameters={name: statement.parameters[name] for name in names}
+    )
+
+
+def _shortened(block: Block) -> Iterator[_Mutation]:
+    """The block without one of its statements; BEGIN and its COMMIT go together."""
+    if block.name == "schema" or len(block.statements) == 1:
+        return
+    words = [sqltext.first_keyword(statement.text) for statement in block.statements]
+    opened: int | None = None
+    dropped: list[tuple[str, frozenset[int]]] = []
+    for index, word in enumerate(words):
+        if word in {"BEGIN", "START"}:
+            opened = index
+        elif word in {"COMMIT", "END"} and opened is not None:
+            dropped.append((f"{words[opened]} and {word}", frozenset({opened, index})))
+            opened = None
+        else:
+            dropped.append((quoted(block.statements[index].text), frozenset({index})))
+    if opened is not None:
+        dropped.append((words[opened], frozenset({opened})))
+    for what, gone in dropped:
+        kept = tuple(s for index, s in enumerate(block.statements) if index not in gone)
+        if kept:
+            yield f"{block.name}: {what} dropped", kept, ""
+
+
+def _diff(before: Sequence[Statement], after: Sequence[Statement]) -> str:
+    one, other = (
+        [line.rstrip() for statement in side for line in f"{statement.text};".splitlines()]
+        for side in (before, after)
+    )
+    found = unified_diff(one, other, n=0, lineterm="")
+    return "\n".join(line for line in found if not line.startswith(("---", "+++", "@@")))
+
+
+def _written_only(queue: SqlFileQueue) -> frozenset[str]:
+    """The columns that the file defines once and sets, and never reads.
+
+    Where a whole row is read (`*`, OLD, NEW) no column is taken for unread.
+    """
+    uses: Counter[str] = Counter()
+    targets: Counter[str] = Counter()
+    for block in queue.blocks.values():
+        for statement in block.statements:
+            before = ""
+            for token in sqltext.tokens(statement.text):
+                if token.raw == "*" and before in {"SELECT", "RETURNING", "DISTINCT", ",", "."}:
+                    return frozenset()
+                before = token.raw.upper()
+                uses.update([token.name] if token.name else re.findall(r"\w+", token.raw.lower()))
+            for _, site in sites(block, statement.text):
+                targets.update(_targets(statement.text[site.start : site.end]))
+    if uses.keys() & {"old", "new"}:
+        return frozenset()
+    return frozenset(column for column, n in targets.items() if uses[column] == n + 1)
+
+
+def _targets(text: str) -> list[str]:
+    try:
+        tree = Parsed(text).tree
+    except SqlglotError:
+        return []
+    return [part.this.name for one in tree.find_all(exp.Update) for part in one.expressions]
+
+
+def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
+    """The mutants that are known to be no defects, from the file beside the queue's.
+
+    `my_queue.equivalent.toml` maps mutants' names to the reason that they cannot matter.
+
+    Raises:
+        QueueError: The file is malformed, or names a mutant that there is none.
+    """
+    path = equivalents_path(queue)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueueError(f"{path} cannot be read: {error}") from None
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise QueueError(f"{path} is not TOML: {error}") from None
+    for name, reason in found.items():
+        if name not in names:
+            message = f"no mutant is named {name!r}{nearest(name, names)}"
+            raise QueueError(message, entry_in(path, text, name))
+        if not isinstance(reason, str) or not reason.strip():
+            message = f"{name!r} has no reason; write why it cannot matter"
+            raise QueueError(message, entry_in(path, text, name))
+    return found
+
+
+def equivalents_path(queue: SqlFileQueue) -> Path:
+    """The file that says which changes of a queue nobody can notice."""
+    return Path(queue.name).with_suffix(".equivalent.toml")
+
+
+def entry_in(path: Path, text: str, name: str) -> Source:
+    """The line of a mutant in that file.
+
+    Args:
+        path: The file.
+        text: What stands in it.
+        name: The mutant.
+    """
+    lines = (number for number, line in enumerate(text.splitlines(), 1) if name in line)
+    return Source(path, next(lines, 1))
