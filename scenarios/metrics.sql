@@ -17,7 +17,8 @@ SELECT
    WHERE datname = current_database() AND wait_event_type = 'Lock') AS lock_waits,
   -- For how many transactions VACUUM has had to leave dead rows alone: the oldest still running.
   COALESCE((SELECT max(age(COALESCE(backend_xmin, backend_xid))) FROM pg_stat_activity
-   WHERE datname = current_database() AND pid <> pg_backend_pid()), 0) AS oldest_transaction,
+   WHERE datname = current_database() AND backend_type = 'client backend'
+     AND pid <> pg_backend_pid()), 0) AS oldest_transaction,
   pg_table_size('jobs') AS table_bytes,
   pg_indexes_size('jobs') AS index_bytes
 FROM (SELECT *, status = 'queued' AND run_at <= now() AS runnable FROM jobs) AS jobs;
