@@ -60,6 +60,18 @@ COMPLETE = """\
 -- name: complete(id)!
 UPDATE jobs SET state = 'completed' WHERE id = :id;
 """
+BOTH = """\
+-- name: complete_and_claim(ids, limit)
+WITH done AS (UPDATE jobs SET state = 'completed' WHERE id = ANY (:ids) RETURNING id),
+taken AS (
+  UPDATE jobs SET state = 'running'
+  WHERE id = ANY (ARRAY(
+    SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+  ))
+  RETURNING id
+)
+SELECT id, true AS completed FROM done UNION ALL SELECT id, false FROM taken;
+"""
 JOBS = """\
 -- name: jobs
 SELECT id, state FROM jobs;
@@ -240,6 +252,43 @@ def test_a_batch_without_complete_many_is_completed_job_by_job(ground: Ground) -
     assert measured(ground, queue(), Shape(7, 3)).exactly_once
 
 
+@pytest.mark.parametrize("batch", [1, 10])
+def test_one_statement_completes_a_batch_and_claims_the_next(ground: Ground, batch: int) -> None:
+    """With `complete_and_claim` a worker sends half as much, and every job is still done once."""
+    lease_table = strategy("lease_table")
+    assert measured(ground, lease_table, Shape(batch, 3)).exactly_once
+    together = measured(ground, lease_table, Shape(batch, 1))
+    ground.apart = True  # as beside pgbench, which cannot hand a batch on
+    try:
+        apart = measured(ground, lease_table, Shape(batch, 1))
+    finally:
+        ground.apart = False
+    assert together.drained
+    assert together.exactly_once
+    assert (together.round_trips, together.empty) == (60 // batch + 1, 1)
+    assert (apart.round_trips, apart.empty) == (2 * 60 // batch + 1, 1)
+
+
+def test_a_batch_in_hand_is_completed_when_the_time_is_up(ground: Ground) -> None:
+    """What the last `complete_and_claim` has claimed ends by `complete`, job by job."""
+    found = measured(ground, queue(complete=COMPLETE + BOTH), Shape(7, 1), 5000, BRIEF)
+    assert not found.drained
+    assert found.exactly_once
+    assert 0 < found.completed == found.claimed < found.jobs
+
+
+def test_a_batch_that_is_handed_on_again_is_kept_and_counted(ground: Ground) -> None:
+    """After a deadlock the same batch is completed; one that is not accepted is told."""
+    failing = COMPLETE + every_second_call("40P01", BOTH)
+    found = measured(ground, queue(complete=failing), Shape(7, 1))
+    assert found.drained
+    assert found.exactly_once
+    assert found.retries == found.deadlocks > 0
+    deaf = queue(complete=COMPLETE + BOTH.replace("ANY (:ids)", "ANY (:ids) AND id > 7"))
+    found = measured(ground, deaf, Shape(7, 1), seconds=BRIEF)
+    assert (found.rejected, found.unfinished, found.completed) == (7, 7, 53)
+
+
 def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> None:
     """The jobs are put in through the queue's own `enqueue`, whatever it consists of."""
     two = queue(
@@ -287,15 +336,16 @@ def test_deadlocks_are_retried_and_counted(ground: Ground) -> None:
     assert found.retries == found.deadlocks > 0
 
 
-def every_second_call(sqlstate: str) -> str:
-    """A claim that raises an error at every second call; sequences survive a rollback."""
+def every_second_call(sqlstate: str, block: str = CLAIM) -> str:
+    """A block that raises an error at every second call; sequences survive a rollback."""
+    name, _, text = block.partition("\n")
     return f"""\
--- name: claim(limit)
+{name}
 BEGIN;
 DO $$ BEGIN
   IF nextval('calls') % 2 = 1 THEN RAISE SQLSTATE '{sqlstate}'; END IF;
 END $$;
-{CLAIM.partition(chr(10))[2].strip()}
+{text.strip()}
 COMMIT;
 """
 
@@ -434,6 +484,7 @@ def test_the_harness_stands_beside_pgbench_in_the_report(server: Server) -> None
     assert len(found.entries[0].yardstick) == 2
     text = render.markdown(found)
     assert "harness ÷ pgbench" in text
+    assert "`complete_and_claim`" not in text  # pgbench cannot, so nobody does
     assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
@@ -759,6 +810,7 @@ def test_a_queue_with_more_work_per_claim_is_slower(server: Server) -> None:
     assert found.method["comparison"]["verdict"] == "slower"
     assert [len(entry.runs) for entry in found.entries] == [12, 12]
     text = render.markdown(found)
+    assert "`complete_and_claim` and holds no transaction" in text
     order = ["## Method", "**busy is slower than q**", "12 rounds, 1 look: sure", "## Jobs/s"]
     assert order == sorted(order, key=text.index)
     assert render.markdown(BenchReport.from_json(found.to_json())) == text

@@ -137,7 +137,7 @@ def measure(
     done, whole = 0, (rounds + 1) * len(report.entries)
     with (
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, most, pace) as ground,
+        Ground(server, most, pace, apart=yardstick) as ground,
         keeping_whole_rounds(report, keep),
     ):
         report.method |= method(server, ground, seconds) | {
@@ -209,6 +209,7 @@ def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
         "cores": processors(),
         "load_before": round(os.getloadavg()[0], 2),
         "seconds": seconds,
+        "apart": ground.apart,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 

@@ -57,17 +57,22 @@ class Ground:
 
     Attributes:
         pace: Of the next load.
+        apart: Whether a queue that completes and claims in one statement uses two.
     """
 
-    def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
+    def __init__(
+        self, server: Server, workers: int, pace: Pace = CLOSED, *, apart: bool = False
+    ) -> None:
         """Start the processes and create the database.
 
         Args:
             server: Where; with durable settings, or the figures mean little.
             workers: Most workers that a measurement will have.
             pace: Of the loads.
+            apart: Whether completions and claims are statements of their own, as pgbench's are.
         """
         self.pace = pace
+        self.apart = apart
         self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
@@ -122,7 +127,13 @@ class Ground:
         rate = pace.rate / shape.batch / shape.workers
         compiled = replace(
             compiled,
-            load=replace(compiled.load, jobs=jobs, rate=rate, standing=pace.backlog > 0),
+            load=replace(
+                compiled.load,
+                jobs=jobs,
+                rate=rate,
+                standing=pace.backlog > 0,
+                exchange=None if rate or self.apart else compiled.load.exchange,
+            ),
         )
         self._pool.prepare(self._conninfo, compiled.load, shape.workers)
         return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids, pace.warm_up)

@@ -14,7 +14,7 @@ from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
 from queueproof.bench.session import Column, Command, Script
-from queueproof.bench.worker import Load
+from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import OPERATIONS, VOID, Queue
@@ -191,6 +191,12 @@ class _Compiler:
         # A parameter of the operation's own wins over a column of the same name.
         own = _own(block.name)
         complete, _ = self._script(block, {**passed, **own})
+        needed = block.used.keys() - own.keys()
+        both = None if hold else queue.blocks.get("complete_and_claim")
+        if both:
+            needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own.keys()}
+        token = self._columns(fields, suffix, needed)
+        exchange = self._exchange(both, fields, token, batch) if both else None
         if hold:
             claim, complete = self._held(claim, complete, hold)
         strict = queue.isolation != "read committed"
@@ -199,10 +205,11 @@ class _Compiler:
             claim=claim,
             complete=complete,
             many=many,
-            token=self._columns(fields, suffix, block.used.keys() - own.keys()),
+            token=token,
             constants={"queue": b"default", "lease": self._constants["lease"]},
             retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
             jobs=jobs,
+            exchange=exchange,
         )
         enqueue_block = queue.blocks["enqueue"]
         enqueue, answer = self._script(enqueue_block, _own("enqueue"))
@@ -217,6 +224,20 @@ class _Compiler:
                 self._column(jobs_block, answer, "state"),
             )
         return Compiled(load, enqueue, enqueue_id, observed, columns, self._constants)
+
+    def _exchange(
+        self, block: Block, fields: list[Field], token: tuple[Column, ...], batch: int
+    ) -> Exchange:
+        """A block that completes and claims, by what a claim answers and what is kept of that."""
+        own = _own(block.name)
+        arrays = {f"{f.name}s": self._array_of(f.oid) for f in fields if f.oid != VOID}
+        script, answer = self._script(block, {**arrays, **own}, batch)
+        names = [fields[column.index].name for column in token]
+        columns = tuple(
+            Column(self._column(block, answer, name), f"{name}s", column.plain)
+            for name, column in zip(names, token, strict=True)
+        )
+        return Exchange(script, columns, self._column(block, answer, "completed"))
 
     def _setup(self) -> bytes:
         return (

@@ -32,6 +32,13 @@ def method(report: BenchReport) -> list[str]:
     if facts.get("interrupted"):
         warm += "; **it was interrupted, and only whole rounds count**"
     pace = _pace(facts.get("pace", {}))
+    exchange = ""
+    if facts.get("apart") is False and not facts.get("pace", {}).get("rate"):
+        exchange = (
+            "Where a queue has `complete_and_claim` and holds no transaction, that statement"
+            " completes a batch and claims the next one; the counters of one worker alone are of"
+            " two. "
+        )
     text = f"""\
 {facts["server"]}. {settings}.{durable}
 
@@ -50,9 +57,9 @@ there are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower 
 long again. Timed is from the common start to the answer of the last completion; the jobs themselves
 take no time.{pace}
 
-Batches are completed by `complete_many` where the queue has it; `:limit` is a literal. A worker
-that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is shorter
-than autovacuum's naptime, so that it makes no difference.
+Batches are completed by `complete_many` where the queue has it; `:limit` is a literal. {exchange}A
+worker that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is
+shorter than autovacuum's naptime, so that it makes no difference.
 
 Jobs/s are no verdict on a design: a queue that keeps a history, notifies or counts does more for
 each job, which the counters show.

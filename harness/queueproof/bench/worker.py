@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from psycopg import pq
 from psycopg.pq.abc import PGresult
@@ -33,6 +33,24 @@ LATE = 0.001  # seconds; as exactly as a sleeping process wakes
 PATIENCE = 10.0  # seconds; how long a completion is tried again after the load has ended
 DEADLOCK = "40P01"
 
+Jobs: TypeAlias = list[list[bytes | None]]
+"""Some jobs, by the columns of `Load.token`; empty where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The block that completes a batch and claims the next one.
+
+    Attributes:
+        script: The block.
+        token: The columns of `Load.token`, where its answer has them and as what it takes them.
+        completed: Where it says of a row whether that job is completed now; others are claimed.
+    """
+
+    script: Script
+    token: tuple[Column, ...]
+    completed: int
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -49,6 +67,7 @@ class Load:
         jobs: How many are to be completed.
         rate: Claims per second that this worker is to begin; 0: as many as it can.
         standing: Whether there are more jobs, so that claims go on getting some.
+        exchange: What completes and claims at once, in a closed loop; None: two statements do.
     """
 
     setup: bytes
@@ -61,6 +80,7 @@ class Load:
     jobs: int
     rate: float = 0.0
     standing: bool = False
+    exchange: Exchange | None = None
 
 
 @dataclass(slots=True)
@@ -75,7 +95,8 @@ class Tally:
         retries: Operations that failed with an error that means "nothing this time".
         deadlocks: Those of them that were deadlocks.
         latencies: Seconds from wanting jobs to having them, retries, empty answers and a held
-            transaction included, one for each claim that got some.
+            transaction included, one for each claim that got some; where one statement completes
+            and claims, that is all of it.
         ended: When the last completion was answered, by `time.monotonic`; 0 if none was.
         trips: Statements sent and answered.
         own_cpu: Processor seconds of this worker's process.
@@ -132,6 +153,8 @@ class Worker:
         self.tally = Tally()
         session.prepare(load.claim)
         session.prepare(load.complete)
+        if load.exchange:
+            session.prepare(load.exchange.script)
 
     def work(self, begin: float, until: float) -> Tally:
         """Claim and complete until all jobs are done or the time is up.
@@ -164,6 +187,9 @@ class Worker:
 
     def _at_once(self, until: float) -> None:
         """A closed loop: the next claim follows the completion."""
+        if self._load.exchange:
+            self._exchange_at_once(self._load.exchange, until)
+            return
         wanted = now = time.monotonic()
         while now < until:
             answer = self.claim()
@@ -178,6 +204,53 @@ class Worker:
                 break
             else:
                 time.sleep(self._random.uniform(0, PAUSE))
+
+    def _exchange_at_once(self, exchange: Exchange, until: float) -> None:
+        """A closed loop in which the completion is the next claim."""
+        held: Jobs = []
+        wanted = now = time.monotonic()
+        while now < until:
+            try:
+                held = self._exchange(exchange, held) if held else self._first()
+            except Retryable as error:
+                self._count(error)
+                time.sleep(self._random.uniform(0, PAUSE))
+                now = time.monotonic()
+                continue
+            now = time.monotonic()
+            if held:
+                self.tally.latencies.append(now - wanted)
+                wanted = now
+            enough = sum(self._accepted) >= self._load.jobs
+            if enough and (self._load.standing or not held):
+                break
+            if not held:
+                time.sleep(self._random.uniform(0, PAUSE))
+        if held:
+            self._complete(held, until + PATIENCE)
+
+    def _first(self) -> Jobs:
+        """What a claim gets; nothing where there was nothing."""
+        answer = self.claim()
+        return [values(answer, column.index) for column in self._load.token] if answer else []
+
+    def _exchange(self, exchange: Exchange, held: Jobs) -> Jobs:
+        """Complete a batch, and claim the next one; nothing where there was nothing."""
+        known: Known = {
+            column.name: array_literal(texts, plain=column.plain)
+            for column, texts in zip(exchange.token, held, strict=True)
+        }
+        answer, _ = self._session.run(exchange.script, known | self._wanted)
+        flags = values(answer, exchange.completed) if answer else []
+        claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
+        if len(claimed) < len(flags):
+            self.tally.ended = time.monotonic()
+        self._note(held[0], len(flags) - len(claimed))
+        if answer is None or not claimed:
+            self.tally.empty += 1
+            return []
+        places = [column.index for column in exchange.token]
+        return [[answer.get_value(row, index) for row in claimed] for index in places]
 
     def _on_time(self, begin: float, until: float) -> None:
         """An open loop: claims are due at random times, and whoever is late has waited since then.
@@ -221,26 +294,32 @@ class Worker:
             answer: The claim's.
             until: When to give up trying again, by `time.monotonic`.
         """
+        self._complete([values(answer, column.index) for column in self._load.token], until)
+
+    def _complete(self, held: Jobs, until: float) -> None:
         token, known = self._load.token, self._held
         done = 0
         try:
             if self._load.many:
-                columns = [values(answer, column.index) for column in token]
-                for column, texts in zip(token, columns, strict=True):
+                for column, texts in zip(token, held, strict=True):
                     known[column.name] = array_literal(texts, plain=column.plain)
                 known |= self._own
                 done = self._finish(known, until)
             else:
-                for row in range(answer.ntuples):
-                    for column in token:
-                        known[column.name] = answer.get_value(row, column.index)
+                for job in zip(*held, strict=True):
+                    for column, text in zip(token, job, strict=True):
+                        known[column.name] = text
                     known |= self._own
                     done += self._finish(known, until) > 0
         except Retryable:
             return  # the claim was its transaction, and is undone with it
-        self._ids += [text or b"" for text in values(answer, token[0].index)]
+        self._note(held[0], done)
+
+    def _note(self, ids: list[bytes | None], done: int) -> None:
+        """Note what a claim got, and how much of it is completed."""
+        self._ids += [text or b"" for text in ids]
         self.tally.accepted += done
-        self.tally.rejected += answer.ntuples - done
+        self.tally.rejected += len(ids) - done
         self._accepted[self._number] += done
 
     def _finish(self, known: Known, until: float) -> int:
