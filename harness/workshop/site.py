@@ -62,7 +62,7 @@ LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _STORY = re.compile(r"results/stories/(?P<queue>\w+)\.(?P<guarantee>[\w-]+)\.md")
-_TEXT = re.compile(r"```text\n(.*?)\n```.*?--replay (\S+)", re.DOTALL)
+_TEXT = re.compile(r"```text\n(.*?)\n```.*?```sh\n(.*?)\n```", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -172,7 +172,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     )
     parts = [f"# {guarantee.id}", f"**{_plain(guarantee.sentence)}**"]
     for heading, words in facts(guarantee).items():
-        parts += [f"## {heading}", _plain(words)]
+        first = words[0].upper() if heading == "Why it matters" else words[0]
+        parts += [f"## {heading}", _plain(first + words[1:])]
     name = posixpath.basename(least.name).removesuffix(".sql")
     parts += [
         "## The smallest queue that breaks it",
@@ -180,7 +181,7 @@ def _guarantee(guarantee: Guarantee) -> str:
         _fenced("diff", least.diff),
         _drawn(told),
         (
-            f"[The token that replays it](../stories/{guarantee.id}.md#{name})"
+            f"[The command that replays it](../stories/{guarantee.id}.md#{name})"
             f"{', and the stories of others that break it in other ways' if others else ''}."
         ),
     ]
@@ -244,11 +245,13 @@ def _stories() -> Iterator[tuple[str, str]]:
                     _plain(planted[queue].why),
                     _folded("The defect", _fenced("diff", planted[queue].diff)),
                 ]
-            for story, token in _TEXT.findall(path.read_text(encoding="utf-8")):
-                parts.append(_folded(_broken(story), _fenced("text", story)))
-                parts.append(_folded("Once more", _fenced("text", f"--replay {token}")))
+            for story, again in _TEXT.findall(path.read_text(encoding="utf-8")):
+                told = (
+                    f"{_fenced('text', story)}\n\nOnce more:\n\n{_fenced('console', f'$ {again}')}"
+                )
+                parts.append(_folded(_broken(story), told))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
-        yield f"stories/{name}.md", "\n\n".join(parts)
+        yield f"stories/{name}.md", _unsearched("\n\n".join(parts))
     index[-1] += "\n" + "\n".join(rows)
     yield "stories/index.md", "\n\n".join(index)
 
@@ -317,6 +320,11 @@ def _plain(words: str) -> str:
     """Words that are no Markdown, but for addresses, which become links."""
     escaped = re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(words, quote=False))
     return re.sub(r"https://\S+", lambda found: f"<{found[0]}>".replace("\\", ""), escaped)
+
+
+def _unsearched(content: str) -> str:
+    """A page that the search leaves out."""
+    return f"---\nsearch: {{exclude: true}}\n---\n{content}"
 
 
 def _fenced(language: str, code: str) -> str:

@@ -1,4 +1,4 @@
-"""The tutorial: each of its commands is run, and prints what the page says."""
+"""Pages whose commands are run, and print what the page says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(
     r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
@@ -24,13 +26,14 @@ def said(output: str) -> re.Pattern[str]:
     )
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    """From a broken queue to a mended one: its files, commands, outputs and exit codes are so."""
+@pytest.mark.parametrize(("page", "commands"), [("tutorial.md", 8), ("howto/python.md", 1)])
+def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> None:
+    """Its files, commands, outputs and exit codes are so, from the first to the last."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     code, seen = 0, 0
-    for block in _BLOCK.finditer(PAGE):
+    for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
         match block["kind"]:
-            case "sql":
+            case "sql" | "python":
                 (tmp_path / block["title"]).write_text(block["text"], encoding="utf-8")
             case "text":
                 assert block["text"] in (tmp_path / block["title"]).read_text(encoding="utf-8")
@@ -52,4 +55,4 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
                     assert said(output).fullmatch(ran.stdout), (
                         f"$ {command}\n{ran.stdout}{ran.stderr}"
                     )
-    assert seen >= 8
+    assert seen == commands
