@@ -25,15 +25,9 @@ from queueproof.postgres.local import find_embedded
 from queueproof.queues.model import Parameter, Result, Step, Value, Values
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
-from queueproof.report.export import (
-    _block,
-    _literal,
-    _Spec,
-    refuse_varying,
-    surroundings,
-    to_spec,
-    to_test,
-)
+from queueproof.report.as_test import to_test
+from queueproof.report.export import _Spec, refuse_varying, surroundings, to_spec
+from queueproof.report.literals import braced, literal
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import LibpqSession
@@ -518,7 +512,7 @@ NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
 )
 def test_parameters_are_literals_of_their_type(value: Parameter, expected: str) -> None:
     """A literal has the value and the type that the parameter was bound with."""
-    assert _literal(value, NAMES) == expected
+    assert literal(value, NAMES) == expected
 
 
 @pytest.mark.parametrize(
@@ -534,13 +528,13 @@ def test_parameters_are_literals_of_their_type(value: Parameter, expected: str) 
 )
 def test_only_the_end_of_a_block_is_a_brace(sql: str, expected: str) -> None:
     """The first closing brace would end the block, wherever it stands."""
-    assert _block(sql) == f"{{\n{expected};\n}}"
+    assert braced(sql) == f"{{\n{expected};\n}}"
 
 
 def test_a_name_with_a_brace_is_refused() -> None:
     """A quoted name cannot be written without its brace."""
     with pytest.raises(QueueproofError, match="closing brace"):
-        _block('SELECT 1 AS "}"')
+        braced('SELECT 1 AS "}"')
 
 
 # --- tests --------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ def refuse_export(export: Path, replay: str | None) -> None:
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     """A story as the file that was asked for."""
     from queueproof.examine.replay import replay
-    from queueproof.report.export import refuse_varying, surroundings, to_spec, to_test
+    from queueproof.report.as_test import to_test
+    from queueproof.report.export import refuse_varying, surroundings, to_spec
 
     name = lab.queue.name
     command = shlex.join(["queueproof", "check", name, "--replay", token])

@@ -1,34 +1,29 @@
-"""A story as a file of its own: a spec for PostgreSQL's isolationtester, or a pytest test.
+"""A story as a spec for PostgreSQL's isolationtester.
 
 A spec (PostgreSQL's src/test/isolation/README) needs nothing of this harness: each connection of
 the run is a session, each statement that was sent is a step, with its parameters as literals, and
-the one permutation is the schedule as it happened. The test needs queueproof, and asks whether a
-mended queue still tells the story.
+the one permutation is the schedule as it happened.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from importlib.resources import files
-from typing import Any, cast
+from typing import cast
 
-from sqlglot import TokenType
-
-from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
-from queueproof.queues.model import Parameter, Step, Value, Values
-from queueproof.queues.sqltext import Token, compile_statement, first_keyword, tokens
+from queueproof.queues.model import Step
+from queueproof.queues.sqltext import compile_statement, first_keyword
+from queueproof.report.literals import braced, cannot, literal, with_count
 from queueproof.run.gates import GATE_KEYS
 from queueproof.run.lab import SEARCH_PATH, Lab
 from queueproof.run.record import Beat
-from queueproof.schedule.programs import FAULTS, Do, FaultKind, JobSpec, Program
+from queueproof.schedule.programs import FAULTS, FaultKind
 from queueproof.search.shrink import Failure
 
 WIDTH = 96  # characters of a line of prose
@@ -36,14 +31,11 @@ SCHEDULER = "scheduler"
 CLOCK = "clock"
 _WORKER = re.compile(r"w\d")
 _COUNTED = frozenset({"complete", "complete_many", "fail", "heartbeat"})
-INT4 = 23  # pg_type.oid
-_INTEGERS = frozenset({20, 21, INT4})
 _DEADLOCK = "40P01"
 # What begins something; everything else in a trace follows from what was begun.
 _BEGINNINGS = frozenset(
     {"start", "connection", "sql", "commit", "clock", "rewrite", "crash", "fault"}
 )
-
 _TYPES = "SELECT oid::bigint, oid::regtype::text FROM pg_type"
 _TRIGGERS = """
 SELECT pg_get_triggerdef(oid) FROM pg_trigger
@@ -115,9 +107,6 @@ def surroundings(lab: Lab) -> Surroundings:
     )
 
 
-# --- the spec -----------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class _SpecSession:
     """A connection of the run, as a session of the spec."""
@@ -165,18 +154,14 @@ def refuse_varying(failure: Failure, again: Failure) -> None:
         if beat.step is None and other.step is None:
             continue
         if beat.step is None or other.step is None or beat.step.sql != other.step.sql:
-            raise _cannot("its statements differ from run to run")
+            raise cannot("its statements differ from run to run")
         names = compile_statement(beat.step.sql).names
         for name in names:
             if beat.step.params[name] != other.step.params[name]:
-                raise _cannot(
+                raise cannot(
                     f":{name} differs from run to run ({beat.step.params[name]}, then "
                     f"{other.step.params[name]}), and a spec has no variables"
                 )
-
-
-def _cannot(why: str) -> QueueproofError:
-    return QueueproofError(f"a spec cannot tell this story: {why}; export it as a test, FILE.py")
 
 
 def _exported(failure: Failure) -> list[Beat]:
@@ -248,7 +233,7 @@ class _Spec:
                 session.steps[session.current] = f"BEGIN;\n{session.steps[session.current]}"
                 session.state, session.open = "", True
             case "stops" if self._failure.conditions.gate == "query":
-                raise _cannot("a query stops between its snapshot and its read in it")
+                raise cannot("a query stops between its snapshot and its read in it")
             case "waits" | "stops" if session is not None:
                 session.state = beat.event
             case "goes on" if session is not None:
@@ -266,7 +251,7 @@ class _Spec:
                 rewriting = ";\n".join(self._around.rewriting)
                 self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
             case "crash" if self._failure.conditions.pooled:
-                raise _cannot("a worker crashes behind a pooler in it")
+                raise cannot("a worker crashes behind a pooler in it")
             case "crash":
                 self._terminate(beat.actor)
             case "fault":
@@ -281,9 +266,9 @@ class _Spec:
             case "terminate":
                 self._terminate(about)
             case "restart":
-                raise _cannot("the server is killed in it")
+                raise cannot("the server is killed in it")
             case _:
-                raise _cannot(f"somebody {FAULTS[fault].told.format(about)} in it")
+                raise cannot(f"somebody {FAULTS[fault].told.format(about)} in it")
 
     def _send(self, n: int, beat: Beat, session: _SpecSession, step: Step) -> None:
         if not session.gated and self._stops(n):
@@ -296,7 +281,7 @@ class _Spec:
         call = self._calls[beat.call]
         sql = self._inlined(step)
         counted = call.kind in _COUNTED and not call.limit  # what claims as well answers jobs
-        self._take(session, call.kind, _counted(sql) if counted else sql)
+        self._take(session, call.kind, with_count(sql) if counted else sql)
         session.state = "running"
         self._latest[beat.call] = session, session.current
         keyword = first_keyword(step.sql)
@@ -338,7 +323,7 @@ class _Spec:
         errors = (b for b in self._beats[n:] if b.call == beat.call and b.event == "error")
         error = next(errors, None)
         if error is not None and not error.text.startswith(_DEADLOCK):
-            raise _cannot("a statement waits for its own worker in it, until it is cancelled")
+            raise cannot("a statement waits for its own worker in it, until it is cancelled")
         last = [b.session for b in self._beats[:n] if b.event == "waits"][-1]
         # The server looks once in a wait, which must be after the circle has closed.
         timeout = "10ms" if self._session(last) is victim else "3s"
@@ -373,7 +358,7 @@ class _Spec:
         for edit in reversed(compiled.edits):
             marker = sql[edit.sent_start : edit.sent_end]
             if marker.startswith("$"):
-                value = _literal(
+                value = literal(
                     step.params[compiled.names[int(marker[1:]) - 1]], self._around.types
                 )
                 if sql[edit.sent_end :].lstrip()[:1] in {"[", "."}:
@@ -399,8 +384,8 @@ class _Spec:
         used = [self._sessions[name] for name in sorted(self._sessions, key=_place)]
         parts = [
             self._header(guarantee, command, name),
-            *(f"setup\n{_block(sql)}" for sql in self._setup()),
-            f"teardown\n{_block(f'DROP SCHEMA IF EXISTS {self._schemas()} CASCADE')}",
+            *(f"setup\n{braced(sql)}" for sql in self._setup()),
+            f"teardown\n{braced(f'DROP SCHEMA IF EXISTS {self._schemas()} CASCADE')}",
             *(self._told(session) for session in used if session.steps),
             "permutation\n" + textwrap.indent("\n".join(self._order), "    "),
         ]
@@ -446,10 +431,10 @@ class _Spec:
         if any("deadlock_timeout" in one for s in self._sessions.values() for one in s.setup):
             settings.append("SET deadlock_timeout = '60s'")
         setup = ";\n".join(settings + session.setup)
-        lines = [f"session {session.name}", f"setup\n{_block(setup)}"]
-        lines += [f"step {name}\n{_block(sql)}" for name, sql in session.steps.items()]
+        lines = [f"session {session.name}", f"setup\n{braced(setup)}"]
+        lines += [f"step {name}\n{braced(sql)}" for name, sql in session.steps.items()]
         if session.open:
-            lines.append(f"teardown\n{_block('ROLLBACK')}")
+            lines.append(f"teardown\n{braced('ROLLBACK')}")
         return "\n".join(lines)
 
     def _header(self, guarantee: str, command: str, name: str) -> str:
@@ -496,170 +481,3 @@ _RETURNING = (
 def _place(name: str) -> tuple[bool, int, str]:
     """Where a session stands in the file: workers by their number, then the others."""
     return not _WORKER.match(name), len(name), name
-
-
-def _literal(value: Parameter, types: Mapping[int, str]) -> str:
-    """A bound parameter as SQL of the same value and type."""
-    match value:
-        case Value(text=None, oid=oid):
-            return f"NULL::{types[oid]}" if oid else "NULL"
-        case Value(text=bytes(text), oid=oid):
-            cast = f"::{types[oid]}" if oid else ""
-            return _value(text, oid) + ("" if oid == INT4 and text.isdigit() else cast)
-        case Values(texts=texts, oid=oid):
-            listed = ("NULL" if text is None else _value(text, oid) for text in texts)
-            return f"ARRAY[{', '.join(listed)}]::{types[oid]}[]"
-        case None:
-            return "NULL"
-        case bool():
-            return str(value).lower()
-        case int():
-            return f"({value})" if value < 0 else str(value)
-        case float():
-            return f"'{value!r}'::float8"
-        case timedelta():
-            return f"'{value.total_seconds()} seconds'::interval"
-        case _:
-            return _quoted(str(value))
-
-
-def _value(text: bytes, oid: int) -> str:
-    """A value without its type: a number as it is, all else as a string."""
-    return text.decode() if oid in _INTEGERS and text.isdigit() else _quoted(text.decode())
-
-
-def _quoted(text: str) -> str:
-    """A text as an SQL string; isolationtester takes every `}` for the end of a block."""
-    doubled = text.replace("'", "''")
-    if "}" not in text:
-        return f"'{doubled}'"
-    return "E'" + doubled.replace("\\", "\\\\").replace("}", r"\x7D") + "'"
-
-
-def _counted(sql: str) -> str:
-    """A statement that shows how many rows it changed."""
-    found = tokens(sql)
-    plain = found and found[0].word in {"UPDATE", "DELETE", "INSERT"}
-    if not plain or any(token.word == "RETURNING" for token in found):
-        return sql
-    return f"{sql}\nRETURNING true AS affected"
-
-
-def _block(sql: str) -> str:
-    """A block of a spec, with no brace in it but its own."""
-    stripped = _braceless(sql.strip())
-    end = "\n" if "--" in stripped.rpartition("\n")[2] else ""
-    return "{\n" + stripped + (f"{end};" if not stripped.endswith(";") else "") + "\n}"
-
-
-def _braceless(sql: str) -> str:
-    """The same SQL without closing braces."""
-    if "}" not in sql:
-        return sql
-    pieces: list[str] = []
-    position = 0
-    for token in tokens(sql):
-        pieces += [sql[position : token.start].replace("}", ")"), _without_brace(sql, token)]
-        position = token.end
-    return "".join([*pieces, sql[position:].replace("}", ")")])  # what is left are comments
-
-
-def _without_brace(sql: str, token: Token) -> str:
-    if "}" not in token.raw:
-        return token.raw
-    gap = " " if sql[: token.start][-1:].isalnum() else ""  # AS$$...$$ must not become ASE'...'
-    if token.kind is TokenType.HEREDOC_STRING:
-        tag = token.raw.index("$", 1) + 1
-        return gap + _quoted(token.raw[tag:-tag])
-    if token.kind is TokenType.STRING and token.raw.startswith("'"):
-        return gap + _quoted(token.raw[1:-1].replace("''", "'"))
-    if token.kind is TokenType.BYTE_STRING and token.raw[:1] in "eE":
-        return re.sub(r"\\?\}|\\.", _escaped, token.raw)
-    raise _cannot(f"a closing brace cannot stand in {token.raw}")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return r"\x7D" if found[0].endswith("}") else found[0]
-
-
-# --- the test -----------------------------------------------------------------------------------
-
-
-def to_test(
-    story: str, data: Mapping[str, Any], *, guarantee: str, queue: str, command: str
-) -> str:
-    """A story as a pytest test that fails while the queue tells it.
-
-    A mended queue sends other statements, for which the story's schedule means nothing: the test
-    holds the program, and asks for all its interleavings.
-
-    Args:
-        story: As `replay` tells it.
-        data: What its token holds.
-        guarantee: The guarantee that it counts under.
-        queue: The queue as a Python expression, `Path(__file__)` at hand.
-        command: What replays the story.
-    """
-    told = f"{story}\n\nTold by: {command}\n".replace("\\", "\\\\").replace('"""', r"\"\"\"")
-    imported = "from pathlib import Path\n\n" if "Path(" in queue else ""
-    names = "must_hold"
-    arguments = [_python(guarantee), "QUEUE"]
-    if "probe" in data:
-        arguments.append(f"probe={_python(data['probe'])}")
-    else:
-        names = "Do, JobSpec, Program, must_hold"
-        arguments.append(f"program={_program(Program.from_data(data['program']))}")
-        arguments.append(f"schedule={_python(data['schedule'])}")
-        if data["under"]:
-            arguments.append(f"under={_python(data['under'])}")
-        if data["broken"] != guarantee:
-            arguments.append(f"broken={_python(data['broken'])}")
-    return (
-        f'"""{told}"""\n\n{imported}'
-        f"from queueproof.testing import {names}\n\nQUEUE = {queue}\n\n\n"
-        f"def test_{guarantee.replace('-', '_')}() -> None:\n"
-        f'    """{guarantee} holds where it was once broken."""\n'
-        "    must_hold(\n"
-        + "".join(textwrap.indent(f"{argument},\n", " " * 8) for argument in arguments)
-        + "    )\n"
-    )
-
-
-def _program(program: Program) -> str:
-    """A program as Python, with a line for each script."""
-    lines = ["Program(", f"    jobs={_row(program.jobs)},", "    stages=("]
-    for stage in program.stages:
-        lines.append("        (")
-        lines += [f"            ({_python(actor)}, {_row(dos)})," for actor, dos in stage]
-        lines.append("        ),")
-    lines.append("    ),")
-    if program.reserve:
-        lines.append(f"    reserve={_row(program.reserve)},")
-    return "\n".join([*lines, ")"])
-
-
-def _row(calls: Sequence[Do | JobSpec]) -> str:
-    """A tuple of them, without what is their default."""
-    made = []
-    for call in calls:
-        plain = call._field_defaults
-        given = [
-            _python(value) if name == "kind" else f"{name}={_python(value)}"
-            for name, value in call._asdict().items()
-            if name not in plain or plain[name] != value
-        ]
-        made.append(f"{type(call).__name__}({', '.join(given)})")
-    return f"({', '.join(made)}{',' if len(made) == 1 else ''})"
-
-
-def _python(value: object) -> str:
-    """A value as Python, its strings in double quotes."""
-    match value:
-        case str():
-            return json.dumps(value)
-        case list() | tuple():
-            return f"[{', '.join(map(_python, value))}]"
-        case dict():
-            return "{" + ", ".join(f"{_python(k)}: {_python(v)}" for k, v in value.items()) + "}"
-        case _:
-            return repr(value)
