@@ -144,6 +144,12 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
     assert str(caught.value).startswith(f"{module}.py:{line}: ")
 
 
+def test_a_class_may_give_a_list_for_a_set(write: Write) -> None:
+    """A list, as in the header of an SQL file, is as good as a frozenset."""
+    module = write(SOUND.replace("Queue):\n", "Queue):\n    retry_on = ['40001', '55P03']\n"))
+    assert frozenset({"40001", "55P03"}) == resolve(f"{module}:Mine").retry_on
+
+
 def test_a_class_may_have_names_of_its_own(write: Write) -> None:
     """Only a slip of the pen is refused, and nothing beside the name that it is near."""
     own = (

@@ -88,7 +88,10 @@ class Content(NamedTuple):
 _INDEX = "`CREATE INDEX … ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`"
 REMEDIES = {
     "churned": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
-    "finished": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
+    "finished": "Give the claim an index that holds only jobs that can run: "
+    + _INDEX
+    + ". Where it "
+    "has one, see whether a join reads all of jobs: `WHERE id = ANY (ARRAY(SELECT …))` does not.",
     "waiting": "Give the claim an index in the order of its ORDER BY, so that it reads its batch "
     f"and stops: {_INDEX}.",
     "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "

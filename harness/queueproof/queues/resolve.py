@@ -256,8 +256,8 @@ def _is_count(value: object) -> bool:
 
 
 def _is_set_of(value: object, pattern: str) -> bool:
-    """Whether it is a set of strings of one form."""
-    return isinstance(value, frozenset | set) and all(
+    """Whether it is a set, or a list, of strings of one form."""
+    return isinstance(value, frozenset | set | list | tuple) and all(
         isinstance(one, str) and re.fullmatch(pattern, one) for one in value
     )
 
@@ -301,6 +301,8 @@ def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
         value = getattr(queue, fact)
         if not fits(value):
             raise QueueError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
+        if isinstance(value, list | tuple):  # as the header of an SQL file has it
+            setattr(queue, fact, frozenset(value))
     for identifier in (*queue.promises, *queue.breaks):
         if identifier not in IDS:
             message = f"unknown guarantee {identifier!r}{nearest(identifier, IDS)}"
