@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
+from typing import ClassVar
 
 
 class Exit(IntEnum):
@@ -49,7 +50,10 @@ class QueueError(QueueproofError):
 
     Attributes:
         source: Where in the queue file, if it is known.
+        reference: Where it is told how such a queue is written; empty where nowhere.
     """
+
+    reference: ClassVar[str] = ""
 
     def __init__(self, message: str, source: Source | None = None) -> None:
         super().__init__(f"{source}: {message}" if source else message)
@@ -57,7 +61,15 @@ class QueueError(QueueproofError):
 
 
 class FormatError(QueueError):
-    """A queue file breaks the format, which `queueproof help file-format` tells."""
+    """A queue file breaks the format."""
+
+    reference = "The format of a queue file: queueproof help file-format"
+
+
+class ClassError(QueueError):
+    """A queue's Python class, or what an operation of it yields or returns, is no good."""
+
+    reference = "How such a class is written: queueproof help class"
 
 
 class ServerError(Exception):

@@ -191,8 +191,11 @@ def _guarantee(guarantee: Guarantee) -> str:
 def _drawn(told: Told) -> str:
     """A story as a figure and, for a narrow screen, as a list."""
     if isinstance(told, Account):
+        languages = {"sql": "postgresql"}
         return "\n\n".join(
-            part.text if part.kind == "prose" else _fenced("text", f"{part.head}\n{part.text}")
+            _plain(part.text)
+            if part.kind == "prose"
+            else f"{part.head}\n\n{_fenced(languages.get(part.kind, 'text'), part.text)}"
             for part in told.parts
         )
     steps = "".join(

@@ -1,4 +1,4 @@
-"""What the README says is so."""
+"""What the README says is so, and what messages refer to is there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from queueproof.cli import run
-from queueproof.errors import Exit
+from queueproof.cli.ends import exit_code_of
+from queueproof.errors import ClassError, Exit, FormatError, QueueError
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.worker import WorkerError
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -30,3 +32,20 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     assert named <= known
     ids = ",".join(re.findall(r"--(?:only|skip|require) ([\w,-]+)", README)).split(",")
     assert set(ids) <= set(CATALOGUE)
+
+
+def test_no_link_of_it_breaks_on_a_package_index() -> None:
+    """A relative one leads nowhere there, so it has none."""
+    assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if "://" not in link] == []
+
+
+@pytest.mark.parametrize("kind", [FormatError, ClassError, WorkerError])
+def test_what_a_message_refers_to_can_be_read(
+    kind: type[QueueError], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line is a command, which prints a part of the reference."""
+    assert exit_code_of(kind("q: no good"), []) == Exit.UNUSABLE
+    told, last = capsys.readouterr().err.splitlines()
+    assert told == "q: no good"
+    assert run(last.partition(": queueproof ")[2].split()) == Exit.HOLDS
+    assert len(capsys.readouterr().out.splitlines()) > 20

@@ -16,7 +16,7 @@ import typer
 from queueproof.cli.options import DEBUG_OPTION
 from queueproof.cli.talk import say, say_once
 from queueproof.ending import signal_that_came
-from queueproof.errors import Exit, FormatError, QueueError, QueueproofError, ServerError
+from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
     from queueproof.queues.model import Queue
@@ -82,11 +82,9 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     if told := next(filter(None, map(_outage, found)), None):
         return say(told, Exit.UNUSABLE)
     for cause in found:
-        if isinstance(cause, FormatError):
-            told = f"{cause}\nThe format of a queue file: queueproof help file-format"
-            return say(told, Exit.UNUSABLE, prefix="")
         if isinstance(cause, QueueError):
-            return say(str(cause), Exit.UNUSABLE, prefix="")
+            told = f"{cause}\n{cause.reference}".rstrip("\n")
+            return say(told, Exit.UNUSABLE, prefix="")
         if isinstance(cause, QueueproofError):
             return say(str(cause), Exit.UNUSABLE)
     told = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"

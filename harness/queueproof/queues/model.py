@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from queueproof.errors import QueueError, QueueproofError, Source
+from queueproof.errors import ClassError, QueueproofError, Source
 
 T = TypeVar("T")
 
@@ -314,7 +314,7 @@ class Queue(Facts):
             **arguments: By their names there; what the operation does not take is left out.
 
         Raises:
-            QueueError: The method is no generator.
+            ClassError: The method is no generator.
         """
         taken = self.takes(operation)
         method = getattr(self, operation)
@@ -323,7 +323,7 @@ class Queue(Facts):
             what = (
                 f"{operation} is no generator: it yields queueproof.Steps, and returns its answer"
             )
-            raise QueueError(f"{self.name}: {what}")
+            raise ClassError(f"{self.name}: {what}")
         return self._checked(operation, generator)
 
     @property
@@ -353,9 +353,9 @@ class Queue(Facts):
             step = next(generator)
             while True:
                 if not isinstance(step, Step):
-                    raise QueueError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
+                    raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
                 if (sent := sent + 1) > MOST_STEPS:
-                    raise QueueError(
+                    raise ClassError(
                         f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"
                     )
                 try:
@@ -371,7 +371,7 @@ class Queue(Facts):
             answer = stop.value
         wanted, fits = _ANSWERS.get(operation, ("", lambda _: True))
         if not fits(answer):
-            raise QueueError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
+            raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
         return answer
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
-from queueproof.errors import QueueError, QueueproofError, Source, nearest
+from queueproof.errors import ClassError, QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
 from queueproof.queues.ids import IDS
@@ -170,7 +170,7 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
         if not callable(getattr(kind, operation, None)):
             written = [n for n, v in vars(kind).items() if callable(v) and n not in OPERATIONS]
             near = nearest(operation, written).replace("did you mean", "is it")
-            raise QueueError(
+            raise ClassError(
                 f"{kind.__qualname__} has no {operation}, which is required{near}", line
             )
     for operation, known in OPERATIONS.items():
@@ -187,7 +187,7 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
                 continue
             near = nearest(parameter.name, known) or f"; it may take {_listed(known)}"
             message = f"{operation} cannot be given {parameter.name!r}{near}"
-            raise QueueError(message, _first_line(method) or line)
+            raise ClassError(message, _first_line(method) or line)
 
 
 def _written(kind: type[Queue | Client]) -> dict[str, object]:
@@ -211,7 +211,7 @@ def _check_names(
         if name in {*OPERATIONS, *FACTS} or meant is None:
             continue
         where = _line_of(kind, name) or line
-        raise QueueError(
+        raise ClassError(
             f"{name} says nothing to queueproof; did you mean {meant!r}? A name of your own may "
             f"begin with an underscore",
             where,
@@ -300,13 +300,13 @@ def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
     for fact, (fits, wanted) in _FACTS.items():
         value = getattr(queue, fact)
         if not fits(value):
-            raise QueueError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
+            raise ClassError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
         if isinstance(value, list | tuple):  # as the header of an SQL file has it
             setattr(queue, fact, frozenset(value))
     for identifier in (*queue.promises, *queue.breaks):
         if identifier not in IDS:
             message = f"unknown guarantee {identifier!r}{nearest(identifier, IDS)}"
-            raise QueueError(message, line)
+            raise ClassError(message, line)
 
 
 def _source_file(kind: type[Queue]) -> str:

@@ -59,6 +59,8 @@ _OF_A_JOB = {
 class WorkerError(QueueError):
     """A worker died, does not answer, or answers what is no answer; the message says which."""
 
+    reference = "What a worker reads and answers: queueproof help program"
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerClaim(Claim):
