@@ -206,7 +206,7 @@ def test_skip_locked_can_wait(stage: Stage) -> None:
     w2.runs(f"DECLARE claim CURSOR FOR {FREE} FOR NO KEY UPDATE SKIP LOCKED")
     # As the INSERT of a row that refers to the job does. The first version is in use by it, so that
     # the claim tries the lock, gets it, and then locks the later versions, for which nothing skips.
-    # Under load it is enough that w1's first change commits between the look and the lock.
+    # Under load it may be enough that w1's first change commits between the look and the lock.
     logger.runs("BEGIN")
     logger.runs("SELECT id FROM jobs WHERE id = 1 FOR KEY SHARE")
     w1.runs("UPDATE jobs SET status = 'running' WHERE id = 1")
