@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -22,6 +23,7 @@ from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
+PLPGSQL = re.compile(r": `(PERFORM|EXECUTE) ")  # statements of its own, which are no SQL
 FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
 
 QUEUE = """
@@ -165,7 +167,7 @@ def test_mutants_have_names_and_sql_of_their_own(path: Path) -> None:
     assert len(set(texts)) == len({mutant.name for mutant in found.mutants}) == len(found.mutants)
     assert tuple(s.text for block in queue.blocks.values() for s in block.statements) not in texts
     assert all(mutant.diff and mutant.queue.name == queue.name for mutant in found.mutants)
-    assert found.unread == []
+    assert [told for told in found.unread if not PLPGSQL.search(told)] == []
 
 
 def test_a_mutant_still_takes_what_the_queue_takes() -> None:
