@@ -45,8 +45,8 @@ class _Thing(NamedTuple):
 
 EXTRAS = {
     "bench": (
-        ("hdrhistogram", "matplotlib", "pytest-benchmark"),
-        "queueproof bench, latency under --rate, and its chart",
+        ("hdrhistogram", "pytest-benchmark", "vl-convert-python"),
+        "queueproof bench, latency under --rate, and charts",
     ),
     "clock": (("time-machine",), "server-clock of a Python class: its own clock is set wrong"),
     "container": (("testcontainers",), "--postgres container"),

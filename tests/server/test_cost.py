@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from queueproof.bench import render
+from queueproof.bench import chart, latency, render
 from queueproof.bench.bench import Group, measure, run
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
@@ -33,6 +33,7 @@ from queueproof.errors import Exit, QueueError
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from queueproof.report.page import to_page
 from workshop.__main__ import HOLD, main, plan, strategies
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
@@ -719,35 +720,80 @@ def test_undurable_settings_are_pointed_out() -> None:
     assert "not durable" not in render.markdown(report())
 
 
-def test_html_is_escaped() -> None:
-    """The fragment holds the same tables, and text stays text."""
-    text = render.html(report())
-    assert "<td>15x (15 to 15)</td>" in text
-    assert "it takes &lt;one&gt; job" in text
-    assert "**" not in text
+EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)>"""
+
+
+def full(name: str = "second") -> BenchReport:
+    """What every chart needs: two batch sizes and workers, an open loop, counters, pgbench."""
+    found = report()
+    found.method = METHOD | {"pace": {"rate": 100.0}}
+    paced = replace(RUN, histogram=latency.encoded([0.001, 0.002, 0.2]))
+    found.entries += [
+        Series(name, Shape(1, 1), runs(1.0), counted={"buffers_per_job": 9.0}, yardstick=[90.0]),
+        Series(name, Shape(5, 2), [paced, paced]),
+    ]
+    return found
+
+
+def page(found: BenchReport) -> str:
+    """The page of a report that went through its file."""
+    return to_page([], benches=[render.section(found.to_json(), "a.json")])
+
+
+def test_a_page_of_a_benchmark_says_how_before_what() -> None:
+    """Method, each chart, the figures as tables; and the file itself, to be downloaded."""
+    shown = page(full())
+    order = ["Method", "Throughput by batch size", "Throughput by workers", "The convoy"]
+    order += ["Latency under a given rate", "Latency of a claim", "Counted"]
+    order += ["The harness beside pgbench", "All figures"]
+    assert order == re.findall("<h2[^>]*>([^<:]+)", shown)
+    assert "<td>15x (15 to 15)</td>" in shown
+    data = re.search('download="a.json" href="data:application/json;base64,([^"]*)"', shown)
+    assert data
+    assert full().to_json() == base64.b64decode(data[1]).decode()
+
+
+def test_a_page_of_a_benchmark_has_no_script_and_no_address() -> None:
+    """Whatever a queue is called is text; nothing is loaded, and nothing runs."""
+    shown = page(full(EVIL))
+    assert not re.search("<script|<img|<foreignObject", shown)
+    assert shown.count("<svg") == shown.count("</svg>") > 8
+    addresses = set(re.findall(r"""<[a-z][^>]*\s(?:src|href)="([^"]{9})""", shown))
+    assert {"data:appl"} == {found for found in addresses if not found.startswith("#")}
+
+
+def test_every_axis_begins_at_zero_or_says_log() -> None:
+    """A logarithmic scale is named in its axis' title, or has percentiles; any other has a zero."""
+    panels = [panel for chart in chart.charts(full()) for panel in chart.panels]
+    scales = 0
+    for panel in panels:
+        for layer in panel["layer"]:
+            encoding = panel["encoding"] | layer.get("encoding", {})
+            for axis in (encoding.get(name) or {} for name in ("x", "y")):
+                if axis.get("type") != "quantitative":
+                    continue
+                scales += 1
+                if axis.get("scale", {}).get("type") == "log":
+                    assert re.search("log|percentile", axis["axis"]["title"])
+                else:
+                    assert axis.get("scale", {"zero": True})["zero"]
+    assert scales > len(panels)
 
 
 def test_the_chart_is_the_same_each_time() -> None:
-    """One report, one SVG, byte for byte; every strategy is named in it."""
-    pytest.importorskip("matplotlib")
-    chart = render.svg(report())
-    assert chart == render.svg(report())
-    assert chart.startswith("<svg ")  # so that a page can hold it
-    assert {"first", "second", "÷15", "batch 1"} <= set(
-        re.findall(r">([^<>]+)</text>|tspan", chart)
-    )
+    """One report, one SVG, byte for byte; it stands by itself, and every strategy is named."""
+    drawn = render.svg(report())
+    assert drawn == render.svg(report())
+    assert "var(" not in drawn
+    assert {"first", "second", "÷15", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
 
 
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [([], []), ([0.1, 0.5], [0.1, 0.5]), ([0.5, 0.5], [0.4675, 0.5325]), ([0.1, 0.5, 0.51], None)],
-)
-def test_labels_do_not_overlap(places: list[float], expected: list[float] | None) -> None:
-    """Labels keep their order and a least distance, and move no further than that."""
-    chart = pytest.importorskip("queueproof.bench.chart")
-    moved = chart.apart(places)
-    assert all(b - a >= chart.GAP - 1e-9 for a, b in pairwise(moved))
-    assert expected is None or moved == pytest.approx(expected)
+def test_a_damaged_benchmark_is_told() -> None:
+    """A file that begins well and lacks what it should have is an error of one line."""
+    damaged = report()
+    damaged.method = {"rounds": 3, "cores": 2, "date": "2026-01-02"}
+    with pytest.raises(BenchError, match="this is no benchmark of queueproof: KeyError"):
+        render.section(damaged.to_json(), "a.json")
 
 
 def test_the_plan_has_every_strategy_and_load() -> None:

@@ -1,208 +1,557 @@
-"""The chart of a benchmark: jobs/s against the batch size, and what a held transaction costs."""
+"""The charts of a benchmark, as Vega-Lite draws them: SVG without scripts, for a page and a file.
+
+Axes begin at zero or say "log". Each panel is as wide as a phone, so that a page lets them flow.
+"""
 
 from __future__ import annotations
 
-import io
+import re
 import statistics
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+import vl_convert
 
-from queueproof.bench import numbers
+from queueproof.bench import latency, numbers
+from queueproof.bench.counters import COUNTERS
+from queueproof.bench.figures import BenchReport, Series
+from queueproof.bench.measured import Shape
 
-if TYPE_CHECKING:
-    from queueproof.bench.figures import BenchReport, Series
+Spec = dict[str, Any]  # of Vega-Lite
+Row = dict[str, Any]  # of its data
 
-# Okabe and Ito's colours: told apart by colour-blind readers too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f")
-MARKERS = "osD^vP*X"
-STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "queueproof",
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
+INK, FAINT, LINE = "var(--ink)", "var(--faint)", "var(--line)"
+# Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
+COLOURS = ("#0083c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
+SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
+LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#d0d7de"}  # of a file by itself
+FONT = "Helvetica, Arial, Liberation Sans, sans-serif"  # of one width, by which Vega measures
+GLYPH = 6.5  # pixels of a letter at most, so that one that is wider has room too
+EXTENT = 45  # pixels of an axis of numbers
+LIMIT = 125  # pixels of a name
+WIDTH, HEIGHT = 340, 310
+ROW = 13  # pixels; what a queue's batch size takes in height
+DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
+LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
+SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
+QUANTILES = {"p50": "circle", "p95": "diamond", "p99": "triangle-right"}
+CONFIG: Spec = {
+    "background": "transparent",
+    "font": FONT,
+    "aria": False,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": FAINT,
+        "titleColor": FAINT,
+        "titleFontWeight": "normal",
+        "gridColor": LINE,
+        "gridOpacity": 0.6,
+        "domainColor": LINE,
+        "tickColor": LINE,
+        "labelLimit": LIMIT,
+        "labelOverlap": True,
+    },
+    "title": {"color": INK, "anchor": "start", "fontSize": 12},
+    "legend": {
+        "labelColor": INK,
+        "titleColor": FAINT,
+        "titleFontWeight": "normal",
+        "labelLimit": LIMIT,
+        "orient": "top",
+        "columns": 2,
+        "symbolOpacity": 1,
+    },
 }
-GAP = 0.065  # least distance of two labels, as a share of the axis
+
+
+class Chart(NamedTuple):
+    """A question to a benchmark, and its answer as panels.
+
+    Attributes:
+        title: What is shown.
+        note: How to read it.
+        panels: One SVG each.
+    """
+
+    title: str
+    note: str
+    panels: Sequence[Spec]
+
+
+def charts(report: BenchReport) -> list[Chart]:
+    """What there are figures for.
+
+    Args:
+        report: The report.
+    """
+    found = (
+        _by(report, "batch", "workers"),
+        _by(report, "workers", "batch"),
+        _convoy(report),
+        _open_loop(report),
+        _latency(report),
+        _counters(report),
+        _yardstick(report),
+    )
+    return [chart for chart in found if chart.panels]
 
 
 def svg(report: BenchReport) -> str:
-    """Draw a report; the same report gives the same bytes.
+    """The throughput as a file by itself; the same report gives the same bytes.
 
     Args:
         report: With at least one figure.
     """
-    shown = [entry for entry in report.entries if entry.runs]
-    held = {(e.shape.workers, e.shape.batch) for e in shown if e.shape.hold}
-    curves = [e for e in shown if (e.shape.workers, e.shape.batch) not in held]
-    convoy = [e for e in shown if (e.shape.workers, e.shape.batch) in held]
-    workers = sorted({entry.shape.workers for entry in curves})
-    names = list(dict.fromkeys(entry.queue for entry in shown))
-    looks = {n: (COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]) for i, n in enumerate(names)}
-    panels = len(workers) + bool(convoy)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.6 * panels, 4.4), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots(1, panels, squeeze=False)[0]
-        ends: list[list[End]] = []
-        for number, count in enumerate(workers):
-            entries = [entry for entry in curves if entry.shape.workers == count]
-            ends.append(_curves(axes[number], entries, looks))
-            axes[number].set_title(f"{count} worker{'s' * (count > 1)}", loc="left")
-        _same_scale(list(axes[: len(workers)]))
-        for number, found in enumerate(ends):
-            _label(axes[number], found, looks)
-        if convoy:
-            _convoy(axes[-1], convoy, looks)
-        axes[0].set_ylabel("jobs/s, claim to completion")
-        facts = report.method
-        title = f"{facts['server']}; {facts['cores']} cores; median of {facts['rounds']} rounds"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=8, color="#555555")
-        target = io.StringIO()
-        figure.savefig(target, format="svg", metadata={"Date": None, "Creator": None})
-    # Without XML declaration and DOCTYPE it is still a file, and may stand in an HTML page.
-    drawn = target.getvalue()
-    lines = drawn[drawn.index("<svg") :].splitlines()
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    facts = report.method
+    rounds = f"median and range of {facts['rounds']} rounds"
+    whole = {
+        "title": {"text": f"{facts['server']}; {facts['cores']} cores; {rounds}", "color": FAINT},
+        "hconcat": [*_by(report, "batch", "workers").panels, *_convoy(report).panels],
+    }
+    plain = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], draw(whole))
+    return plain.replace('class="marks"', 'style="background: #fff"', 1) + "\n"
 
 
-Looks = dict[str, tuple[str, str]]
-End = tuple[float, float, str]  # where a curve ends, and its name
-
-
-def _curves(axes: Axes, entries: list[Series], looks: Looks) -> list[End]:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    batches = sorted({entry.shape.batch for entry in entries})
-    ends: list[End] = []
-    for queue, (colour, marker) in looks.items():
-        mine = sorted((e for e in entries if e.queue == queue), key=lambda e: e.shape.batch)
-        if not mine:
-            continue
-        x = [entry.shape.batch for entry in mine]
-        y = [entry.rate for entry in mine]
-        axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.4)
-        ends.append((x[-1], y[-1], queue))
-    axes.set_xticks(batches, [f"{batch:,}" for batch in batches])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("batch size")
-    # Room for the labels: at the right end, and at the left for a curve that ends at once.
-    axes.set_xlim(batches[0] * 0.08, max(batches[-1] * 14.0, batches[0] * 3.0))
-    _rate_axis(axes)
-    return ends
-
-
-def _same_scale(axes: list[Axes]) -> None:
-    """Panels side by side are read as one."""
-    limits = [limit for one in axes for limit in one.get_ylim()]
-    for one in axes:
-        one.set_ylim(min(limits), max(limits))
-
-
-def _rate_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(axis="y", which="major", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def _label(axes: Axes, ends: list[End], looks: Looks) -> None:
-    """Each curve's name at its end; names that would overlap are moved apart."""
-    to_share = axes.transData + axes.transAxes.inverted()
-    right = max(x for x, _, _ in ends)
-    named = sorted((to_share.transform((x, y))[1], x, y, queue) for x, y, queue in ends)
-    late = [end for end in named if end[1] == right]
-    places = apart([end[0] for end in late])
-    for place, (_, x, y, queue) in zip(places, late, strict=True):
-        across = to_share.transform((x, y))[0]
-        axes.annotate(
-            queue,
-            (x, y),
-            xytext=(across + 0.06, place),
-            textcoords="axes fraction",
-            va="center",
-            color=looks[queue][0],
-            arrowprops={"arrowstyle": "-", "color": looks[queue][0], "linewidth": 0.5},
-        )
-    for _, x, y, queue in named:
-        if x != right:
-            axes.annotate(
-                queue,
-                (x, y),
-                xytext=(-6, 6),
-                textcoords="offset points",
-                ha="right",
-                color=looks[queue][0],
-            )
-
-
-def apart(places: list[float]) -> list[float]:
-    """Move labels apart until none overlaps, no further than needed.
+def draw(panel: Spec) -> str:
+    """A panel as SVG, whose colours are the page's; what a mark stands for is its title.
 
     Args:
-        places: Where they would stand, ascending, as shares of the axis.
+        panel: Of a chart.
     """
-    blocks: list[tuple[float, int]] = []  # the middle of labels that touch, and how many they are
-    for place in places:
-        middle, count = place, 1
-        while blocks and middle - blocks[-1][0] < GAP * (count + blocks[-1][1]) / 2:
-            other, size = blocks.pop()
-            middle = (middle * count + other * size) / (count + size)
-            count += size
-        blocks.append((middle, count))
-    return [
-        middle + (number - (count - 1) / 2) * GAP
-        for middle, count in blocks
-        for number in range(count)
-    ]
+    drawn = vl_convert.vegalite_to_svg(
+        {"config": CONFIG, "padding": {"left": 2, "top": 2, "bottom": 2, "right": 12}, **panel},
+        vl_version=VERSION,
+        allowed_base_urls=[],
+    )
+    # A browser shows a title where the pointer is; a label is for screen readers alone.
+    return re.sub(
+        r'<path aria-label="([^"]*)" role="graphics-symbol"([^>]*?)/>',
+        r'<path role="img"\2><title>\1</title></path>',
+        drawn,
+    )
 
 
-def _convoy(axes: Axes, entries: list[Series], looks: Looks) -> None:
-    """Bars in pairs: without a hold and with it."""
-    shapes = sorted({entry.shape for entry in entries})
-    queues = [queue for queue in looks if any(entry.queue == queue for entry in entries)]
-    found = {(entry.queue, entry.shape): entry for entry in entries}
-    axes.set_yscale("log")
-    width = 0.8 / len(queues)
-    for number, queue in enumerate(queues):
-        for place, shape in enumerate(shapes):
-            entry, base = found.get((queue, shape)), found.get((queues[0], shape))
-            if entry is None:
-                continue
-            x = place + (number - (len(queues) - 1) / 2) * width
-            axes.bar(x, entry.rate, width * 0.9, color=looks[queue][0])
-            shown = numbers.median([run.rate for run in entry.runs])
-            if base is not None and base is not entry:
-                slower = 1 / statistics.median(entry.ratios(base))
-                shown = f"÷{slower:.0f}" if slower >= 10 else f"÷{slower:.1f}"  # noqa: PLR2004
-            axes.annotate(
-                shown,
-                (x, entry.rate),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=7,
-            )
-    ticks = [
-        f"batch {shape.batch}\n{f'{shape.hold * 1000:g} ms hold' if shape.hold else 'no hold'}"
-        for shape in shapes
+def _by(report: BenchReport, across: str, apart: str) -> Chart:
+    """Jobs/s by one of batch size and workers, a panel for each of the other."""
+    held = {(e.shape.workers, e.shape.batch) for e in report.entries if e.shape.hold}
+    shown = [e for e in report.entries if e.runs and (e.shape.workers, e.shape.batch) not in held]
+    if across == "workers" and len({e.shape.workers for e in shown}) < 2:  # noqa: PLR2004
+        shown = []
+    names = _names(report)
+    rows = [
+        {
+            "queue": e.queue,
+            "panel": getattr(e.shape, apart),
+            "x": getattr(e.shape, across),
+            **_spread([run.rate for run in e.runs]),
+            "told": f"{e.queue}, {_load(e)}: {_told(e)} jobs/s",
+        }
+        for e in shown
     ]
-    axes.set_xticks(range(len(shapes)), ticks)
-    _rate_axis(axes)
-    workers = sorted({entry.shape.workers for entry in entries})
-    axes.set_title(f"{', '.join(map(str, workers))} workers", loc="left")
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 3)
-    for number, queue in enumerate(queues):
-        axes.text(
-            0.02,
-            0.98 - number * GAP,
-            queue,
-            transform=axes.transAxes,
-            va="top",
-            color=looks[queue][0],
+    panels = [
+        _curves(
+            _only(rows, one),
+            names,
+            title=_count(one, apart),
+            x="batch size (log)" if across == "batch" else "workers (log)",
+            y="jobs/s (log)",
+            limits=_limits(rows),
         )
+        for one in _distinct(row["panel"] for row in rows)
+    ]
+    what = "batch size" if across == "batch" else "workers"
+    note = "A point is the median of the rounds, its bar goes from the slowest to the fastest."
+    return Chart(f"Throughput by {what}", note, panels)
+
+
+def _convoy(report: BenchReport) -> Chart:
+    """Jobs/s without a hold and with it."""
+    held = {(e.shape.workers, e.shape.batch) for e in report.entries if e.shape.hold}
+    shown = [e for e in report.entries if e.runs and (e.shape.workers, e.shape.batch) in held]
+    base = {e.shape: e for e in reversed(shown)}
+    rows = [
+        {
+            "queue": e.queue,
+            "panel": e.shape,
+            **_spread([run.rate for run in e.runs]),
+            "factor": _slower(e, base[e.shape]),
+            "told": f"{e.queue}, {_load(e)}: {_told(e)} jobs/s",
+        }
+        for e in shown
+    ]
+    panels = [
+        _bars(_only(rows, shape), _names(report), title=_shape(shape), x="jobs/s")
+        for shape in _distinct(row["panel"] for row in rows)
+    ]
+    note = (
+        "A hold keeps a claim's transaction open before its COMMIT. ÷: how many times slower than"
+        " the first queue. Bars end at the median; the lines go from the slowest round to the"
+        " fastest."
+    )
+    return Chart("The convoy: what a held transaction costs", note, panels)
+
+
+def _latency(report: BenchReport) -> Chart:
+    """Claim latency in a closed loop."""
+    rows: list[Row] = []
+    for entry in report.entries:
+        runs = [run for run in entry.runs if not run.histogram]
+        for share in QUANTILES if runs else ():
+            found = _spread([1000 * getattr(run, share) for run in runs])
+            rows.append(
+                {
+                    "queue": entry.queue,
+                    "panel": (entry.shape.workers, entry.shape.hold),
+                    "batch": entry.shape.batch,
+                    "share": share,
+                    **found,
+                    "told": f"{entry.queue}, {_load(entry)}: {share} {found['y']:.3g} ms",
+                }
+            )
+    limits = _limits(rows)
+    panels = []
+    for workers, hold in _distinct(row["panel"] for row in rows):
+        mine = _only(rows, (workers, hold))
+        place = _rows(mine, _names(report))
+        x = {"type": "quantitative", "scale": {"type": "log", "domain": limits}}
+        x |= {"axis": {"title": "ms (log)", "values": _ticks(limits), "format": "~g"}}
+        held = f", hold {hold * 1000:g} ms" if hold else ""
+        panels.append(
+            _panel(
+                mine,
+                _count(workers, "workers") + held,
+                [
+                    {
+                        "mark": {"type": "rule", "opacity": 0.5},
+                        "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+                    },
+                    {
+                        "mark": {"type": "point", "filled": True, "size": 45, "aria": True},
+                        "encoding": {
+                            "x": {"field": "y", **x},
+                            "shape": {
+                                "field": "share",
+                                "scale": {
+                                    "domain": list(QUANTILES),
+                                    "range": list(QUANTILES.values()),
+                                },
+                                "legend": None,
+                            },
+                            "description": {"field": "told"},
+                        },
+                    },
+                ],
+                encoding=place,
+                height=_height(mine),
+            )
+        )
+    note = (
+        "From wanting jobs to having them, retries and pauses included: p50 (circle), p95 (diamond)"
+        " and p99 (triangle), medians over the rounds, with the lowest and the highest round."
+    )
+    return Chart("Latency of a claim", note, panels)
+
+
+def _open_loop(report: BenchReport) -> Chart:
+    """Latency by percentile where claims were due at a rate."""
+    rows: list[Row] = []
+    for entry in report.entries:
+        each = [latency.at([run.histogram], SHARES) for run in entry.runs if run.histogram]
+        if not each:
+            continue
+        merged = latency.at([run.histogram for run in entry.runs if run.histogram], SHARES)
+        for number, share in enumerate(SHARES):
+            values = [1000 * one[number] for one in each]
+            value = 1000 * merged[number]
+            rows.append(
+                {
+                    "queue": entry.queue,
+                    "panel": entry.shape,
+                    "x": 100 / (100 - share),
+                    "y": value,
+                    "low": min(*values, value),
+                    "high": max(*values, value),
+                    "told": f"{entry.queue}, {_load(entry)}: p{share:g} {value:.3g} ms",
+                }
+            )
+    panels = [
+        _curves(
+            _only(rows, shape),
+            _names(report),
+            title=_shape(shape),
+            x="percentile",
+            y="ms (log)",
+            limits=_limits(rows),
+            percentiles=True,
+        )
+        for shape in _distinct(row["panel"] for row in rows)
+    ]
+    note = (
+        "From when a claim was due. HdrHistograms of all rounds, merged; bars go from the lowest"
+        " round to the highest."
+    )
+    return Chart("Latency under a given rate", note, panels)
+
+
+def _counters(report: BenchReport) -> Chart:
+    """What a job costs one worker alone."""
+    rows = [
+        {
+            "queue": entry.queue,
+            "panel": name,
+            "batch": entry.shape.batch,
+            "y": figure,
+            "told": f"{entry.queue}, batch {entry.shape.batch}: {figure:,.4g}",
+        }
+        for entry in {(e.queue, e.shape.batch): e for e in report.entries}.values()
+        for name, figure in entry.counted.items()
+        if name in COUNTERS
+    ]
+    panels = []
+    for name in (name for name in COUNTERS if any(row["panel"] == name for row in rows)):
+        mine = _only(rows, name)
+        mark = {"type": "bar", "aria": True}
+        x: Spec = {"field": "y", "type": "quantitative", "title": name.replace("_", " ")}
+        x |= {"axis": {"tickCount": 5, "format": ",~r"}}
+        encoding = {"x": x, "description": {"field": "told"}, **_rows(mine, _names(report))}
+        panels.append(
+            _panel(mine, COUNTERS[name], [{"mark": mark}], encoding, height=_height(mine))
+        )
+    note = "One worker alone on a vacuumed queue; none of it depends on how fast the machine is."
+    return Chart("Counted", note, panels)
+
+
+def _yardstick(report: BenchReport) -> Chart:
+    """The harness beside pgbench."""
+    rows = []
+    for entry in report.entries:
+        if entry.yardstick and len(entry.yardstick) == len(entry.runs):
+            pairs = zip(entry.runs, entry.yardstick, strict=True)
+            found = _spread([run.rate / beside for run, beside in pairs])
+            rows.append(
+                {
+                    "queue": entry.queue,
+                    "panel": entry.shape.workers,
+                    "batch": entry.shape.batch,
+                    **found,
+                    "told": f"{entry.queue}, {_load(entry)}: {found['y']:.2f}",
+                }
+            )
+    panels = []
+    for workers in _distinct(row["panel"] for row in rows):
+        mine = _only(rows, workers)
+        x = {"type": "quantitative", "scale": {"zero": True}, "title": "harness ÷ pgbench"}
+        layers: list[Spec] = [
+            {
+                "mark": {"type": "rule", "strokeDash": [4, 3], "color": FAINT},
+                "encoding": {"x": {"datum": 1}, "y": None, "yOffset": None, "color": None},
+            },
+            {
+                "mark": "rule",
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
+            },
+            {
+                "mark": {"type": "point", "filled": True, "size": 45, "aria": True},
+                "encoding": {"x": {"field": "y", **x}, "description": {"field": "told"}},
+            },
+        ]
+        title = _count(workers, "workers")
+        panels.append(
+            _panel(mine, title, layers, _rows(mine, _names(report)), height=_height(mine))
+        )
+    note = "Jobs/s of the load divided by pgbench's on the same SQL, in the same round."
+    return Chart("The harness beside pgbench", note, panels)
+
+
+def _curves(
+    rows: list[Row],
+    names: list[str],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    limits: tuple[float, float],
+    percentiles: bool = False,
+) -> Spec:
+    """Curves with error bars, a colour and a shape for each queue, on logarithmic axes."""
+    places = _distinct(row["x"] for row in rows)
+    middle = (len(names) - 1) / 2
+    moved = [row | {"at": row["x"] * DODGE ** (names.index(row["queue"]) - middle)} for row in rows]
+    widest = DODGE ** (middle + 1)
+    axis: Spec = {"title": x, "values": places, "format": ",", "grid": False}
+    if percentiles:
+        axis["values"] = [100 / (100 - share) for share in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99)]
+        axis["labelExpr"] = "format(100 - 100 / datum.value, '.4~r') + ' %'"
+        del axis["format"]
+    across = {
+        "field": "at",
+        "type": "quantitative",
+        "scale": {"type": "log", "domain": [places[0] / widest, places[-1] * widest]},
+        "axis": axis,
+    }
+    up = {
+        "type": "quantitative",
+        "scale": {"type": "log", "domain": limits},
+        "axis": {
+            "values": _ticks(limits),
+            "format": ",~r",
+            # Above its axis, where it needs no room beside the numbers.
+            "title": y,
+            "titleAngle": 0,
+            "titleAlign": "left",
+            "titleAnchor": "end",
+            "titleX": -EXTENT,
+            "titleY": -8,
+            "minExtent": EXTENT,
+        },
+    }
+    queue = {"field": "queue", "sort": None, "legend": {"title": None}}
+    shape = queue | {"scale": {"domain": names, "range": _cycled(SHAPES, names)}}
+    layers: list[Spec] = [
+        {"mark": {"type": "line", "strokeWidth": 1.4}, "encoding": {"y": {"field": "y", **up}}},
+        {
+            "mark": {"type": "rule", "opacity": 0.6},
+            "encoding": {"y": {"field": "low", **up}, "y2": {"field": "high"}},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 38, "opacity": 1, "aria": True},
+            "encoding": {
+                "y": {"field": "y", **up},
+                "shape": shape,
+                "description": {"field": "told"},
+            },
+        },
+    ]
+    return _panel(moved, title, layers, {"x": across, "color": _colour(names) | queue})
+
+
+def _bars(rows: list[Row], names: list[str], *, title: str, x: str) -> Spec:
+    """A bar for each queue, with its error bar and how many times slower it is."""
+    across = {"type": "quantitative", "scale": {"zero": True}}
+    across |= {"axis": {"title": x, "tickCount": 5, "format": ",~r"}}
+    layers: list[Spec] = [
+        {
+            "mark": {"type": "bar", "aria": True, "opacity": 0.75},
+            "encoding": {"x": {"field": "y", **across}, "description": {"field": "told"}},
+        },
+        {
+            "mark": {"type": "rule", "color": INK},
+            "encoding": {"x": {"field": "low", **across}, "x2": {"field": "high"}, "color": None},
+        },
+        {
+            "mark": {"type": "text", "align": "left", "dx": 4, "color": INK},
+            "encoding": {
+                "x": {"field": "high", **across},
+                "text": {"field": "factor"},
+                "color": None,
+            },
+        },
+    ]
+    place = {"y": _queues(rows, names)}
+    colour = {"field": "queue", "legend": None, **_colour(names)}
+    return _panel(rows, title, layers, place | {"color": colour}, height=70 + 24 * len(rows))
+
+
+def _panel(
+    rows: list[Row], title: str, layers: list[Spec], encoding: Spec, *, height: int = HEIGHT
+) -> Spec:
+    for row in rows:
+        row.pop("panel", None)
+    return {
+        "title": {"text": title, "limit": WIDTH},
+        "width": WIDTH,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "data": {"values": rows},
+        "encoding": encoding,
+        "layer": layers,
+    }
+
+
+def _rows(rows: list[Row], names: list[str]) -> Spec:
+    """A place for each queue, in it one for each batch size, which is told by the colour."""
+    batches = _distinct(row["batch"] for row in rows)
+    colour: Spec = {"field": "batch", "type": "ordinal"}
+    colour |= {"scale": {"domain": batches, "range": _cycled(COLOURS, batches)}}
+    colour |= {"legend": {"title": None, "columns": 3, "labelExpr": "'batch ' + datum.label"}}
+    return {
+        "y": _queues(rows, names),
+        "yOffset": {"field": "batch", "type": "ordinal", "sort": batches},
+        "color": colour,
+    }
+
+
+def _queues(rows: list[Row], names: list[str]) -> Spec:
+    """The axis of queues, with room for their names."""
+    extent = min(LIMIT, GLYPH * max(len(row["queue"]) for row in rows))
+    axis = {"title": None, "minExtent": extent, "ticks": False, "labelPadding": 4}
+    return {"field": "queue", "type": "nominal", "sort": names, "axis": axis}
+
+
+def _height(rows: list[Row]) -> int:
+    return 110 + ROW * len({(row["queue"], row["batch"]) for row in rows})
+
+
+def _colour(names: list[str]) -> Spec:
+    return {"scale": {"domain": names, "range": _cycled(COLOURS, names)}}
+
+
+def _cycled(range_: Sequence[str], domain: Sequence[object]) -> list[str]:
+    return [range_[number % len(range_)] for number in range(len(domain))]
+
+
+def _spread(values: Sequence[float]) -> Row:
+    return {"y": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def _limits(rows: Iterable[Row]) -> tuple[float, float]:
+    """From the lowest to the highest, with some room; panels side by side share them."""
+    ends = [row[end] for row in rows for end in ("low", "high") if row[end] > 0]
+    return (min(ends) / 1.2, max(ends) * 1.2) if ends else (1.0, 10.0)
+
+
+def _ticks(limits: tuple[float, float]) -> list[float]:
+    """Round numbers, where an axis has its lines: of each decade as many as there is room for."""
+    low, high = limits
+    of_decade = LABELLED if high < 1000 * low else LABELLED[:1]
+    every = (float(f"{n}e{power}") for power, n in product(range(-6, 12), of_decade))
+    return [tick for tick in every if low <= tick <= high]
+
+
+def _only(rows: list[Row], panel: object) -> list[Row]:
+    return [dict(row) for row in rows if row["panel"] == panel]
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    return sorted(set(values))
+
+
+def _names(report: BenchReport) -> list[str]:
+    return list(dict.fromkeys(entry.queue for entry in report.entries))
+
+
+def _count(number: int, what: str) -> str:
+    if what == "batch":
+        return f"batch size {number:,}"
+    return f"{number} worker{'s' * (number > 1)}"
+
+
+def _shape(shape: Shape) -> str:
+    hold = f", hold {shape.hold * 1000:g} ms" if shape.hold else ""
+    return f"{_count(shape.workers, 'workers')}, batch size {shape.batch:,}{hold}"
+
+
+def _load(entry: Series) -> str:
+    return _shape(entry.shape)
+
+
+def _told(entry: Series) -> str:
+    return numbers.with_spread([run.rate for run in entry.runs])
+
+
+def _slower(entry: Series, base: Series) -> str:
+    if entry is base or not entry.ratios(base):
+        return ""
+    return f"÷{numbers.rounded(1 / statistics.median(entry.ratios(base)), None)}"

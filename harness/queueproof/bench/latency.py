@@ -38,8 +38,18 @@ def encoded(latencies: Iterable[float]) -> str:
 
 def percentiles(histograms: Sequence[str]) -> dict[str, float]:
     """Seconds by `p50` to `p99.9` and `max`, of several histograms together."""
+    found = at(histograms, (*SHARES, 100.0))
+    return dict(zip([f"p{share:g}" for share in SHARES] + ["max"], found, strict=True))
+
+
+def at(histograms: Sequence[str], shares: Sequence[float]) -> list[float]:
+    """Seconds that so many per cent of all latencies do not exceed.
+
+    Args:
+        histograms: As `encoded` makes them.
+        shares: Per cent.
+    """
     merged = empty()
     for histogram in histograms:
         merged.decode_and_add(histogram)
-    found = {f"p{share:g}": merged.get_value_at_percentile(share) / 1e6 for share in SHARES}
-    return found | {"max": merged.get_max_value() / 1e6}
+    return [merged.get_value_at_percentile(share) / 1e6 for share in shares]

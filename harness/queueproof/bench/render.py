@@ -1,10 +1,11 @@
-"""A benchmark as tables, in Markdown and in HTML."""
+"""A benchmark as tables, in Markdown and for a page."""
 
 from __future__ import annotations
 
+import base64
 import statistics
-from html import escape
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from queueproof.bench import costs, numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
@@ -12,7 +13,7 @@ from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.table import NOTHING, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from types import ModuleType
 
     from queueproof.bench.measured import Shape
 
@@ -309,37 +310,70 @@ def markdown(report: BenchReport, chart: str | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def html(report: BenchReport) -> str:
-    """The report as an HTML fragment, tables only."""
-    parts = ["<h2>Throughput: claim to completion</h2>", "<ul>"]
-    parts += [f"<li>{_html(sentence)}</li>" for sentence in [*method(report), *notes(report)]]
-    parts.append("</ul>")
-    parts += [f"<p>{_html(sentence)}</p>" for sentence in comparison(report)]
-    for table in tables(report):
-        parts.append(f"<h3>{_html(table.title)}</h3><table><thead><tr>")
-        parts += [f"<th>{_html(cell)}</th>" for cell in table.header]
-        parts.append("</tr></thead><tbody>")
-        for row in table.rows:
-            parts.append("<tr>" + "".join(f"<td>{_html(cell)}</td>" for cell in row) + "</tr>")
-        parts.append("</tbody></table>")
-        if table.note:
-            parts.append(f"<p>{_html(table.note)}</p>")
-    return "\n".join(parts) + "\n"
+class Section(NamedTuple):
+    """A benchmark as a page shows it.
+
+    Attributes:
+        name: Of its file.
+        data: The file's own text, base64.
+        method: How the figures came about, a sentence or two each.
+        comparison: What a comparison has found; else empty.
+        charts: Their titles, notes and SVGs.
+        tables: All figures.
+        notes: Why some are missing.
+    """
+
+    name: str
+    data: str
+    method: Sequence[str]
+    comparison: Sequence[str]
+    charts: Sequence[tuple[str, str, Sequence[str]]]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+
+
+def section(written: str, name: str) -> Section:
+    """What a page shows of a benchmark.
+
+    Args:
+        written: What `to_json` wrote.
+        name: Of its file.
+
+    Raises:
+        BenchError: It is something else, or an extra that draws is not installed.
+    """
+    report = BenchReport.from_json(written)
+    try:
+        shown = method(report), comparison(report), tables(report), notes(report)
+        charts = _charts()
+        drawn = [
+            (chart.title, chart.note, [charts.draw(panel) for panel in chart.panels])
+            for chart in charts.charts(report)
+        ]
+    except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
+        raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
+    said, found, figures, missing = shown
+    data = base64.b64encode(written.encode()).decode()
+    return Section(name, data, _plain(said), _plain(found), drawn, figures, _plain(missing))
 
 
 def svg(report: BenchReport) -> str:
     """The chart.
 
     Raises:
-        BenchError: matplotlib is not installed.
+        BenchError: vl-convert is not installed.
     """
+    return str(_charts().svg(report))
+
+
+def _charts() -> ModuleType:
     try:
-        from queueproof.bench import chart  # noqa: PLC0415 - matplotlib is an extra
+        from queueproof.bench import chart  # noqa: PLC0415 - vl-convert is an extra
     except ImportError:
-        raise BenchError("the chart needs matplotlib: pip install 'queueproof[bench]'") from None
-    return chart.svg(report)
+        raise BenchError("charts need vl-convert: pip install 'queueproof[bench]'") from None
+    return chart
 
 
-def _html(text: str) -> str:
-    """Escaped; Markdown's marks, of which there are two here, are dropped."""
-    return escape(text.replace("**", "").replace("`", ""))
+def _plain(texts: Sequence[str]) -> list[str]:
+    """Without Markdown's marks, of which there are two here."""
+    return [text.replace("**", "").replace("`", "") for text in texts]

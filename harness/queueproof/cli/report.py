@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ def report(
     *,
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
 ) -> None:
-    """Put cards and benchmarks on one page."""
+    """Put cards and benchmarks on one page, without scripts, which needs no network."""
     from queueproof.report.page import read_card, to_page
 
     refuse_unwritable(html)
@@ -31,16 +33,29 @@ def report(
         except (OSError, UnicodeDecodeError) as error:
             raise QueueproofError(f"cannot read {path}: {error}") from error
         try:
-            if '"guarantees"' in text:
+            kind = _kind(text)
+            if kind == "card":
                 cards.append(read_card(text))
                 continue
             with bench_extra():
                 from queueproof.bench import render
-                from queueproof.bench.figures import BenchReport
 
-                found = BenchReport.from_json(text)
-                benches.append(render.svg(found) + render.html(found))
+                benches.append(render.section(text, path.name))
         except QueueproofError as error:
             raise QueueError(f"{path}: {error}") from error
     write(html, to_page(cards, benches=benches))
     typer.echo(f"Wrote {html}")
+
+
+def _kind(text: str) -> str:
+    """What a file holds: a `card`, or a `benchmark`."""
+    with suppress(ValueError, RecursionError):
+        content = json.loads(text)
+        if isinstance(content, dict):
+            if "guarantees" in content:
+                return "card"
+            if "queueproof" in content:
+                return "benchmark"
+    raise QueueproofError(
+        "this is no card (check --json) and no benchmark (bench --json); leave it out"
+    )

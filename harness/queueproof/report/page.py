@@ -14,6 +14,7 @@ from markupsafe import Markup
 from pygments.lexers.sql import PostgresLexer
 from pygments.token import Token
 
+from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report import text
@@ -40,13 +41,15 @@ _MARKS: Mapping[str, str] = {
 }
 
 
-def to_page(cards: Sequence[Card], replay: str | None = None, benches: Sequence[str] = ()) -> str:
+def to_page(
+    cards: Sequence[Card], replay: str | None = None, benches: Sequence[Section] = ()
+) -> str:
     """A page without scripts, that takes nothing from the network.
 
     Args:
         cards: Verdicts, of a queue each.
         replay: The command that replays a story, up to its token; None: told by the card's queue.
-        benches: Benchmarks, as HTML fragments.
+        benches: Benchmarks.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
