@@ -7,11 +7,12 @@ other than what it is made of.
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,23 @@ FOLDERS: Mapping[str, str] = {
 }
 LANGUAGES: Mapping[str, str] = {".sql": "postgresql", ".py": "python", ".mjs": "javascript"}
 
+REPOSITORIES: Mapping[str, str] = {
+    "dbos-transact-py": "dbos-inc",
+    "delayed_job_active_record": "collectiveidea",
+    "eliza": "elizaOS",
+    "good_job": "bensheldon",
+    "oban": "oban-bg",
+    "odd-jobs": "saurabhnanda",
+    "pg-boss": "timgit",
+    "pgmq": "pgmq",
+    "pgqueuer": "janbjorge",
+    "procrastinate": "procrastinate-org",
+    "river": "riverqueue",
+    "solid_queue": "rails",
+}
+"""Whose projects are, that the heads of broken queues name with an issue: `river#1302`."""
+
+_ISSUE = re.compile(r"(?P<name>[\w-]+)#(?P<number>\d+)")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _STORY = re.compile(r"results/stories/(?P<queue>\w+)\.(?P<guarantee>[\w-]+)\.md")
 _TEXT = re.compile(r"```text\n(.*?)\n```.*?```sh\n(.*?)\n```", re.DOTALL)
@@ -138,6 +156,7 @@ def _queues() -> Iterator[tuple[str, str]]:
             f"## {folder.title() or 'Strategies'} {{ #{folder or 'strategies'} }}",
             what,
             "",
+            "| file | |\n|---|---|",
         ]
         for path in sorted((ROOT / "strategies" / folder).iterdir()):
             if path.suffix not in {*LANGUAGES, ".toml"} or path.stem == "__init__":
@@ -148,8 +167,17 @@ def _queues() -> Iterator[tuple[str, str]]:
                 f"queues/{place}",
                 f"# {path.name}\n\n{_fenced(language, path.read_text('utf-8'))}",
             )
-            index.append(f"- [{path.name}]({place})")
+            if path.suffix in LANGUAGES:
+                index.append(f"| [{path.name}]({place}) | {_plain(_first_sentence(path))} |")
     yield "queues/index.md", "\n".join(index)
+
+
+def _first_sentence(path: Path) -> str:
+    """What the file says of itself first, past what it breaks and which file it stands beside."""
+    told = re.sub(r"^-- \w+: \S+\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    comment = itertools.takewhile(lambda line: line.strip("-/ "), told.splitlines())
+    words = " ".join(line.removeprefix('"""').strip("-/ ") for line in comment)
+    return re.split(r"(?<=[^.]\.) (?=[A-Z])", words, maxsplit=1)[0].removesuffix(":")
 
 
 # --- guarantees ---------------------------------------------------------------------------------
@@ -174,6 +202,8 @@ def _guarantee(guarantee: Guarantee) -> str:
     for heading, words in facts(guarantee).items():
         first = words[0].upper() if heading == "Why it matters" else words[0]
         parts += [f"## {heading}", _plain(first + words[1:])]
+        if heading == "See":
+            parts += _seen(one.why for one in (least, *others))
     name = posixpath.basename(least.name).removesuffix(".sql")
     parts += [
         "## The smallest queue that breaks it",
@@ -186,6 +216,22 @@ def _guarantee(guarantee: Guarantee) -> str:
         ),
     ]
     return "\n\n".join(parts)
+
+
+def _seen(reasons: Iterable[str]) -> Iterator[str]:
+    """The public issues that broken queues name, as one line; nothing where they name none."""
+    found = {issue[0]: issue for why in reasons for issue in _ISSUE.finditer(why)}
+    if found:
+        yield "Seen in " + ", ".join(_issue(found[name]) for name in sorted(found)) + "."
+
+
+def _issue(found: re.Match[str]) -> str:
+    """A link to an issue."""
+    name, number = found["name"], found["number"]
+    if name not in REPOSITORIES:
+        raise PluginError(f"a broken queue names {found[0]}: add whose {name} is to REPOSITORIES")
+    address = f"https://github.com/{REPOSITORIES[name]}/{name}/issues/{number}"
+    return f"[{found[0]}]({address})"
 
 
 def _drawn(told: Told) -> str:
@@ -322,7 +368,7 @@ def _kind(part: Mapping[str, Any]) -> str:
 def _plain(words: str) -> str:
     """Words that are no Markdown, but for addresses, which become links."""
     escaped = re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(words, quote=False))
-    return re.sub(r"https://\S+", lambda found: f"<{found[0]}>".replace("\\", ""), escaped)
+    return re.sub(r"https://[^\s)]+", lambda found: f"<{found[0]}>".replace("\\", ""), escaped)
 
 
 def _unsearched(content: str) -> str:
