@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.bench import chart, latency, render
+from queueproof.bench import chart, endure, latency, render
 from queueproof.bench.bench import Group, measure, run
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
+from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import (
     NotApplicableError,
@@ -386,6 +387,38 @@ def paced(ground: Ground) -> Iterator[Ground]:
     """The ground, whose pace a test may set."""
     yield ground
     ground.pace = Pace()
+
+
+@pytest.fixture(scope="module")
+def endured() -> BenchReport:
+    """The reference, and a queue that deletes nothing, a tenth of a second a phase."""
+    paths = ["skip_locked.sql", "sound/append_only.sql"]
+    found = [load(STRATEGIES / path) for path in paths]
+    return run(found, [1], [1], endure=0.1, pace=Pace(backlog=300))
+
+
+def test_an_old_snapshot_makes_claims_dearer_where_rows_are_updated(endured: BenchReport) -> None:
+    """Buffers grow with the claims since then; a queue that only inserts stays as it is."""
+    status, appended = endured.entries
+    clean, held, after = ([p for p in status.endured if p.phase == name] for name in PHASES)
+    assert endure.POINTS == len(clean) == len(held) == len(after)
+    assert endure.slope(held, lambda p: p.buffers) > 10
+    assert held[-1].buffers > 1.5 * clean[0].buffers
+    assert after[-1].buffers < held[-1].buffers
+    assert max(p.buffers for p in appended.endured) < 1.5 * appended.endured[0].buffers + 32
+    assert not any(p.dead for p in appended.endured)
+
+
+def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
+    """Its points are in the file; the table and the chart are made of them."""
+    again = BenchReport.from_json(endured.to_json())
+    assert endured.entries == again.entries
+    text = render.markdown(again)
+    assert "Three phases of 0.1 s" in text
+    assert "0 round" not in text
+    assert text.count("| old snapshot |") == 2
+    panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
+    assert panels == [3]
 
 
 def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:

@@ -342,6 +342,7 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),
         (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
         (["bench", SOUND, "--budget", "9"], "goes with --compare"),
+        (["bench", SOUND, "--endure", "9", "--rate", "9"], "none goes with it"),
         (["bench", SOUND, SOUND, "--compare", "--batch", "1,10"], "name one --batch"),
         (["bench", SOUND, "--fail-if", "p99 > 1"], "p99 is a time"),
         (["bench", SOUND, SOUND, "--compare", "--rounds", "9"], "limit it by --budget"),

@@ -62,6 +62,7 @@ def run(
     workers: Sequence[int] = (1, 4),
     *,
     holds: Sequence[float] = (0.0,),
+    endure: float = 0.0,
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     yardstick: bool = False,
@@ -78,6 +79,7 @@ def run(
         batches: Jobs per claim.
         workers: Processes.
         holds: Seconds for which a claim's transaction is kept open before its COMMIT.
+        endure: Seconds of each phase of endurance, without rounds; 0: none.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
         seconds: Of measured work in each.
         yardstick: Whether pgbench runs the same SQL in the same rounds.
@@ -97,7 +99,8 @@ def run(
     plan = [Group(shape, checked) for shape in shapes]
     return measure(
         plan,
-        rounds=rounds,
+        endure=endure,
+        rounds=0 if endure else rounds,
         seconds=seconds,
         yardstick=yardstick,
         pace=pace,
@@ -111,6 +114,7 @@ def run(
 def measure(
     plan: Sequence[Group],
     *,
+    endure: float = 0.0,
     rounds: int = ROUNDS,
     seconds: float = SECONDS,
     yardstick: bool = False,
@@ -148,6 +152,12 @@ def measure(
         for queue, entry in [pair for _, compared in cells for pair in compared]:
             progress(f"counting: {entry.queue}, batch {entry.shape.batch}", 0.0)
             count_once(ground, queue, entry, report)
+        if endure:
+            report.method["endure"] = endure
+            for number, (queue, entry) in enumerate(p for _, both in cells for p in both):
+                progress(f"enduring: {entry.queue}", number / len(report.entries))
+                if not entry.reason:
+                    entry.endured = ground.endure(queue, entry.shape.batch, endure)
         for number in range(rounds + 1 if rounds else 0):
             ground.pace = pace if number else pace._replace(rate=0.0, warm_up=0.0)
             for shape, compared in cells:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
@@ -15,8 +15,9 @@ from psycopg import pq, sql
 from psycopg.pq.abc import PGresult
 
 from queueproof import waits
-from queueproof.bench import counters, latency, yardstick
+from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
+from queueproof.bench.endure import Point
 from queueproof.bench.fill import OwnSession, fill
 from queueproof.bench.load import SCHEMA, Compiled
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
@@ -83,6 +84,7 @@ class Ground:
             self._conninfo = server.for_queue(self._conninfo)
             self._owner = server.owner
             self._admin = self._stack.enter_context(connection)
+            self._autovacuum("off")
             if server.superuser:
                 # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
                 self._admin.execute(
@@ -109,6 +111,15 @@ class Ground:
         """A setting of the server."""
         row = self._admin.execute("SELECT pg_catalog.current_setting(%s)", [name]).fetchone()
         return str(row[0]) if row else ""
+
+    def _autovacuum(self, value: str, nap: float = 60.0) -> None:
+        """Turn it on or off, on a server of ours; `nap` is in seconds."""
+        if not (self._server.ours and self._server.superuser):
+            return
+        self._admin.execute(f"ALTER SYSTEM SET autovacuum = {value}")
+        self._admin.execute(f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'")
+        self._admin.execute("SELECT pg_catalog.pg_reload_conf()")
+        waits.until(lambda: self.setting("autovacuum") == value, waits.GONE, "autovacuum to be set")
 
     def prepare(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> Prepared:
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
@@ -160,6 +171,49 @@ class Ground:
                 session.pgconn.finish()
         except RejectedError as error:
             raise QueueError(f"{queue.name}: {error}") from None
+
+    def endure(self, queue: SqlFileQueue, batch: int, seconds: float) -> list[Point]:
+        """What claims cost under an old snapshot and after it; autovacuum is on.
+
+        Args:
+            queue: The queue.
+            batch: Jobs per claim.
+            seconds: Of each phase.
+
+        Raises:
+            NotApplicableError: The queue has no such claim.
+            QueueError: The server rejected the queue's SQL.
+        """
+        compiled, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
+        load, known = compiled.load, compiled.constants
+        self._autovacuum("on", seconds / endure.NAPS)
+        try:
+            session = OwnSession(self._conninfo, load.setup, load.retry_on)
+            try:
+                work = _work(session, Worker(session, load, 0, [0]))
+                session.prepare(compiled.enqueue)
+                enduring = endure.Ground(
+                    self._admin,
+                    work,
+                    lambda n: session.run(compiled.enqueue, {**known, "priority": b"%d" % n}),
+                    self._old_snapshot,
+                )
+                return endure.endure(enduring, batch, seconds)
+            finally:
+                session.pgconn.finish()
+        except RejectedError as error:
+            raise QueueError(f"{queue.name}: {error}") from None
+        finally:
+            self._autovacuum("off")
+
+    @contextmanager
+    def _old_snapshot(self) -> Iterator[None]:
+        """A reader elsewhere in the same database, as a report or pg_dump is."""
+        with waits.Connection.open(self._conninfo) as reader:
+            reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            reader.execute("SELECT 1")
+            yield
+            reader.execute("ROLLBACK")
 
     def yardstick(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
         """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.

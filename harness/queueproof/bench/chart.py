@@ -15,6 +15,7 @@ import vl_convert
 
 from queueproof.bench import latency, numbers
 from queueproof.bench.counters import COUNTERS
+from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchReport, Series
 from queueproof.bench.measured import Shape
 
@@ -92,6 +93,7 @@ def charts(report: BenchReport) -> list[Chart]:
         _convoy(report),
         _open_loop(report),
         _latency(report),
+        _endurance(report),
         _counters(report),
         _yardstick(report),
     )
@@ -295,6 +297,59 @@ def _open_loop(report: BenchReport) -> Chart:
     return Chart("Latency under a given rate", note, panels)
 
 
+def _endurance(report: BenchReport) -> Chart:
+    """What claims cost before, under and after an old snapshot."""
+    rows: list[Row] = [
+        {
+            "queue": f"{entry.queue}, batch {entry.shape.batch}",
+            "x": point.seconds,
+            "phase": point.phase,
+            "buffers": point.buffers,
+            "ms": 1000 * point.p50,
+            "dead": point.dead,
+        }
+        for entry in report.entries
+        for point in entry.endured
+    ]
+    names = list(dict.fromkeys(row["queue"] for row in rows))
+    queue = {"field": "queue", "sort": None, "legend": {"title": None, "columns": 1}}
+    shape = queue | {"scale": {"domain": names, "range": _cycled(SHAPES, names)}}
+    x: Spec = {"field": "x", "type": "quantitative", "title": "seconds", "scale": {"zero": True}}
+    titles = {
+        "buffers": "shared buffers per claim",
+        "ms": "ms per claim, median",
+        "dead": "dead rows",
+    }
+    panels = []
+    for what, title in titles.items() if rows else ():
+        told = [
+            row | {"y": row[what], "told": f"{row['queue']}, {row['phase']}: {row[what]:,.4g}"}
+            for row in rows
+        ]
+        y: Spec = {"field": "y", "type": "quantitative", "scale": {"zero": True}}
+        y |= {"axis": {"title": None, "minExtent": EXTENT, "format": ",~r"}}
+        held = [row["x"] for row in rows if row["phase"] == PHASES[1]]
+        shade = {"x": x | {"field": "from"}, "x2": {"field": "to"}, "color": None}
+        layers: list[Spec] = [
+            {
+                "data": {"values": [{"from": min(held), "to": max(held)}]},
+                "mark": {"type": "rect", "color": FAINT, "opacity": 0.15},
+                "encoding": shade,
+            },
+            {"mark": {"type": "line", "strokeWidth": 1.4}, "encoding": {"y": y}},
+            {
+                "mark": {"type": "point", "filled": True, "size": 38, "opacity": 1, "aria": True},
+                "encoding": {"y": y, "shape": shape, "description": {"field": "told"}},
+            },
+        ]
+        panels.append(_panel(told, title, layers, {"x": x, "color": _colour(names) | queue}))
+    note = (
+        "The shaded time is that in which the old snapshot is held. One worker; each claimed job is"
+        " replaced by a new one. Buffers are counted; the time is this machine's."
+    )
+    return Chart("Endurance: an old snapshot, and after it", note, panels)
+
+
 def _counters(report: BenchReport) -> Chart:
     """What a job costs one worker alone."""
     rows = [
@@ -313,11 +368,11 @@ def _counters(report: BenchReport) -> Chart:
     for name in (name for name in COUNTERS if any(row["panel"] == name for row in rows)):
         mine = _only(rows, name)
         mark = {"type": "bar", "aria": True}
-        x: Spec = {"field": "y", "type": "quantitative", "title": name.replace("_", " ")}
+        x: Spec = {"field": "y", "type": "quantitative", "title": None}
         x |= {"axis": {"tickCount": 5, "format": ",~r"}}
         encoding = {"x": x, "description": {"field": "told"}, **_rows(mine, _names(report))}
         panels.append(
-            _panel(mine, COUNTERS[name], [{"mark": mark}], encoding, height=_height(mine))
+            _panel(mine, name.replace("_", " "), [{"mark": mark}], encoding, height=_height(mine))
         )
     note = "One worker alone on a vacuumed queue; none of it depends on how fast the machine is."
     return Chart("Counted", note, panels)

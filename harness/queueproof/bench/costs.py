@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from queueproof.bench import latency, numbers
 from queueproof.bench.counters import COUNTED, COUNTERS
+from queueproof.bench.endure import NAPS, PHASES, slope
 from queueproof.bench.figures import Series
 from queueproof.bench.measured import Measured
 from queueproof.bench.table import NOTHING, Table
@@ -33,7 +34,7 @@ def tables(entries: Sequence[Series], rate: float) -> list[Table]:
         rate: Jobs per second that were due in an open loop.
     """
     first = _open_loop(entries, rate)
-    every = (first, _alone(entries), _under_load(entries), _yardstick(entries))
+    every = (first, _endurance(entries), _alone(entries), _under_load(entries), _yardstick(entries))
     return [table for table in every if table.rows]
 
 
@@ -61,6 +62,49 @@ def _open_loop(entries: Sequence[Series], rate: float) -> Table:
         " begin, or got nothing, before the time was up; where there are many the queue cannot keep"
         " up with the rate, and the true latencies have no bound.",
     )
+
+
+def _endurance(entries: Sequence[Series]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for entry in entries:
+        for phase in PHASES if entry.endured else ():
+            points = [point for point in entry.endured if point.phase == phase]
+            first, last = points[0], points[-1]
+            before = entry.endured[max(0, entry.endured.index(first) - 1)]
+            rows.append(
+                (
+                    entry.queue,
+                    str(entry.shape.batch),
+                    phase,
+                    f"{last.claims:,}",
+                    f"{first.buffers:,.4g} → {last.buffers:,.4g}",
+                    _signed(slope(points, lambda p: p.buffers)),
+                    numbers.rounded(1000 * last.p50, None),
+                    _signed(slope(points, lambda p: 1000 * p.p50)),
+                    f"{last.dead:,}",
+                    f"{last.size / 2**20:,.3g}",
+                    f"{last.autovacuums - before.autovacuums:,}",
+                )
+            )
+    header = (
+        *("strategy", "batch", "phase", "claims so far"),
+        *("buffers per claim", "per 1,000 claims", "p50, ms", "per 1,000 claims, ms"),
+        *("dead rows", "MB", "autovacuum ran"),
+    )
+    return Table(
+        "Endurance: an old snapshot, and after it",
+        header,
+        rows,
+        "One worker; a job goes in for each that is claimed, of three priorities in turn, so that"
+        " the queue keeps its depth. The snapshot is a REPEATABLE READ transaction of another"
+        " session. Per 1,000 claims: the slope of the line that fits best. Buffers are counted and"
+        " decide; times are this machine's. On a server that was started for this, autovacuum"
+        f" looks {NAPS} times in a phase, at most once a second.",
+    )
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0 else "") + numbers.rounded(value, None)
 
 
 def _yardstick(entries: Sequence[Series]) -> Table:

@@ -7,6 +7,7 @@ import statistics
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from queueproof.bench.endure import Point
 from queueproof.bench.measured import Measured, Shape
 from queueproof.errors import QueueproofError
 
@@ -29,6 +30,7 @@ class Series:
         failed: Whether the reason is a failure.
         counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
         yardstick: Jobs/s of pgbench on the same SQL, one for each round; empty where not measured.
+        endured: What claims cost before, under and after an old snapshot; empty where not measured.
     """
 
     queue: str
@@ -38,6 +40,7 @@ class Series:
     failed: bool = False
     counted: dict[str, float] = field(default_factory=dict)
     yardstick: list[float] = field(default_factory=list)
+    endured: list[Point] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
@@ -82,6 +85,7 @@ class BenchReport:
                 "reason": e.reason,
                 "failed": e.failed,
                 "counted": e.counted,
+                "endured": [point._asdict() for point in e.endured],
             }
             for e in self.entries
             if not e.runs
@@ -173,4 +177,5 @@ def _entry(params: dict[str, Any], content: dict[str, Any]) -> Series:
         content.get("failed", False),
         content.get("counted", {}),
         list(content.get("yardstick", ())),
+        [Point(**point) for point in content.get("endured", ())],
     )

@@ -66,7 +66,15 @@ Jobs/s are no verdict on a design: a queue that keeps a history, notifies or cou
 each job, which the counters show.
 
 {facts["date"][:10]}."""
-    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    told = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    if not facts["rounds"]:
+        del told[2:5]  # on rounds, cells and workers, of which there were none
+    if seconds := facts.get("endure"):
+        told.insert(
+            2,
+            f"Three phases of {seconds:g} s each, in which autovacuum is on if the server is ours.",
+        )
+    return told
 
 
 def _pace(facts: dict[str, float]) -> str:

@@ -92,6 +92,17 @@ def bench(
             "--yardstick", help="Run the same SQL by pgbench in the same rounds, and say the ratio."
         ),
     ] = False,
+    endure: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            max=3600,
+            help="Endurance instead: S seconds clean, S with an old snapshot held, S of recovery;"
+            " one worker, buffers per claim and what autovacuum did.",
+            show_default=False,
+        ),
+    ] = 0.0,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,9 +125,16 @@ def bench(
     """
     from queueproof.queues.resolve import resolve
 
-    many = "10" if compare else "1" if rate else "1,10,100"
+    many = "10" if compare else "1" if rate or endure else "1,10,100"
     batches = counts(batch or many, "--batch")
-    processes = counts(workers or ("4" if compare or rate else "1,4,16"), "--workers")
+    if endure and (compare or rate or yardstick or hold or rounds or workers):
+        raise QueueproofError(
+            "--endure is one worker and three phases: of --compare, --rate, --yardstick, --hold,"
+            " --rounds and --workers none goes with it"
+        )
+    processes = counts(
+        workers or ("1" if endure else "4" if compare or rate else "1,4,16"), "--workers"
+    )
     if compare and rate:
         raise QueueproofError("--compare compares capacity: --rate does not go with it")
     if compare and len(batches) * len(processes) > 1:
@@ -171,6 +189,7 @@ def bench(
                     batches,
                     processes,
                     holds=[hold / 1000],
+                    endure=endure,
                     rounds=ROUNDS if rounds is None else rounds,
                     seconds=seconds or (OPEN_SECONDS if rate else SECONDS),
                     pace=pace,

@@ -116,10 +116,10 @@ def settings(*, durable: bool) -> dict[str, str]:
     directory (shared memory in files), where a killed server would leave it.
 
     Args:
-        durable: Whether commits must survive a crash.
+        durable: Whether commits must survive a crash. Such a server is a benchmark's, which turns
+            autovacuum off and on itself: what stands on the command line could not be changed.
     """
-    return {
-        "autovacuum": "off",
+    return ({} if durable else {"autovacuum": "off"}) | {
         "deadlock_timeout": "60s",
         "jit": "off",
         "max_connections": "200",  # fifty for one scenario, beside those of eight processes

@@ -1,0 +1,132 @@
+"""Endurance: what claims cost while an old snapshot is held, and once it is gone.
+
+One worker puts a job in for each that it claims, of three priorities, so that the queue keeps its
+depth. Buffers are counted, so that they say the same on any machine; times are told beside them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from itertools import count
+from typing import Any, NamedTuple
+
+import psycopg
+
+from queueproof.bench import counters
+from queueproof.bench.counters import Work
+
+PHASES = ("clean", "old snapshot", "recovery")
+POINTS = 6  # measurements in a phase
+BACKLOG = 3_000  # jobs that wait, unless --backlog says how many
+NAPS = 6  # of autovacuum in a phase
+PRIORITIES = 3
+JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only counts
+
+_TABLES = """
+SELECT COALESCE(sum(autovacuum_count), 0)::bigint, COALESCE(sum(n_dead_tup), 0)::bigint,
+  COALESCE(sum(pg_catalog.pg_total_relation_size(relid)), 0)::bigint
+FROM pg_catalog.pg_stat_user_tables
+"""
+
+
+class Point(NamedTuple):
+    """What was measured at a moment.
+
+    Attributes:
+        phase: One of `PHASES`.
+        seconds: Since the beginning.
+        claims: Since the beginning.
+        buffers: Shared buffers that a claim touches; with its completion, where it holds its
+            transaction open.
+        p50: Seconds that a claim took since the last point: median.
+        dead: Dead rows in all tables.
+        size: Bytes of all tables and their indexes.
+        autovacuums: Runs of autovacuum on these tables since the beginning.
+    """
+
+    phase: str
+    seconds: float
+    claims: int
+    buffers: float
+    p50: float
+    dead: int
+    size: int
+    autovacuums: int
+
+
+class Ground(NamedTuple):
+    """What it takes.
+
+    Attributes:
+        admin: Reads the counts.
+        work: The worker's operations.
+        enqueue: Puts one job of a priority in.
+        snapshot: Holds a snapshot as long as it is open.
+    """
+
+    admin: psycopg.Connection[Any]
+    work: Work
+    enqueue: Callable[[int], object]
+    snapshot: Callable[[], AbstractContextManager[object]]
+
+
+def endure(ground: Ground, batch: int, seconds: float) -> list[Point]:
+    """Go through the phases.
+
+    Args:
+        ground: What it takes.
+        batch: Jobs per claim.
+        seconds: Of each phase.
+    """
+    points: list[Point] = []
+    began, numbers, claims = time.monotonic(), count(), 0
+
+    def enqueue(jobs: int) -> None:
+        for _ in range(jobs):
+            ground.enqueue(next(numbers) % PRIORITIES)
+
+    for phase in PHASES:
+        with ExitStack() as held:
+            if phase == PHASES[1]:
+                held.enter_context(ground.snapshot())
+            for _ in range(POINTS):
+                until, times = time.monotonic() + seconds / POINTS, list[float]()
+                while not times or time.monotonic() < until:
+                    enqueue(batch)
+                    wanted = time.monotonic()
+                    ground.work.claim()
+                    times.append(time.monotonic() - wanted)
+                    ground.work.complete()
+                enqueue(JOBS * batch)
+                counted = counters.count(ground.admin, ground.work)
+                claims += len(times) + JOBS
+                row = ground.admin.execute(_TABLES).fetchone()
+                assert row is not None  # an aggregate
+                each = counted.get("buffers_per_job", 0.0) * batch
+                points.append(
+                    Point(
+                        phase,
+                        time.monotonic() - began,
+                        claims,
+                        counted.get("buffers_per_claim", each),
+                        statistics.median(times),
+                        int(row[1]),
+                        int(row[2]),
+                        int(row[0]),
+                    )
+                )
+    return points
+
+
+def slope(points: list[Point], of: Callable[[Point], float]) -> float:
+    """By how much something grows in 1,000 claims: the line that fits best.
+
+    Args:
+        points: Two or more.
+        of: What of a point.
+    """
+    line = statistics.linear_regression([p.claims for p in points], [of(p) for p in points])
+    return 1000 * line.slope
