@@ -33,7 +33,7 @@ types: venv
 	$(BIN)/mypy
 
 docs: venv             ## the site, strictly: every link and anchor leads somewhere; writes site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build   # --quiet would let warnings pass
 
 node: strategies/peers/node_modules/.package-lock.json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from queueproof.explain import defects, explain
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load_text
+from queueproof.report.data import from_data
+from queueproof.report.story import Story
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 BARE = """\
@@ -33,6 +36,17 @@ def test_a_guarantee_is_explained_by_the_smallest_defect_that_breaks_it(name: st
     assert least.diff in told
     assert 0 < least.size <= min((other.size for other in others), default=least.size)
     assert len(others) + 1 == len(list(STRATEGIES.glob(f"broken/{name.replace('-', '_')}_*.sql")))
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_story_that_a_page_draws_is_of_the_smallest_defect(name: str) -> None:
+    """`make results` keeps it as data; the SQL that it shows stands in that queue's file."""
+    kept = STRATEGIES.parent / "results" / "stories" / f"{name}.json"
+    told = from_data(json.loads(kept.read_text(encoding="utf-8")))
+    assert told.guarantee == name
+    file = (STRATEGIES.parent / defects(name)[0].name).read_text(encoding="utf-8")
+    sent = set(told.statements if isinstance(told, Story) else ())
+    assert [sql for sql in sent - {"ROLLBACK"} if sql not in file] == []
 
 
 def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
