@@ -110,7 +110,8 @@ def svg(report: BenchReport) -> str:
     rounds = f"median and range of {facts['rounds']} rounds"
     whole = {
         "title": {"text": f"{facts['server']}; {facts['cores']} cores; {rounds}", "color": FAINT},
-        "hconcat": [*_by(report, "batch", "workers").panels, *_convoy(report).panels],
+        "columns": 2,
+        "concat": [*_by(report, "batch", "workers").panels, *_convoy(report).panels],
     }
     plain = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], draw(whole))
     return plain.replace('class="marks"', 'style="background: #fff"', 1) + "\n"
