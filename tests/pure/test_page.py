@@ -13,7 +13,7 @@ import pytest
 from queueproof.errors import QueueproofError
 from queueproof.report.card import Break, Card, Judgement, MutantJudgement, Place
 from queueproof.report.draw import draw
-from queueproof.report.page import painted, read_card, to_page
+from queueproof.report.page import painted, read_card, read_matrix, to_page
 from queueproof.report.story import (
     Account,
     AllowedWait,
@@ -212,6 +212,24 @@ def test_a_card_that_no_page_can_be_made_of_is_refused(change: dict[str, object]
     found["guarantees"][0] |= change
     with pytest.raises(QueueproofError, match="this is no card of queueproof"):
         read_card(json.dumps(found))
+
+
+def test_a_matrix_is_a_table_on_the_page() -> None:
+    """Each recorded queue has its row, each verdict its mark; a name stays text."""
+    matrix = read_matrix({"a<b>": {"fencing": "broken", "order": "holds"}})
+    assert matrix is not None
+    shown = to_page([], matrices=[("m.json", matrix)])
+    assert "a&lt;b&gt;" in shown
+    assert shown.count('title="fencing: broken">✗<') == 1
+    assert shown.count('title="order: holds">✓<') == 1
+
+
+@pytest.mark.parametrize(
+    "content", [[], {}, {"q": {}}, {"q": 1}, {"q": {"fencng": "holds"}}, {"q": {"order": "good"}}]
+)
+def test_what_is_no_matrix_is_seen(content: object) -> None:
+    """A guarantee or a verdict that nobody knows is not shown as if it were one."""
+    assert read_matrix(content) is None
 
 
 def test_sql_is_marked_and_stays_what_it_is() -> None:

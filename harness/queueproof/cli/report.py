@@ -1,11 +1,11 @@
-"""`report`: cards and benchmarks on one page."""
+"""`report`: cards, benchmarks and the matrix on one page."""
 
 from __future__ import annotations
 
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,49 +13,71 @@ from queueproof.cli.bench import bench_extra
 from queueproof.cli.files import refuse_unwritable, write
 from queueproof.errors import QueueError, QueueproofError
 
+if TYPE_CHECKING:
+    from queueproof.bench.render import Section
+    from queueproof.report.page import Matrix
+
+_FOREIGN = (
+    "this is no card (check --json), no benchmark (bench --json) and no matrix (make results);"
+    " leave it out"
+)
+
 
 def report(
     results: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="What check and bench wrote with --json."),
+        typer.Argument(
+            metavar="FILE...",
+            help="What check and bench wrote with --json, and results/conformance.json.",
+        ),
     ],
     *,
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
 ) -> None:
-    """Put cards and benchmarks on one page, without scripts, which needs no network."""
+    """Put cards, benchmarks and the matrix on one page, without scripts, which needs no network."""
     from queueproof.report.page import read_card, to_page
 
     refuse_unwritable(html)
-    cards, benches = [], []
+    cards, benches, matrices = [], [], []
     for path in results:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise QueueproofError(f"cannot read {path}: {error}") from error
         try:
-            kind = _kind(text)
-            if kind == "card":
+            content = _read(text)
+            if "guarantees" in content:
                 cards.append(read_card(text))
-                continue
-            with bench_extra():
-                from queueproof.bench import render
-
-                benches.append(render.section(text, path.name))
+            elif "queueproof" in content:
+                benches.append(_benchmark(text, path.name))
+            else:
+                matrices.append((path.name, _matrix(content)))
         except QueueproofError as error:
             raise QueueError(f"{path}: {error}") from error
-    write(html, to_page(cards, benches=benches))
+    write(html, to_page(cards, benches=benches, matrices=matrices))
     typer.echo(f"Wrote {html}")
 
 
-def _kind(text: str) -> str:
-    """What a file holds: a `card`, or a `benchmark`."""
+def _read(text: str) -> dict[str, object]:
+    """What a file holds."""
     with suppress(ValueError, RecursionError):
         content = json.loads(text)
         if isinstance(content, dict):
-            if "guarantees" in content:
-                return "card"
-            if "queueproof" in content:
-                return "benchmark"
-    raise QueueproofError(
-        "this is no card (check --json) and no benchmark (bench --json); leave it out"
-    )
+            return content
+    raise QueueproofError(_FOREIGN)
+
+
+def _benchmark(text: str, name: str) -> Section:
+    with bench_extra():
+        from queueproof.bench import render
+
+        return render.section(text, name)
+
+
+def _matrix(content: object) -> Matrix:
+    from queueproof.report.page import read_matrix
+
+    found = read_matrix(content)
+    if found is None:
+        raise QueueproofError(_FOREIGN)
+    return found

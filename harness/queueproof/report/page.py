@@ -18,7 +18,7 @@ from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report import text
-from queueproof.report.card import SCHEMA, Card, Judgement
+from queueproof.report.card import SCHEMA, Card, Judgement, Verdict
 from queueproof.report.data import read
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Asked, Sent, Story
@@ -40,9 +40,15 @@ _MARKS: Mapping[str, str] = {
     "not-offered": "·",
 }
 
+Matrix = Mapping[str, Mapping[str, Verdict]]
+"""Verdicts by queue and guarantee, as `make results` writes them."""
+
 
 def to_page(
-    cards: Sequence[Card], replay: str | None = None, benches: Sequence[Section] = ()
+    cards: Sequence[Card],
+    replay: str | None = None,
+    benches: Sequence[Section] = (),
+    matrices: Sequence[tuple[str, Matrix]] = (),
 ) -> str:
     """A page without scripts, that takes nothing from the network.
 
@@ -50,6 +56,7 @@ def to_page(
         cards: Verdicts, of a queue each.
         replay: The command that replays a story, up to its token; None: told by the card's queue.
         benches: Benchmarks.
+        matrices: Verdicts without their stories, each with the name of its file.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -68,6 +75,7 @@ def to_page(
     return environment.from_string(template).render(
         cards=cards,
         benches=benches,
+        matrices=matrices,
         catalogue=CATALOGUE,
         replay=replay,
         judged=[id_ for id_ in CATALOGUE if any(id_ == j.id for c in cards for j in c.guarantees)],
@@ -78,6 +86,22 @@ def to_page(
         statements=statements,
         text=text,
     )
+
+
+def read_matrix(content: object) -> Matrix | None:
+    """Verdicts by queue and guarantee; None where it is something else.
+
+    Args:
+        content: Of a JSON file.
+    """
+    if not isinstance(content, dict) or not content:
+        return None
+    for verdicts in content.values():
+        if not isinstance(verdicts, dict) or not verdicts:
+            return None
+        if not CATALOGUE.keys() >= verdicts.keys() or not set(_MARKS) >= set(verdicts.values()):
+            return None
+    return content
 
 
 def painted(sql: str) -> Markup:
