@@ -18,8 +18,6 @@ from queueproof.run.open import open_lab
 BROKEN = Path(__file__).parents[2] / "strategies" / "broken"
 MENDED = {
     "fencing_id_only": ("fencing", "AND attempts = :attempt"),
-    "claim_limit_in_subselect": ("claim-limit", "= ANY (ARRAY("),
-    "non_blocking_for_update": ("non-blocking", "SKIP LOCKED"),
 }
 
 
