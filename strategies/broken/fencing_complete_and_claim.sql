@@ -95,28 +95,27 @@ SELECT id, queue, payload, priority, attempts, 'completed', created_at
 FROM held;
 
 -- name: complete_many(ids, worker, attempts)
-WITH batch AS MATERIALIZED (
-  SELECT id, attempt
-  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
-  -- One order for every batch: two that overlap wait, and do not deadlock.
-  ORDER BY id
-),
-held AS MATERIALIZED (
+WITH held AS MATERIALIZED (
   SELECT lease.id
-  FROM batch
-  -- Row by row through the primary key, whatever plan a prepared statement has settled on; what
-  -- is compared below is the version that was locked.
-  CROSS JOIN LATERAL (
-    SELECT id, worker, attempts FROM leases WHERE leases.id = batch.id FOR UPDATE
+  FROM (
+    SELECT id, worker, attempts
+    FROM leases
+    -- The batch in one scan: a prepared statement may have settled on a plan while leases was empty,
+    -- and would read all of it for each job.
+    WHERE id = ANY (:ids::bigint[])
+    -- One order for every batch: two that overlap wait, and do not deadlock.
+    ORDER BY id
+    FOR UPDATE
   ) AS lease
+  JOIN unnest(:ids::bigint[], :attempts::int[]) AS batch (id, attempt) USING (id)
+  -- Of the version that was locked.
   WHERE lease.worker = :worker
     AND lease.attempts = batch.attempt
 ),
 ended AS (
   DELETE FROM leases
-  USING held
-  WHERE leases.id = held.id
-  RETURNING leases.*
+  WHERE id = ANY (ARRAY(SELECT id FROM held))
+  RETURNING *
 )
 INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
 SELECT id, queue, payload, priority, attempts, 'completed', created_at
@@ -126,24 +125,22 @@ RETURNING id;
 -- name: complete_and_claim(ids, worker, attempts, limit, queue)
 -- One round trip and one commit for a batch instead of two. It touches leases and ready rows, which
 -- stand in different tables: on a status column the two halves would lock each other's rows.
-WITH batch AS MATERIALIZED (
-  SELECT id, attempt
-  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
-  ORDER BY id
-),
-held AS MATERIALIZED (
+WITH held AS MATERIALIZED (
   SELECT lease.id
-  FROM batch
-  CROSS JOIN LATERAL (
-    SELECT id, worker, attempts FROM leases WHERE leases.id = batch.id FOR UPDATE
+  FROM (
+    SELECT id, worker, attempts
+    FROM leases
+    WHERE id = ANY (:ids::bigint[])
+    ORDER BY id
+    FOR UPDATE
   ) AS lease
+  JOIN unnest(:ids::bigint[], :attempts::int[]) AS batch (id, attempt) USING (id)
   WHERE lease.worker = :worker
 ),
 done AS (
   DELETE FROM leases
-  USING held
-  WHERE leases.id = held.id
-  RETURNING leases.*
+  WHERE id = ANY (ARRAY(SELECT id FROM held))
+  RETURNING *
 ),
 ended AS (
   INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)

@@ -10,6 +10,7 @@
 -- order = "priority, fifo"
 -- [breaks]
 -- retry-bound = "a crash rolls the attempt back with the claim, so crashes do not count"
+-- steady-cost = "the page is put in order before it is cut off: no index serves that"
 -- ///
 
 -- name: schema#

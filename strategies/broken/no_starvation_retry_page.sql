@@ -9,6 +9,8 @@
 -- backoff = "5 seconds"
 -- jitter = 0.1
 -- order = "priority, fifo"
+-- [breaks]
+-- steady-cost = "each claim reads a page first, and each of its rows again"
 -- ///
 
 -- name: schema#

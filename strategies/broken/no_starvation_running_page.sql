@@ -9,6 +9,8 @@
 -- backoff = "5 seconds"
 -- jitter = 0.1
 -- order = "priority, fifo"
+-- [breaks]
+-- steady-cost = "the index of what waits does not hold what runs, which the page reads too"
 -- ///
 
 -- name: schema#

@@ -8,6 +8,8 @@
 -- max_attempts = 3
 -- backoff = "5 seconds"
 -- order = "priority, fifo"
+-- [breaks]
+-- steady-cost = "what ends in the claim is looked for among all that is over"
 -- ///
 
 -- name: schema#

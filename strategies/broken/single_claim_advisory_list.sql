@@ -9,6 +9,8 @@
 -- backoff = "5 seconds"
 -- jitter = 0.1
 -- order = "priority, fifo"
+-- [breaks]
+-- non-blocking = "a late worker's row lock makes a claim wait: it is no advisory lock"
 -- ///
 
 -- name: schema#
