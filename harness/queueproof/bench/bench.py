@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from queueproof.bench.cell import CLOSED, Ground
+from queueproof.bench.endure import POINTS, gates
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import refuse, why_not
+from queueproof.bench.load import Loaded, NotApplicableError, refuse, why_not
 from queueproof.bench.measured import Measured, Pace, Shape
+from queueproof.bench.pool import Pools, RoundLostError, WorkerLostError, here
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.server import spoken
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.worker import WorkerQueue
 from queueproof.waits import StoppedError
 
 ROUNDS = 5
@@ -29,7 +34,10 @@ PILOT_JOBS = 500  # at least, in the round that is not counted
 MOST_JOBS = 250_000
 MOST_BACKLOG = 2_000_000  # they go in through the queue's own enqueue
 MOST_PAYLOAD = 1_000_000  # bytes
+LONGEST = 255  # characters of a file's name that is looked for
+SPARE = 2.0  # times the jobs that a worker program will do
 SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
+TIMES = 3  # that a round is begun, while those who drive it get lost
 SETTINGS = (
     "fsync",
     "synchronous_commit",
@@ -53,7 +61,7 @@ class Group(NamedTuple):
     """
 
     shape: Shape
-    queues: tuple[SqlFileQueue, ...]
+    queues: tuple[Loaded, ...]
 
 
 def run(
@@ -69,15 +77,16 @@ def run(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
+    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
     """Measure every queue with every batch size, every number of workers and every hold.
 
     Args:
-        queues: Queue files; the first is what the others are compared with.
+        queues: Queue files, and worker programs; the first is what the others are compared with.
         batches: Jobs per claim.
-        workers: Processes.
+        workers: Each with a connection of its own; they share as many processes as there are cores.
         holds: Seconds for which a claim's transaction is kept open before its COMMIT.
         endure: Seconds of each phase of endurance, without rounds; 0: none.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
@@ -86,6 +95,7 @@ def run(
         pace: An open loop's rate, and what all loads have in common.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
+        pools: Who drives the loads of queue files.
         progress: Told what is measured now, and which share of all is done.
         keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
@@ -106,6 +116,7 @@ def run(
         pace=pace,
         postgres=postgres,
         trust=trust,
+        pools=pools,
         progress=progress,
         keep=keep,
     )
@@ -121,6 +132,7 @@ def measure(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
+    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
@@ -132,16 +144,17 @@ def measure(
     """
     refuse_plan(plan, rounds, seconds)
     refuse_pace(pace, seconds)
+    refuse_programs(
+        [queue for group in plan for queue in group.queues], pace, endure=endure, pools=pools
+    )
     names = names_of([queue for group in plan for queue in group.queues])
     report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
     cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
-    jobs = {shape: enough(PILOT_JOBS, shape) for shape, _ in cells}
     most = max(shape.workers for shape, _ in cells)
-    done, whole = 0, (rounds + 1) * len(report.entries)
     with (
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, most, pace, apart=yardstick) as ground,
+        Ground(server, most, pace, apart=yardstick, pools=pools) as ground,
         keeping_whole_rounds(report, keep),
     ):
         report.method |= method(server, ground, seconds) | {
@@ -156,37 +169,115 @@ def measure(
             report.method["endure"] = endure
             for number, (queue, entry) in enumerate(p for _, both in cells for p in both):
                 progress(f"enduring: {entry.queue}", number / len(report.entries))
-                if not entry.reason:
-                    entry.endured = ground.endure(queue, entry.shape.batch, endure)
+                if isinstance(queue, SqlFileQueue) and not entry.reason:
+                    ground.endure(queue, entry.shape.batch, endure, entry.endured)
+                    entry.counted = {**entry.counted, **gates(entry.endured)}
+        one = _Round(
+            ground=ground,
+            cells=cells,
+            jobs={shape: enough(PILOT_JOBS, shape) for shape, _ in cells},
+            own={id(entry): PILOT_JOBS / seconds for entry in report.entries},
+            seconds=seconds,
+            pace=pace,
+            yardstick=yardstick,
+        )
         for number in range(rounds + 1 if rounds else 0):
-            ground.pace = pace if number else pace._replace(rate=0.0, warm_up=0.0)
-            for shape, compared in cells:
-                turn = number % len(compared)
-                best = 0.0
-                for queue, entry in compared[turn:] + compared[:turn]:
-                    what = f"round {number}/{rounds}: {entry.queue}, {spoken_shape(shape)}"
-                    progress(what, done / whole)
-                    done += 1
-                    before = yardstick and number % 2 and _beside(ground, queue, entry, jobs[shape])
-                    measured = measure_once(ground, queue, entry, jobs[shape], seconds)
-                    if measured is None:
-                        continue
-                    if number and yardstick:
-                        beside = before or _beside(ground, queue, entry, jobs[shape])
-                        entry.yardstick += [beside] if beside else []
-                    best = max(best, measured.rate)
-                    if number:
-                        entry.runs.append(measured)
-                jobs[shape] = needed(pace, best, seconds, shape)
+            told = partial(_tell, progress, number, rounds)
+            as_a_whole(report.entries, partial(one.measure, number, told))
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
     return report
 
 
+def _tell(progress: Progress, number: int, rounds: int, what: str, share: float) -> None:
+    progress(f"round {number}/{rounds}: {what}", (number + share) / (rounds + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What is measured in each round.
+
+    Attributes:
+        ground: Where.
+        cells: Loads, each with the queues under it and their entries in the report.
+        jobs: How many to put in for each load; of the fastest queue of the round before.
+        own: Each entry's own jobs/s, by its id.
+        seconds: Of measured work in each cell.
+        pace: Of the loads.
+        yardstick: Whether pgbench runs the same SQL beside it.
+    """
+
+    ground: Ground
+    cells: Sequence[tuple[Shape, Sequence[tuple[Loaded, Series]]]]
+    jobs: dict[Shape, int]
+    own: dict[int, float]
+    seconds: float
+    pace: Pace
+    yardstick: bool
+
+    def measure(self, number: int, progress: Progress) -> None:
+        """Measure a round.
+
+        Args:
+            number: Which; 0 is not counted, and sets the number of jobs.
+            progress: Told what is measured now, and which share of the round is done.
+        """
+        ground = self.ground
+        ground.pace = self.pace if number else self.pace._replace(rate=0.0, warm_up=0.0)
+        done, whole = 0, sum(len(compared) for _, compared in self.cells)
+        for shape, compared in self.cells:
+            turn = number % len(compared)
+            best = 0.0
+            jobs = self.jobs[shape]
+            for queue, entry in (*compared[turn:], *compared[:turn]):
+                progress(f"{entry.queue}, {spoken_shape(shape)}", done / whole)
+                done += 1
+                before = self.yardstick and number % 2 and _beside(ground, queue, entry, jobs)
+                wanted = jobs
+                if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
+                    most = SPARE * self.own[id(entry)] * self.seconds
+                    wanted = min(wanted, enough(most, shape))
+                measured = measure_once(ground, queue, entry, wanted, self.seconds)
+                if measured is None:
+                    continue
+                self.own[id(entry)] = measured.rate
+                if number and self.yardstick:
+                    beside = before or _beside(ground, queue, entry, jobs)
+                    entry.yardstick += [beside] if beside else []
+                best = max(best, measured.rate)
+                if number:
+                    entry.runs.append(measured)
+            self.jobs[shape] = needed(self.pace, best, self.seconds, shape)
+
+
+def as_a_whole(entries: Sequence[Series], measure: Callable[[], None]) -> None:
+    """Measure a round, and all of it again where some of those who drive it get lost.
+
+    Args:
+        entries: Which it adds to.
+        measure: Measures it.
+
+    Raises:
+        WorkerLostError: It was begun `TIMES` times.
+    """
+    had = [(len(entry.runs), len(entry.yardstick)) for entry in entries]
+    for left in reversed(range(TIMES)):
+        try:
+            return measure()
+        except RoundLostError as error:
+            if not left:
+                raise WorkerLostError(f"{error}, {TIMES} times in the same round") from None
+        for entry, (runs, beside) in zip(entries, had, strict=True):
+            del entry.runs[runs:], entry.yardstick[beside:]
+    return None
+
+
 @contextmanager
 def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
-    """Hand over the rounds that are whole as soon as a signal comes, before anything is closed.
+    """Hand over the rounds, or phases, that are whole as soon as a signal comes.
+
+    That is before anything is closed.
 
     Args:
         report: That is being made.
@@ -195,8 +286,14 @@ def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, StoppedError):
+        for entry in report.entries:
+            del entry.endured[len(entry.endured) // POINTS * POINTS :]
+            entry.counted = {**entry.counted, **gates(entry.endured)}
         whole = min((len(entry.runs) for entry in report.entries if not entry.reason), default=0)
-        if whole:
+        if any(entry.endured for entry in report.entries):
+            report.method["interrupted"] = True
+            keep(report)
+        elif whole:
             for entry in report.entries:
                 del entry.runs[whole:], entry.yardstick[whole:]
             report.method |= {"rounds": whole, "interrupted": True}
@@ -220,12 +317,13 @@ def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "seconds": seconds,
         "apart": ground.apart,
+        "drivers": ground.facts,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
 
 def measure_once(
-    ground: Ground, queue: SqlFileQueue, entry: Series, jobs: int, seconds: float
+    ground: Ground, queue: Loaded, entry: Series, jobs: int, seconds: float
 ) -> Measured | None:
     """Measure a queue under one load; None where it cannot be, and the entry says why.
 
@@ -253,12 +351,12 @@ def measure_once(
         return None
 
 
-def _beside(ground: Ground, queue: SqlFileQueue, entry: Series, jobs: int) -> float | None:
+def _beside(ground: Ground, queue: Loaded, entry: Series, jobs: int) -> float | None:
     """The yardstick's jobs/s; it goes first in every other round."""
     return None if entry.reason or entry.shape.hold else ground.yardstick(queue, entry.shape, jobs)
 
 
-def count_once(ground: Ground, queue: SqlFileQueue, entry: Series, report: BenchReport) -> None:
+def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport) -> None:
     """Count what a queue costs one worker alone, once for all loads of a batch size.
 
     Args:
@@ -276,6 +374,8 @@ def count_once(ground: Ground, queue: SqlFileQueue, entry: Series, report: Bench
     if not entry.reason:
         try:
             entry.counted = ground.count(queue, batch)
+        except NotApplicableError:
+            return  # it is measured all the same
         except QueueError as error:
             entry.reason, entry.failed = str(error), True
 
@@ -352,11 +452,47 @@ def spoken_shape(shape: Shape) -> str:
     return f"batch {shape.batch}, workers {shape.workers}{hold}"
 
 
-def names_of(queues: Sequence[SqlFileQueue]) -> dict[str, str]:
-    """Short names: the files' own, or their paths where two files have the same."""
-    paths = {queue.name for queue in queues}
-    stems = [Path(path).stem for path in paths]
-    return {p: Path(p).stem if stems.count(Path(p).stem) == 1 else p for p in paths}
+def names_of(queues: Sequence[Loaded]) -> dict[str, str]:
+    """Short names: files' and classes' own, or all that was typed where two have the same."""
+    short = {queue.name: _short(queue) for queue in queues}
+    names = list(short.values())
+    return {name: own if names.count(own) == 1 else name for name, own in short.items()}
+
+
+def _short(queue: Loaded) -> str:
+    if isinstance(queue, SqlFileQueue):
+        return Path(queue.name).stem
+    if not queue.name.startswith("exec:"):
+        return queue.name.rpartition(":")[2]
+    files = [word for word in queue.argv[1:] if len(word) < LONGEST and Path(word).is_file()]
+    return Path(files[-1]).stem if files else queue.name
+
+
+def refuse_programs(
+    queues: Sequence[Loaded], pace: Pace, *, endure: float = 0.0, pools: Pools = here
+) -> None:
+    """Refuse what the loop of worker programs has not.
+
+    Args:
+        queues: That are to be measured.
+        pace: Of the loads.
+        endure: Seconds of each phase of endurance.
+        pools: Who drives the loads.
+
+    Raises:
+        BenchError: One of the queues is a program, and it is asked for.
+    """
+    programs = [queue.name for queue in queues if isinstance(queue, WorkerQueue)]
+    if programs and (pace.rate or pace.backlog or pace.warm_up or endure):
+        raise BenchError(
+            f"{programs[0]}: worker programs are measured in a closed loop; --rate, --backlog,"
+            " --warm-up and --endure are for queue files"
+        )
+    if programs and pools is not here:
+        raise BenchError(
+            f"{programs[0]} is a program that stands on this machine, and the cluster's workers may"
+            " not have it: measure it without --cluster"
+        )
 
 
 def _server(server: Server) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import psycopg
 from psycopg import pq, sql
@@ -19,14 +19,16 @@ from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.fill import OwnSession, fill
-from queueproof.bench.load import SCHEMA, Compiled
+from queueproof.bench.hosted import MOST_JOBS, Crew
+from queueproof.bench.load import SCHEMA, Compiled, Loaded, NotApplicableError
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
-from queueproof.bench.pool import TICK, Pool
+from queueproof.bench.pool import TICK, Drivers, Pools, here
 from queueproof.bench.session import LoadSession, RejectedError, values
 from queueproof.bench.worker import PATIENCE, Tally, Worker
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.worker import WorkerQueue
 
 _SCHEMAS = """
 SELECT nspname FROM pg_catalog.pg_namespace
@@ -62,7 +64,13 @@ class Ground:
     """
 
     def __init__(
-        self, server: Server, workers: int, pace: Pace = CLOSED, *, apart: bool = False
+        self,
+        server: Server,
+        workers: int,
+        pace: Pace = CLOSED,
+        *,
+        apart: bool = False,
+        pools: Pools = here,
     ) -> None:
         """Start the processes and create the database.
 
@@ -71,19 +79,21 @@ class Ground:
             workers: Most workers that a measurement will have.
             pace: Of the loads.
             apart: Whether completions and claims are statements of their own, as pgbench's are.
+            pools: Who drives the loads of queue files.
         """
         self.pace = pace
         self.apart = apart
         self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
-            self._pool = self._stack.enter_context(Pool(workers))
+            self._pool = self._stack.enter_context(pools(server, workers))
             self._conninfo = self._stack.enter_context(server.database("queueproof_bench"))
             connection = waits.Connection.open(self._conninfo)
             connection.seconds = waits.BULK
             self._conninfo = server.for_queue(self._conninfo)
             self._owner = server.owner
             self._admin = self._stack.enter_context(connection)
+            self._crew = self._stack.enter_context(ExitStack())  # of the last load
             self._autovacuum("off")
             if server.superuser:
                 # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
@@ -107,6 +117,11 @@ class Ground:
         """End the processes and drop the database."""
         self._stack.close()
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Of those who drive the loads."""
+        return self._pool.facts
+
     def setting(self, name: str) -> str:
         """A setting of the server."""
         row = self._admin.execute("SELECT pg_catalog.current_setting(%s)", [name]).fetchone()
@@ -116,12 +131,12 @@ class Ground:
         """Turn it on or off, on a server of ours; `nap` is in seconds."""
         if not (self._server.ours and self._server.superuser):
             return
-        self._admin.execute(f"ALTER SYSTEM SET autovacuum = {value}")
         self._admin.execute(f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'")
+        self._admin.execute(f"ALTER SYSTEM SET autovacuum = {value}")
         self._admin.execute("SELECT pg_catalog.pg_reload_conf()")
         waits.until(lambda: self.setting("autovacuum") == value, waits.GONE, "autovacuum to be set")
 
-    def prepare(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> Prepared:
+    def prepare(self, queue: Loaded, shape: Shape, jobs: int) -> Prepared:
         """Install a queue anew, put jobs in, vacuum, and let the workers get ready.
 
         Args:
@@ -134,6 +149,8 @@ class Ground:
             QueueError: The server rejected the queue's SQL.
         """
         pace = self.pace
+        if isinstance(queue, WorkerQueue):
+            return self._hosted(queue, shape, jobs)
         compiled, ids = self._install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
         compiled = replace(
@@ -147,9 +164,19 @@ class Ground:
             ),
         )
         self._pool.prepare(self._conninfo, compiled.load, shape.workers)
-        return Prepared(self._pool, self._admin, self._conninfo, compiled, shape, ids, pace.warm_up)
+        ours = _Ours(self._pool, self._conninfo, compiled, pace.warm_up)
+        return Prepared(ours, self._admin, ids, bool(rate))
 
-    def count(self, queue: SqlFileQueue, batch: int) -> dict[str, float]:
+    def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
+        """The same with workers that are programs, started anew."""
+        self._clear()
+        crew = self._crew.enter_context(Crew(queue, self._conninfo, shape))
+        crew.fill(min(jobs, MOST_JOBS), self.pace.payload)
+        self._vacuum()
+        crew.begin()
+        return Prepared(crew, self._admin, crew.ids, message=crew.message)
+
+    def count(self, queue: Loaded, batch: int) -> dict[str, float]:
         """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
 
         Args:
@@ -160,6 +187,8 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
+        if isinstance(queue, WorkerQueue):
+            raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
         compiled, _ = self._install(queue, Shape(batch, 1), jobs)
         load = compiled.load
@@ -172,13 +201,14 @@ class Ground:
         except RejectedError as error:
             raise QueueError(f"{queue.name}: {error}") from None
 
-    def endure(self, queue: SqlFileQueue, batch: int, seconds: float) -> list[Point]:
+    def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
 
         Args:
             queue: The queue.
             batch: Jobs per claim.
             seconds: Of each phase.
+            points: What was measured is added here, as soon as it is.
 
         Raises:
             NotApplicableError: The queue has no such claim.
@@ -198,7 +228,7 @@ class Ground:
                     lambda n: session.run(compiled.enqueue, {**known, "priority": b"%d" % n}),
                     self._old_snapshot,
                 )
-                return endure.endure(enduring, batch, seconds)
+                endure.endure(enduring, batch, seconds, points)
             finally:
                 session.pgconn.finish()
         except RejectedError as error:
@@ -215,7 +245,7 @@ class Ground:
             yield
             reader.execute("ROLLBACK")
 
-    def yardstick(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
+    def yardstick(self, queue: Loaded, shape: Shape, jobs: int) -> float | None:
         """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
 
         Args:
@@ -226,6 +256,8 @@ class Ground:
         Raises:
             QueueError: There is no pgbench, or it failed.
         """
+        if isinstance(queue, WorkerQueue):
+            return None
         pgbench = yardstick.find(self._server)
         claims = max(1, jobs // (shape.batch * shape.workers))
         spare = shape.batch * shape.workers
@@ -238,14 +270,24 @@ class Ground:
             pgbench, self._conninfo, script, compiled, workers=shape.workers, claims=claims
         )
 
-    def _install(
-        self, queue: SqlFileQueue, shape: Shape, jobs: int
-    ) -> tuple[Compiled, list[bytes]]:
+    def _clear(self) -> None:
+        self._crew.close()
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
             self._admin.execute(f"CREATE SCHEMA {schema}")
             self._admin.execute(f"ALTER SCHEMA {schema} OWNER TO {self._owner}")
+
+    def _vacuum(self) -> None:
+        tables = self._admin.execute(_TABLES).fetchall()
+        if tables:
+            names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
+            self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
+
+    def _install(
+        self, queue: SqlFileQueue, shape: Shape, jobs: int
+    ) -> tuple[Compiled, list[bytes]]:
+        self._clear()
         try:
             setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
             session = OwnSession(self._conninfo, setup)
@@ -262,10 +304,7 @@ class Ground:
                 session.pgconn.finish()
         except RejectedError as error:
             raise QueueError(f"{queue.name}: {error}") from None
-        tables = self._admin.execute(_TABLES).fetchall()
-        if tables:
-            names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
-            self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
+        self._vacuum()
         return compiled, ids
 
 
@@ -273,13 +312,13 @@ def _work(session: LoadSession, worker: Worker) -> counters.Work:
     answers: list[PGresult] = []
 
     def claim() -> int:
-        answer = worker.claim()
+        answer = session.perform(worker.claim())
         answers[:] = [answer] if answer else []
         return answer.ntuples if answer else 0
 
     def complete() -> None:
         for answer in answers:
-            worker.complete(answer, time.monotonic() + PATIENCE)
+            session.perform(worker.complete(answer, time.monotonic() + PATIENCE))
 
     def hand_over() -> bool:
         if session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
@@ -290,17 +329,57 @@ def _work(session: LoadSession, worker: Worker) -> counters.Work:
     return counters.Work(claim, complete, hand_over, lambda: session.trips)
 
 
+class _Workers(Protocol):
+    """Those of a load, ready to begin."""
+
+    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
+        """When they began, and what each has done; they have ended then."""
+        ...
+
+    def states(self) -> dict[bytes, bytes] | None:
+        """The state of each job; None where the queue cannot say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """Workers that send the statements of a queue file."""
+
+    pool: Drivers
+    conninfo: str
+    compiled: Compiled
+    warm_up: float
+
+    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
+        return self.pool.release(seconds, tick, warm_up=self.warm_up)
+
+    def states(self) -> dict[bytes, bytes] | None:
+        script = self.compiled.jobs
+        if script is None:
+            return None
+        session = OwnSession(self.conninfo, self.compiled.load.setup)
+        try:
+            session.prepare(script)
+            answer, _ = session.run(script, {})
+        except RejectedError as error:
+            raise QueueError(str(error)) from None
+        finally:
+            session.pgconn.finish()
+        if answer is None:
+            return {}
+        job, state = (values(answer, column) for column in self.compiled.jobs_columns)
+        return {j or b"": s or b"" for j, s in zip(job, state, strict=True)}
+
+
 @dataclass(slots=True)
 class Prepared:
     """A measurement of which everything is ready but the start; made by `Ground.prepare`."""
 
-    _pool: Pool
+    _workers: _Workers
     _admin: psycopg.Connection[tuple[object, ...]]
-    _conninfo: str
-    _compiled: Compiled
-    _shape: Shape
     _ids: Sequence[bytes]
-    _warm_up: float
+    _is_open: bool = False
+    message: float = 0.0
     _doing: Counter[str] = field(default_factory=Counter)  # samples by what was waited for
     _cost: counters.Totals = NOTHING
     _next_sample: float = 0.0
@@ -318,9 +397,7 @@ class Prepared:
             WorkerLostError: A worker died or did not answer.
         """
         before = counters.Totals.read(self._admin)
-        self._released, self._tallies = self._pool.release(
-            self._shape.workers, seconds, self._sample, warm_up=self._warm_up
-        )
+        self._released, self._tallies = self._workers.work(seconds, self._sample)
         counters.all_handed_over(self._admin)
         self._cost = counters.Totals.read(self._admin).since(before)
 
@@ -339,7 +416,10 @@ class Prepared:
         """
         tallies = self._tallies
         claims = Counter(job for tally in tallies if tally.ids for job in tally.ids.split(b"\n"))
-        states = self._states()
+        # A queue that cannot say is taken at its workers' word.
+        states = self._workers.states()
+        if states is None:
+            states = {job: b"queued" for job in self._ids if job not in claims}
         finished = {job for job in claims if states.get(job, b"completed") == b"completed"}
         lost = [j for j in self._ids if j not in claims and states.get(j, b"") != b"queued"]
         rejected = sum(tally.rejected for tally in tallies)
@@ -382,24 +462,6 @@ class Prepared:
             warm=sum(tally.warm for tally in tallies),
             late=sum(tally.late for tally in tallies),
             skipped=sum(tally.skipped for tally in tallies),
-            histogram=latency.encoded(latencies) if self._compiled.load.rate else "",
+            histogram=latency.encoded(latencies) if self._is_open else "",
+            message=self.message,
         )
-
-    def _states(self) -> dict[bytes, bytes]:
-        """The state of each job; a queue that cannot say is taken at its workers' word."""
-        script = self._compiled.jobs
-        if script is None:
-            claimed = {job for tally in self._tallies for job in tally.ids.split(b"\n")}
-            return {job: b"queued" for job in self._ids if job not in claimed}
-        session = OwnSession(self._conninfo, self._compiled.load.setup)
-        try:
-            session.prepare(script)
-            answer, _ = session.run(script, {})
-        except RejectedError as error:
-            raise QueueError(str(error)) from None
-        finally:
-            session.pgconn.finish()
-        if answer is None:
-            return {}
-        job, state = (values(answer, column) for column in self._compiled.jobs_columns)
-        return {j or b"": s or b"" for j, s in zip(job, state, strict=True)}

@@ -333,7 +333,7 @@ def _endurance(report: BenchReport) -> Chart:
         shade = {"x": x | {"field": "from"}, "x2": {"field": "to"}, "color": None}
         layers: list[Spec] = [
             {
-                "data": {"values": [{"from": min(held), "to": max(held)}]},
+                "data": {"values": [{"from": min(held), "to": max(held)}] if held else []},
                 "mark": {"type": "rect", "color": FAINT, "opacity": 0.15},
                 "encoding": shade,
             },

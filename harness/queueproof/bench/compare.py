@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import NamedTuple, Self
 
 from queueproof.bench import decide
@@ -15,6 +16,7 @@ from queueproof.bench.bench import (
     Group,
     Keep,
     Progress,
+    as_a_whole,
     count_once,
     enough,
     keeping_whole_rounds,
@@ -24,11 +26,13 @@ from queueproof.bench.bench import (
     needed,
     refuse_pace,
     refuse_plan,
+    refuse_programs,
 )
 from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import refuse
+from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Pace, Shape
+from queueproof.bench.pool import Pools, here
 from queueproof.errors import QueueError
 from queueproof.postgres import open_server
 from queueproof.queues.model import Queue
@@ -81,6 +85,7 @@ def compare(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
+    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
@@ -89,7 +94,7 @@ def compare(
     Each round measures both, in an order drawn by lot. `decide` says when there are enough.
 
     Args:
-        queues: Two queue files; the same one twice shows what the machine's noise does.
+        queues: Two queues; the same one twice shows what the machine's noise does.
         shape: Of the load.
         budget: When to stop unsure; 180 seconds unless given.
         seed: Of the order within the rounds, and of the bootstrap.
@@ -97,6 +102,7 @@ def compare(
         pace: What both loads have in common; a rate has no place in it.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
+        pools: Who drives the loads of queue files.
         progress: Told what is measured now, and which share of the budget is used.
         keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
@@ -114,6 +120,7 @@ def compare(
     pair = [refuse(queue) for queue in queues]
     refuse_plan([Group(shape, tuple(pair))], 1, seconds)
     refuse_pace(pace, seconds)
+    refuse_programs(pair, pace, pools=pools)
     known = names_of(pair)
     names = [known[queue.name] for queue in pair]
     if names[0] == names[1]:
@@ -134,7 +141,7 @@ def compare(
 
     with (
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, shape.workers, pace) as ground,
+        Ground(server, shape.workers, pace, pools=pools) as ground,
         keeping_whole_rounds(report, keep_judged),
     ):
         report.method |= method(server, ground, seconds) | {"pace": pace._asdict()}
@@ -144,14 +151,10 @@ def compare(
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
             ground.pace = pace if number > 0 else pace._replace(warm_up=0.0)
-            for queue, entry in lots.sample(sides, 2):
-                planned = f"/{rule.looks[-1]}" if rule else ""
-                what = f"round {max(0, number)}{planned}: {entry.queue}"
-                progress(what, _used(budget, began, number, rule))
-                measured = measure_once(ground, queue, entry, jobs, seconds)
-                if measured is None:
-                    raise QueueError(f"{queue.name}: {entry.reason}")
-                entry.runs.append(measured)
+            planned = f"/{rule.looks[-1]}" if rule else ""
+            progress(f"round {max(0, number)}{planned}", _used(budget, began, number, rule))
+            order = lots.sample(sides, 2)
+            as_a_whole(entries, partial(_measure, ground, order, jobs, seconds))
             took = time.monotonic() - round_began
             if number < 1:
                 best = max(entry.runs.pop().rate for entry in entries)
@@ -166,6 +169,20 @@ def compare(
                 break
     _tell(report, finding)
     return report
+
+
+def _measure(
+    ground: Ground,
+    order: Sequence[tuple[Loaded, Series]],
+    jobs: int,
+    seconds: float,
+) -> None:
+    """Measure a round."""
+    for queue, entry in order:
+        measured = measure_once(ground, queue, entry, jobs, seconds)
+        if measured is None:
+            raise QueueError(f"{queue.name}: {entry.reason}")
+        entry.runs.append(measured)
 
 
 def _tell(report: BenchReport, finding: decide.Finding | None) -> None:

@@ -9,6 +9,7 @@ from queueproof.bench import latency, numbers
 from queueproof.bench.counters import COUNTED, COUNTERS
 from queueproof.bench.endure import NAPS, PHASES, slope
 from queueproof.bench.figures import Series
+from queueproof.bench.hosted import MOST_JOBS
 from queueproof.bench.measured import Measured
 from queueproof.bench.table import NOTHING, Table
 
@@ -34,8 +35,8 @@ def tables(entries: Sequence[Series], rate: float) -> list[Table]:
         rate: Jobs per second that were due in an open loop.
     """
     first = _open_loop(entries, rate)
-    every = (first, _endurance(entries), _alone(entries), _under_load(entries), _yardstick(entries))
-    return [table for table in every if table.rows]
+    every = (first, _endurance(entries), _alone(entries), _under_load(entries), _programs(entries))
+    return [table for table in (*every, _yardstick(entries)) if table.rows]
 
 
 def _open_loop(entries: Sequence[Series], rate: float) -> Table:
@@ -69,6 +70,8 @@ def _endurance(entries: Sequence[Series]) -> Table:
     for entry in entries:
         for phase in PHASES if entry.endured else ():
             points = [point for point in entry.endured if point.phase == phase]
+            if not points:  # it was interrupted
+                continue
             first, last = points[0], points[-1]
             before = entry.endured[max(0, entry.endured.index(first) - 1)]
             rows.append(
@@ -105,6 +108,26 @@ def _endurance(entries: Sequence[Series]) -> Table:
 
 def _signed(value: float) -> str:
     return ("+" if value >= 0 else "") + numbers.rounded(value, None)
+
+
+def _programs(entries: Sequence[Series]) -> Table:
+    rows: list[tuple[str, ...]] = []
+    for entry in entries:
+        runs = [run for run in entry.runs if run.message]
+        if runs:
+            where = (entry.queue, str(entry.shape.workers), str(entry.shape.batch))
+            rows.append((*where, numbers.median([1e6 * run.message for run in runs])))
+    return Table(
+        "Through their own worker programs",
+        ("strategy", "workers", "batch", "a message, µs"),
+        rows,
+        "Each worker is a process of the queue's own program, which claims and completes through"
+        " its own client when a JSON line asks for it: what such a message costs while nothing else"
+        " runs, and a claim with its completion are two (one more for each further job that is"
+        " completed alone). What these queues do beside that for each job (log rows, notifications,"
+        " rows that are kept) shows in rows changed and WAL per job. A cell has at most"
+        f" {MOST_JOBS:,} jobs, put in through their own enqueue.",
+    )
 
 
 def _yardstick(entries: Sequence[Series]) -> Table:
@@ -151,13 +174,14 @@ def _alone(entries: Sequence[Series]) -> Table:
 def _under_load(entries: Sequence[Series]) -> Table:
     rows = []
     for entry in entries:
-        runs = [run for run in entry.runs if run.round_trips]
+        runs = [run for run in entry.runs if run.round_trips or run.rows_changed]
         if not runs:
             continue
         hold = f"{entry.shape.hold * 1000:g} ms" if entry.shape.hold else "none"
         shown = [
             NOTHING
-            if "server" in name and any(run.server_cpu is None for run in runs)
+            if ("server" in name and any(run.server_cpu is None for run in runs))
+            or not any(figure(run) for run in runs)
             else numbers.median([figure(run) / run.completed for run in runs])
             for name, figure in UNDER_LOAD.items()
         ]

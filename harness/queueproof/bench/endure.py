@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from itertools import count
 from typing import Any, NamedTuple
@@ -73,15 +73,38 @@ class Ground(NamedTuple):
     snapshot: Callable[[], AbstractContextManager[object]]
 
 
-def endure(ground: Ground, batch: int, seconds: float) -> list[Point]:
+GATES: Mapping[str, str] = {
+    "buffers_slope_clean": "by how much buffers per claim grow in 1,000 claims, before",
+    "buffers_slope_old_snapshot": "the same while an old snapshot is held",
+    "buffers_recovered": "buffers per claim at the end of recovery",
+}
+"""What of endurance does not depend on how fast the machine is, and what it means."""
+
+
+def gates(points: Sequence[Point]) -> dict[str, float]:
+    """The figures by `GATES`, of the phases that are whole."""
+    clean, held, after = ([p for p in points if p.phase == phase] for phase in PHASES)
+    found = {
+        "buffers_slope_clean": slope(clean, _buffers) if clean else None,
+        "buffers_slope_old_snapshot": slope(held, _buffers) if held else None,
+        "buffers_recovered": after[-1].buffers if after else None,
+    }
+    return {name: round(figure, 3) for name, figure in found.items() if figure is not None}
+
+
+def _buffers(point: Point) -> float:
+    return point.buffers
+
+
+def endure(ground: Ground, batch: int, seconds: float, points: list[Point]) -> None:
     """Go through the phases.
 
     Args:
         ground: What it takes.
         batch: Jobs per claim.
         seconds: Of each phase.
+        points: What was measured is added here, as soon as it is.
     """
-    points: list[Point] = []
     began, numbers, claims = time.monotonic(), count(), 0
 
     def enqueue(jobs: int) -> None:
@@ -118,10 +141,9 @@ def endure(ground: Ground, batch: int, seconds: float) -> list[Point]:
                         int(row[0]),
                     )
                 )
-    return points
 
 
-def slope(points: list[Point], of: Callable[[Point], float]) -> float:
+def slope(points: Sequence[Point], of: Callable[[Point], float]) -> float:
     """By how much something grows in 1,000 claims: the line that fits best.
 
     Args:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.bench.counters import COUNTERS
+from queueproof.bench.endure import GATES
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.errors import nearest
 
+NAMES = (*COUNTERS, *GATES)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -60,14 +62,14 @@ class Condition:
                 " 'buffers_per_claim > 1.2 * baseline.json'"
             )
         name = found["name"]
-        if name not in COUNTERS:
+        if name not in NAMES:
             if any(word in name for word in _TIMES):
                 raise BenchError(
                     f"--fail-if {text!r}: {name} is a time, and times of two runs differ with the"
                     " machine: compare both queues in one run, with --compare; counters gate here:"
-                    f" {', '.join(COUNTERS)}"
+                    f" {', '.join(NAMES)}"
                 )
-            meant = nearest(name, COUNTERS) or f"; there are {', '.join(COUNTERS)}"
+            meant = nearest(name, NAMES) or f"; there are {', '.join(NAMES)}"
             raise BenchError(f"--fail-if {text!r}: no counter {name}{meant}")
         path = found["scaled"] or found["plain"] or ""
         factor = float(found["factor"] or 1)
@@ -85,7 +87,8 @@ class Condition:
         told = []
         counted = {(e.queue, e.shape.batch): e.counted for e in entries if self.name in e.counted}
         if not counted:
-            raise BenchError(f"--fail-if {self.text!r}: {self.name} was counted for no queue")
+            hint = "; it takes --endure" if self.name in GATES else ""
+            raise BenchError(f"--fail-if {self.text!r}: {self.name} was counted for no queue{hint}")
         for (queue, batch), counters in counted.items():
             limit = self.factor
             if self.baseline is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
@@ -20,6 +20,7 @@ from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import compile_statement, first_keyword, position_in
+from queueproof.queues.worker import WorkerQueue
 
 SCHEMA = "queue"
 PAYLOAD = b'{"task": "benchmark"}'
@@ -34,6 +35,9 @@ _TYPES = {
     "delay": 1186,
     "lease": 1186,
 }
+# Of a queue whose jobs are still there once they are claimed; without all of these, and without
+# complete, a claim is the end: at most once.
+_HELD = frozenset({"complete_and_claim", "fail", "heartbeat", "recover"})
 _OPENS = frozenset({"BEGIN", "START"})
 _CLOSES = frozenset({"COMMIT", "END", "ROLLBACK", "ABORT"})
 
@@ -70,15 +74,25 @@ class Compiled:
     constants: Mapping[str, bytes | None]
 
 
-def refuse(queue: Queue) -> SqlFileQueue:
-    """Return a queue that can be put under load.
+Loaded: TypeAlias = SqlFileQueue | WorkerQueue
+"""What can be put under load: the text of a queue file, or workers with a client of their own."""
+
+
+def refuse(queue: Queue) -> Loaded:
+    """Return a queue that can be put under load; what its workers offer they say when they begin.
 
     Raises:
-        QueueError: It is no queue file, or it has nothing to complete a job with.
+        QueueError: It is neither a queue file nor a program, or has nothing to complete a job with.
     """
+    if isinstance(queue, WorkerQueue):
+        return queue
     if not isinstance(queue, SqlFileQueue):
-        raise QueueError(f"{queue.name}: bench measures queue files only; name an .sql file")
-    if not queue.offers & {"complete", "complete_many"}:
+        raise QueueError(
+            f"{queue.name}: bench measures queue files, and queues whose workers are programs"
+            ' (`"exec: command"`, or a class of queueproof.Client); this class gives SQL step by'
+            " step to whoever drives it, which is no program to measure"
+        )
+    if not queue.offers & {"complete", "complete_many"} and queue.offers & _HELD:
         raise QueueError(
             f"{queue.name}: bench measures from claim to completion, and the queue has no block"
             " complete; write `-- name: complete(id, worker)!`"
@@ -91,7 +105,7 @@ def refuse(queue: Queue) -> SqlFileQueue:
     return queue
 
 
-def why_not(queue: SqlFileQueue, *, batch: int, hold: float) -> str | None:
+def why_not(queue: Loaded, *, batch: int, hold: float) -> str | None:
     """Why a queue has no figure for a batch size or a hold; None where it has one.
 
     Args:
@@ -99,6 +113,8 @@ def why_not(queue: SqlFileQueue, *, batch: int, hold: float) -> str | None:
         batch: Jobs per claim.
         hold: Seconds for which a claim's transaction is kept open.
     """
+    if isinstance(queue, WorkerQueue):
+        return "its workers' transactions are their own: there is none to hold" if hold else None
     claim = queue.blocks["claim"]
     if batch > 1 and ends_open(claim):
         return "a claim that ends inside its transaction takes one job"
@@ -180,6 +196,8 @@ class _Compiler:
         claim_block = queue.blocks["claim"]
         claim, fields = self._script(claim_block, _own("claim"), batch)
         self._column(claim_block, fields, "id")
+        if not queue.offers & {"complete", "complete_many"}:
+            return self._at_most_once(claim, fields, jobs)
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
@@ -200,17 +218,38 @@ class _Compiler:
         if hold:
             claim, complete = self._held(claim, complete, hold)
         strict = queue.isolation != "read committed"
-        load = Load(
-            setup=self._setup(),
-            claim=claim,
-            complete=complete,
-            many=many,
-            token=token,
-            constants={"queue": b"default", "lease": self._constants["lease"]},
-            retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
-            jobs=jobs,
-            exchange=exchange,
+        return self._compiled(
+            Load(
+                setup=self._setup(),
+                claim=claim,
+                complete=complete,
+                many=many,
+                token=token,
+                constants={"queue": b"default", "lease": self._constants["lease"]},
+                retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
+                jobs=jobs,
+                exchange=exchange,
+            )
         )
+
+    def _at_most_once(self, claim: Script, fields: list[Field], jobs: int) -> Compiled:
+        """A claim that takes its jobs out for good."""
+        queue = self._queue
+        return self._compiled(
+            Load(
+                setup=self._setup(),
+                claim=claim,
+                complete=Script(()),
+                many=True,
+                token=self._columns(fields, "s", set()),
+                constants={"queue": b"default", "lease": None},
+                retry_on=queue.retry_on | {"40P01"},
+                jobs=jobs,
+            )
+        )
+
+    def _compiled(self, load: Load) -> Compiled:
+        queue = self._queue
         enqueue_block = queue.blocks["enqueue"]
         enqueue, answer = self._script(enqueue_block, _own("enqueue"))
         enqueue_id = self._column(enqueue_block, answer, "id")

@@ -12,7 +12,7 @@ class Shape(NamedTuple):
 
     Attributes:
         batch: Jobs per claim.
-        workers: Processes.
+        workers: Each with a connection of its own.
         hold: Seconds for which a claim's transaction is kept open before its COMMIT.
     """
 
@@ -73,6 +73,8 @@ class Measured:
         skipped: Those whose time came and that never began or got nothing.
         histogram: Their latencies from the time at which they were due, in microseconds:
             HdrHistogram's own encoding, which merges; empty in a closed loop.
+        message: Seconds that asking a worker program costs, beside what it does; 0 where each
+            worker is ours, or cannot say.
     """
 
     jobs: int
@@ -103,6 +105,7 @@ class Measured:
     late: int = 0
     skipped: int = 0
     histogram: str = ""
+    message: float = 0.0
 
     @property
     def rate(self) -> float:

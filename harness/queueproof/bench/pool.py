@@ -4,54 +4,92 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from queueproof import ending, waits
 from queueproof.bench import worker
 from queueproof.bench.worker import PATIENCE, Load, Order, Tally
 from queueproof.ending import in_one_piece
 from queueproof.errors import QueueError, QueueproofError
+from queueproof.machine import processors
+from queueproof.postgres import Server
 
 START_SECONDS = 60.0  # for a process to start and prepare; far more than a loaded machine needs
-GRACE = PATIENCE + 20.0  # seconds after the end of a load in which every worker has answered
+GRACE = PATIENCE + 20.0  # seconds after the end of a load in which every process has answered
 CLOSE_SECONDS = 2.0  # in which idle processes end by themselves
 DIED = "a worker process died"
 TICK = 0.05  # seconds between two looks at the server while a load runs
 
-Answer: TypeAlias = Tally | str | None  # of a worker: what it did, what went wrong, or "ready"
+Answer: TypeAlias = list[Tally] | str | None  # what its workers did, what went wrong, or "ready"
 
 
 class WorkerLostError(QueueproofError):
     """A worker process died or did not answer in time."""
 
 
+class RoundLostError(WorkerLostError):
+    """A load lost some of those that drove it: with what is left, the whole round can be repeated.
+
+    It was told when this is raised.
+    """
+
+
+class Drivers(Protocol):
+    """Those who drive a load: processes here, or at the workers of a cluster.
+
+    Attributes:
+        facts: What a report tells of them.
+    """
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...  # noqa: D102 - above
+
+    def prepare(self, conninfo: str, load: Load, workers: int) -> None:
+        """See `Pool.prepare`."""
+        ...
+
+    def release(
+        self, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
+    ) -> tuple[float, list[Tally]]:
+        """See `Pool.release`."""
+        ...
+
+
 class Pool:
     """Worker processes; a context manager that ends them.
 
     They are new Python processes, not forks: each imports little and shares nothing but a count.
+
+    Attributes:
+        facts: See `Drivers`.
     """
 
-    def __init__(self, size: int) -> None:
-        """Start the processes.
+    facts: Mapping[str, Any] = {}
+
+    def __init__(self, size: int, at_most: int | None = None) -> None:
+        """Start the processes, or as many as there are workers where these are fewer.
 
         Args:
-            size: How many.
+            size: Most workers.
+            at_most: Processes; None for one for each processor.
         """
         context = multiprocessing.get_context("spawn")
-        self._accepted = context.RawArray("q", size)
+        self._accepted = context.RawArray("q", size + 1)  # the last one counts those elsewhere
+        self._busy: Sequence[Connection] = ()
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
+        self._working = False  # whether one of them still owes an answer
         try:
-            for number in range(size):
+            for _ in range(min(size, at_most or processors())):
                 ours, theirs = context.Pipe()
                 self._pipes.append(ours)
                 process = context.Process(
-                    target=worker.main, args=(theirs, number, self._accepted), daemon=True
+                    target=worker.main, args=(theirs, self._accepted), daemon=True
                 )
                 with in_one_piece():
                     process.start()
@@ -74,13 +112,17 @@ class Pool:
         """End the processes."""
         self.close()
 
-    def prepare(self, conninfo: str, load: Load, workers: int) -> None:
+    def prepare(
+        self, conninfo: str, load: Load, workers: int, *, first: int = 0, step: int = 1
+    ) -> None:
         """Let workers connect and prepare their statements; they then wait for `release`.
 
         Args:
             conninfo: Where to.
             load: What they will do.
             workers: How many of them; the others stay idle.
+            first: Where others drive the same load: the number of the first worker of these.
+            step: From one's number to the next one's.
 
         Raises:
             QueueError: The server rejected something.
@@ -88,8 +130,10 @@ class Pool:
         """
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
-        pipes = self._pipes[:workers]
-        _tell(pipes, Order(conninfo, load))
+        numbers = range(first, workers, step)
+        pipes = self._busy = self._pipes[: len(numbers)]
+        for place, pipe in enumerate(pipes):
+            _tell([pipe], Order(conninfo, load, numbers[place :: len(pipes)]))
         answers = self._answers(pipes, START_SECONDS)
         if any(isinstance(answer, str) for answer in answers):
             ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
@@ -98,12 +142,11 @@ class Pool:
             _raise_first(answers)
 
     def release(
-        self, workers: int, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
+        self, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
     ) -> tuple[float, list[Tally]]:
         """Let the prepared workers go, and wait until all have ended.
 
         Args:
-            workers: As many as were prepared.
             seconds: After which they claim no more; they end before if the jobs are done.
             tick: Called again and again meanwhile.
             warm_up: Seconds of the same before that, of which only counts remain.
@@ -115,18 +158,34 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
-        pipes = self._pipes[:workers]
+        pipes = self._busy
         began = time.monotonic() + warm_up
         _tell(pipes, (began, began + seconds))
         answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
-        return began, [answer for answer in answers if isinstance(answer, Tally)]
+        return began, [t for answer in answers if isinstance(answer, list) for t in answer]
+
+    def exchange(self, elsewhere: int) -> int:
+        """How many completions were accepted here; the workers are told how many were elsewhere.
+
+        Args:
+            elsewhere: So many, of the same load.
+        """
+        done: int = sum(self._accepted[:-1])
+        self._accepted[-1] = elsewhere
+        return done
+
+    def kill(self) -> None:
+        """Kill the processes, whatever they do."""
+        for process in self._processes:
+            process.kill()
 
     def _answers(
         self, pipes: Sequence[Connection], seconds: float, tick: Callable[[], None] = lambda: None
     ) -> list[Answer]:
         """One answer of each; all are waited for, so that the next load finds all idle."""
         answers: dict[Connection, Answer] = {}
+        self._working = True
         give_up = time.monotonic() + seconds
         while len(answers) < len(pipes):
             if time.monotonic() > give_up:
@@ -140,10 +199,13 @@ class Pool:
                         raise WorkerLostError(DIED) from None
             tick()
             wait([pipe for pipe in pipes if pipe not in answers], timeout=TICK)
+        self._working = False
         return [answers[pipe] for pipe in pipes]
 
     def close(self) -> None:
-        """End the processes, at once if they do not end by themselves."""
+        """End the processes, at once if they are at work or do not end by themselves."""
+        if self._working:
+            self.kill()  # they hear nothing before their time is up
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.close()
@@ -156,6 +218,20 @@ class Pool:
             process.close()
         self._pipes.clear()
         self._processes.clear()
+
+
+Pools: TypeAlias = Callable[[Server, int], AbstractContextManager[Drivers]]
+"""Who drives loads on a server, by at most how many workers there will be."""
+
+
+def here(_server: Server, size: int) -> Pool:
+    """Processes of this machine.
+
+    Args:
+        _server: Any.
+        size: Most workers.
+    """
+    return Pool(size)
 
 
 def _tell(pipes: Sequence[Connection], what: Order | tuple[float, float]) -> None:

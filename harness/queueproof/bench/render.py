@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from queueproof.bench import costs, numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
@@ -30,7 +30,8 @@ def method(report: BenchReport) -> list[str]:
         if compared
         else "over all queues after one that is not counted"
     )
-    if facts.get("interrupted"):
+    interrupted = facts.get("interrupted")
+    if interrupted:
         warm += "; **it was interrupted, and only whole rounds count**"
     pace = _pace(facts.get("pace", {}))
     exchange = ""
@@ -40,11 +41,11 @@ def method(report: BenchReport) -> list[str]:
             " completes a batch and claims the next one; the counters of one worker alone are of"
             " two. "
         )
+    cores = "a dask worker has threads" if facts.get("drivers") else "there are cores"
     text = f"""\
 {facts["server"]}. {settings}.{durable}
 
-{facts["cores"]} cores, shared by server, workers and whatever else ran (load average
-{facts["load_before"]} when it began). On such a machine compare the ratios, which come from cells
+{_place(facts)} compare the ratios, which come from cells
 next to each other in time, before the figures.
 
 {rounds} {warm}. A figure is the median of the rounds, ± half
@@ -52,9 +53,10 @@ their range, with no more digits than that allows; in brackets the median of its
 first queue, round by round.
 
 A cell: the queue is installed anew, without the movable clock; jobs go in through its own
-`enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, a process with one
-connection and prepared statements, claims and completes until all jobs are done or the time is up:
-there are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
+`enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, with a connection and
+prepared statements of its own, claims and completes until all jobs are done or the time is up; as
+many processes as {cores} share the workers, as pgbench's threads share its clients. There
+are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
 long again. Timed is from the common start to the answer of the last completion; the jobs themselves
 take no time.{pace}
 
@@ -72,9 +74,28 @@ each job, which the counters show.
     if seconds := facts.get("endure"):
         told.insert(
             2,
-            f"Three phases of {seconds:g} s each, in which autovacuum is on if the server is ours.",
+            f"Three phases of {seconds:g} s each, in which autovacuum is on if the server is ours"
+            + ("; **it was interrupted, and only whole phases count**." * bool(interrupted) or "."),
         )
     return told
+
+
+def _place(facts: dict[str, Any]) -> str:
+    """Where the load came from."""
+    cores = f"{facts['cores']} cores"
+    load = f"(load average {facts['load_before']} when it began)"
+    drivers = facts.get("drivers")
+    if not drivers:
+        return f"{cores}, shared by server, workers and whatever else ran {load}. On such a machine"
+    count, machines, lost = (drivers[name] for name in ("workers", "machines", "lost"))
+    told = (
+        f"The load came from {count} dask worker{'s' * (count > 1)} on {machines}"
+        f" machine{'s' * (machines > 1)}, at the same moment by the server's clock."
+        f" The machine that told them so has {cores} {load}."
+    )
+    if lost:
+        told += f" Rounds that lost a part of the load, and do not count: {lost}."
+    return f"{told} Here too"
 
 
 def _pace(facts: dict[str, float]) -> str:

@@ -8,10 +8,10 @@ processes start it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeVar, cast
 
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
@@ -19,7 +19,14 @@ from psycopg.pq.abc import PGconn, PGresult
 _CHANGES = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE"})
 _DONE, _ROWS = int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.TUPLES_OK)  # compared often
 
+T = TypeVar("T")
 Known: TypeAlias = dict[str, bytes | None]  # parameters by name, in PostgreSQL's text form
+Prepared: TypeAlias = tuple[bytes, list[bytes | None]]  # a statement's name, and its parameters
+Steps: TypeAlias = Generator[Prepared | bytes | float, PGresult, T]
+"""What a worker does, up to where it waits: for a statement's answer, or for some seconds.
+
+Whoever drives it decides whether anything else goes on meanwhile.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +147,35 @@ class LoadSession:
             self.check(prepared, command.where)
 
     def run(self, script: Script, known: Known) -> tuple[PGresult | None, int]:
-        """Run a script step by step, by the rules for blocks of several statements.
+        """Run a script, and wait for each answer; `steps` says more.
+
+        Args:
+            script: What to run.
+            known: Its parameters.
+
+        Raises:
+            Retryable: An error that means "nothing this time".
+            RejectedError: Any other error.
+        """
+        return self.perform(self.steps(script, known))
+
+    def perform(self, steps: Steps[T]) -> T:
+        """Go through steps to their end, and wait for each answer."""
+        try:
+            asked = next(steps)
+            while True:
+                if type(asked) is tuple:
+                    asked = steps.send(self._execute_prepared(*asked))
+                elif type(asked) is bytes:
+                    asked = steps.send(self._execute(asked))
+                else:
+                    time.sleep(cast("float", asked))
+                    asked = next(steps)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    def steps(self, script: Script, known: Known) -> Steps[tuple[PGresult | None, int]]:
+        """Go through a script, by the rules for blocks of several statements.
 
         Args:
             script: What to run.
@@ -159,21 +194,25 @@ class LoadSession:
         changed = 0
         for command in script.commands:
             if command.wait:
-                time.sleep(command.wait)
-            result = self._execute_prepared(
-                command.name, [known[name] for name in command.parameters]
-            )
+                yield command.wait
+            result = yield command.name, [known[name] for name in command.parameters]
             self.trips += 1
-            if result.status not in {_DONE, _ROWS}:
-                self.check(result, command.where)
+            status = result.status
+            if status not in {_DONE, _ROWS}:
+                try:
+                    self.check(result, command.where)
+                except Retryable:
+                    if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+                        yield b"ROLLBACK"
+                    raise
             if script.counts:
                 changed = _changed(result, changed)
-            if result.status == _DONE:
+            if status == _DONE:
                 continue
             answer = result
             if not result.ntuples:
                 if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-                    self.command(b"ROLLBACK")
+                    self.check((yield b"ROLLBACK"), command.where)
                     return None, 0
                 last = command is script.commands[-1]
                 return None, changed if last else 0
@@ -189,15 +228,13 @@ class LoadSession:
             where: Place in the queue file, for the message.
 
         Raises:
-            Retryable: It means "nothing this time"; the transaction is rolled back.
+            Retryable: It means "nothing this time"; an open transaction is to be rolled back.
             RejectedError: Any other error.
         """
         if result.status in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
             return
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"08006").decode()
         if state in self._retry_on and self.pgconn.status == pq.ConnStatus.OK:
-            if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-                self._execute(b"ROLLBACK")
             raise Retryable(state)
         message = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"the connection broke"
         raise RejectedError(f"{where}: {message.decode()} ({state})".removeprefix(": "))

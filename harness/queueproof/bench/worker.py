@@ -1,18 +1,25 @@
-"""One worker of a load, in a process of its own: claim, complete, again, until there is no more."""
+"""Workers of a load: claim, complete, again, until there is no more.
+
+Each has a connection of its own; a process drives several of them, as pgbench's threads do its
+clients, so that a machine with few cores is busy with the queue and not with changing processes.
+"""
 
 from __future__ import annotations
 
 import gc
+import heapq
 import random
+import select
 import signal
 import time
 from array import array
-from collections.abc import Mapping, MutableSequence
-from contextlib import suppress
+from collections.abc import Mapping, MutableSequence, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
+import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGresult
 
@@ -23,6 +30,7 @@ from queueproof.bench.session import (
     RejectedError,
     Retryable,
     Script,
+    Steps,
     array_literal,
     processor_seconds,
     values,
@@ -59,7 +67,8 @@ class Load:
     Attributes:
         setup: SQL for a new connection.
         claim: The claim.
-        complete: The completion, of one job or of all that a claim got.
+        complete: The completion, of one job or of all that a claim got; no command where the
+            claim itself is the end of its jobs.
         many: Whether it is of all.
         token: Columns of the claim's answer that the completion takes; the id comes first.
         constants: Parameters of the claim that are the same for every worker.
@@ -99,7 +108,7 @@ class Tally:
             and claims, that is all of it.
         ended: When the last completion was answered, by `time.monotonic`; 0 if none was.
         trips: Statements sent and answered.
-        own_cpu: Processor seconds of this worker's process.
+        own_cpu: Processor seconds of this worker's process; the first of several workers has them.
         server_cpu: Those of the server's process for it; None where it is not on this machine.
         warm: Completions accepted before the measurement began.
         late: Claims that began later than they were due, by more than `LATE`.
@@ -156,7 +165,7 @@ class Worker:
         if load.exchange:
             session.prepare(load.exchange.script)
 
-    def work(self, begin: float, until: float) -> Tally:
+    def work(self, begin: float, until: float) -> Steps[Tally]:
         """Claim and complete until all jobs are done or the time is up.
 
         What is claimed by then is completed: no job is left in a worker's hands.
@@ -169,52 +178,51 @@ class Worker:
             RejectedError: The server rejected a statement.
         """
         pgconn = self._session.pgconn
-        server_cpu, own_cpu = processor_seconds(pgconn), time.process_time()
+        server_cpu = processor_seconds(pgconn)
         if time.monotonic() < begin:
-            self._at_once(begin)
+            yield from self._at_once(begin)
             self.tally.warm = self.tally.accepted
             del self.tally.latencies[:]
         if self._load.rate:
-            self._on_time(begin, until)
+            yield from self._on_time(begin, until)
         else:
-            self._at_once(until)
-        self.tally.own_cpu = time.process_time() - own_cpu
+            yield from self._at_once(until)
         if server_cpu is not None and (now_used := processor_seconds(pgconn)) is not None:
             self.tally.server_cpu = now_used - server_cpu
         self.tally.ids = b"\n".join(self._ids)
         self.tally.trips = self._session.trips
         return self.tally
 
-    def _at_once(self, until: float) -> None:
+    def _at_once(self, until: float) -> Steps[None]:
         """A closed loop: the next claim follows the completion."""
         if self._load.exchange:
-            self._exchange_at_once(self._load.exchange, until)
+            yield from self._exchange_at_once(self._load.exchange, until)
             return
         wanted = now = time.monotonic()
         while now < until:
-            answer = self.claim()
+            answer = yield from self.claim()
             now = time.monotonic()
             if answer is not None:
                 self.tally.latencies.append(now - wanted)
-                self.complete(answer, until + PATIENCE)
+                yield from self.complete(answer, until + PATIENCE)
                 wanted = now = time.monotonic()
                 if self._load.standing and sum(self._accepted) >= self._load.jobs:
                     break
             elif sum(self._accepted) >= self._load.jobs:
                 break
             else:
-                time.sleep(self._random.uniform(0, PAUSE))
+                yield self._random.uniform(0, PAUSE)
 
-    def _exchange_at_once(self, exchange: Exchange, until: float) -> None:
+    def _exchange_at_once(self, exchange: Exchange, until: float) -> Steps[None]:
         """A closed loop in which the completion is the next claim."""
         held: Jobs = []
         wanted = now = time.monotonic()
         while now < until:
             try:
-                held = self._exchange(exchange, held) if held else self._first()
+                held = yield from (self._exchange(exchange, held) if held else self._first())
             except Retryable as error:
                 self._count(error)
-                time.sleep(self._random.uniform(0, PAUSE))
+                yield self._random.uniform(0, PAUSE)
                 now = time.monotonic()
                 continue
             now = time.monotonic()
@@ -225,22 +233,22 @@ class Worker:
             if enough and (self._load.standing or not held):
                 break
             if not held:
-                time.sleep(self._random.uniform(0, PAUSE))
+                yield self._random.uniform(0, PAUSE)
         if held:
-            self._complete(held, until + PATIENCE)
+            yield from self._complete(held, until + PATIENCE)
 
-    def _first(self) -> Jobs:
+    def _first(self) -> Steps[Jobs]:
         """What a claim gets; nothing where there was nothing."""
-        answer = self.claim()
+        answer = yield from self.claim()
         return [values(answer, column.index) for column in self._load.token] if answer else []
 
-    def _exchange(self, exchange: Exchange, held: Jobs) -> Jobs:
+    def _exchange(self, exchange: Exchange, held: Jobs) -> Steps[Jobs]:
         """Complete a batch, and claim the next one; nothing where there was nothing."""
         known: Known = {
             column.name: array_literal(texts, plain=column.plain)
             for column, texts in zip(exchange.token, held, strict=True)
         }
-        answer, _ = self._session.run(exchange.script, known | self._wanted)
+        answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
         flags = values(answer, exchange.completed) if answer else []
         claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
         if len(claimed) < len(flags):
@@ -252,7 +260,7 @@ class Worker:
         places = [column.index for column in exchange.token]
         return [[answer.get_value(row, index) for row in claimed] for index in places]
 
-    def _on_time(self, begin: float, until: float) -> None:
+    def _on_time(self, begin: float, until: float) -> Steps[None]:
         """An open loop: claims are due at random times, and whoever is late has waited since then.
 
         Latencies count from when a claim was due, so that a stall meets every claim that it held
@@ -262,24 +270,24 @@ class Worker:
         while due < until:
             now = time.monotonic()
             if now < due:
-                time.sleep(due - now)
+                yield due - now
             self.tally.late += now > due + LATE
             answer = None
             while answer is None and time.monotonic() < until:
-                answer = self.claim()
+                answer = yield from self.claim()
                 if answer is None:
-                    time.sleep(self._random.uniform(0, PAUSE))
+                    yield self._random.uniform(0, PAUSE)
             if answer is None:
                 self.tally.skipped += 1
             else:
                 self.tally.latencies.append(time.monotonic() - due)
-                self.complete(answer, until + PATIENCE)
+                yield from self.complete(answer, until + PATIENCE)
             due += self._random.expovariate(self._load.rate)
 
-    def claim(self) -> PGresult | None:
+    def claim(self) -> Steps[PGresult | None]:
         """Claim once; None if there was nothing, or nothing this time."""
         try:
-            answer, _ = self._session.run(self._load.claim, self._wanted.copy())
+            answer, _ = yield from self._session.steps(self._load.claim, self._wanted.copy())
         except Retryable as error:
             self._count(error)
             return None
@@ -287,30 +295,35 @@ class Worker:
             self.tally.empty += 1
         return answer
 
-    def complete(self, answer: PGresult, until: float) -> None:
+    def complete(self, answer: PGresult, until: float) -> Steps[None]:
         """Complete what a claim got.
 
         Args:
             answer: The claim's.
             until: When to give up trying again, by `time.monotonic`.
         """
-        self._complete([values(answer, column.index) for column in self._load.token], until)
+        held = [values(answer, column.index) for column in self._load.token]
+        yield from self._complete(held, until)
 
-    def _complete(self, held: Jobs, until: float) -> None:
+    def _complete(self, held: Jobs, until: float) -> Steps[None]:
         token, known = self._load.token, self._held
+        if not self._load.complete.commands:
+            self.tally.ended = time.monotonic()
+            self._note(held[0], len(held[0]))
+            return
         done = 0
         try:
             if self._load.many:
                 for column, texts in zip(token, held, strict=True):
                     known[column.name] = array_literal(texts, plain=column.plain)
                 known |= self._own
-                done = self._finish(known, until)
+                done = yield from self._finish(known, until)
             else:
                 for job in zip(*held, strict=True):
                     for column, text in zip(token, job, strict=True):
                         known[column.name] = text
                     known |= self._own
-                    done += self._finish(known, until) > 0
+                    done += (yield from self._finish(known, until)) > 0
         except Retryable:
             return  # the claim was its transaction, and is undone with it
         self._note(held[0], done)
@@ -322,19 +335,19 @@ class Worker:
         self.tally.rejected += len(ids) - done
         self._accepted[self._number] += done
 
-    def _finish(self, known: Known, until: float) -> int:
+    def _finish(self, known: Known, until: float) -> Steps[int]:
         """Complete; how many jobs of those were accepted."""
         held = self._session.pgconn.transaction_status != pq.TransactionStatus.IDLE
         while True:
             try:
-                done, changed = self._session.run(self._load.complete, known)
+                done, changed = yield from self._session.steps(self._load.complete, known)
             except Retryable as error:
                 self._count(error)
                 if held:
                     raise
                 if time.monotonic() > until:
                     return 0
-                time.sleep(self._random.uniform(0, PAUSE))
+                yield self._random.uniform(0, PAUSE)
             else:
                 self.tally.ended = time.monotonic()
                 if self._load.complete.counts:
@@ -346,18 +359,93 @@ class Worker:
         self.tally.deadlocks += error.sqlstate == DEADLOCK
 
 
+def together(pairs: Sequence[tuple[LoadSession, Steps[Tally]]]) -> list[Tally]:
+    """Drive workers side by side, each over its connection, until all have ended.
+
+    Args:
+        pairs: Connections, and what is done over each.
+
+    Raises:
+        RejectedError: The server rejected a statement, or a connection broke.
+    """
+    if len(pairs) == 1:
+        ((session, steps),) = pairs
+        return [session.perform(steps)]  # libpq waits by itself, which costs less
+    tallies: dict[int, Tally] = {}
+    numbers = {session.pgconn.socket: number for number, (session, _) in enumerate(pairs)}
+    last: list[PGresult | None] = [None] * len(pairs)
+    asking = [False] * len(pairs)
+    pauses: list[tuple[float, int]] = []  # when they end, and whose they are
+    answers = select.poll()
+    for socket in numbers:
+        answers.register(socket, select.POLLIN)
+
+    def go_on(number: int, answer: PGresult | None) -> None:
+        session, steps = pairs[number]
+        asking[number] = True
+        try:
+            asked = next(steps) if answer is None else steps.send(answer)
+        except StopIteration as end:
+            tallies[number] = cast("Tally", end.value)
+            answers.unregister(session.pgconn.socket)
+            return
+        if type(asked) is tuple:
+            session.pgconn.send_query_prepared(*asked)
+        elif type(asked) is bytes:
+            session.pgconn.send_query(asked)
+        else:
+            asking[number] = False
+            heapq.heappush(pauses, (time.monotonic() + cast("float", asked), number))
+
+    try:
+        for number in range(len(pairs)):
+            go_on(number, None)
+        while len(tallies) < len(pairs):
+            if pauses:
+                waiting = [socket for socket, n in numbers.items() if n not in tallies]
+                ready = _readable(waiting, pauses[0][0])
+                now = time.monotonic()
+                while pauses and pauses[0][0] <= now:
+                    go_on(heapq.heappop(pauses)[1], None)
+            else:
+                ready = [socket for socket, _ in answers.poll()]
+            for socket in ready:
+                number = numbers[socket]
+                pgconn = pairs[number][0].pgconn
+                pgconn.consume_input()
+                while asking[number] and not pgconn.is_busy():
+                    result = pgconn.get_result()
+                    if result is None:
+                        answer, last[number] = last[number], None
+                        if answer is None:
+                            raise RejectedError("the server closed the connection")
+                        go_on(number, answer)
+                        break
+                    last[number] = result
+    except psycopg.OperationalError as error:
+        raise RejectedError(str(error).strip()) from None
+    return [tallies[number] for number in range(len(pairs))]
+
+
+def _readable(sockets: Sequence[int], until: float) -> list[int]:
+    """Which can be read, as soon as one can or the time has come."""
+    # To the microsecond, by select(2): poll(2) counts in milliseconds.
+    return select.select(sockets, (), (), max(0.0, until - time.monotonic()))[0]
+
+
 class Order(NamedTuple):
-    """What the parent asks of a worker: to connect and prepare; the times follow at the start."""
+    """What the parent asks of a process: to connect and prepare; the times follow at the start."""
 
     conninfo: str
     load: Load
+    numbers: Sequence[int]  # of its workers
 
 
-def main(pipe: Connection, number: int, accepted: MutableSequence[int]) -> None:
+def main(pipe: Connection, accepted: MutableSequence[int]) -> None:
     """Run as a process: take orders from a pipe until it is closed.
 
     An order is answered by None when all is prepared, the times that follow, of the measurement's
-    beginning and end, are answered by a Tally; what went wrong is answered as its message instead.
+    beginning and end, are answered by Tallies; what went wrong is answered as its message instead.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes the pipe
     gc.disable()
@@ -365,17 +453,23 @@ def main(pipe: Connection, number: int, accepted: MutableSequence[int]) -> None:
         while True:
             order: Order = pipe.recv()
             try:
-                _obey(pipe, order, number, accepted)
+                _obey(pipe, order, accepted)
             except RejectedError as error:
                 pipe.send(str(error))
             gc.collect()
 
 
-def _obey(pipe: Connection, order: Order, number: int, accepted: MutableSequence[int]) -> None:
-    session = LoadSession(order.conninfo, order.load.setup, order.load.retry_on)
-    try:
-        worker = Worker(session, order.load, number, accepted)
+def _obey(pipe: Connection, order: Order, accepted: MutableSequence[int]) -> None:
+    load = order.load
+    with ExitStack() as connections:
+        workers = []
+        for number in order.numbers:
+            session = LoadSession(order.conninfo, load.setup, load.retry_on)
+            connections.callback(session.pgconn.finish)
+            workers.append((session, Worker(session, load, number, accepted)))
         pipe.send(None)
-        pipe.send(worker.work(*pipe.recv()))
-    finally:
-        session.pgconn.finish()
+        times = pipe.recv()
+        before = time.process_time()
+        tallies = together([(session, worker.work(*times)) for session, worker in workers])
+        tallies[0].own_cpu = time.process_time() - before
+        pipe.send(tallies)

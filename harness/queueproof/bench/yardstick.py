@@ -61,6 +61,8 @@ def script(queue: SqlFileQueue, compiled: Compiled, batch: int) -> str | None:
         batch: Jobs per claim.
     """
     load = compiled.load
+    if not load.complete.commands:
+        return None
     claims = queue.blocks["claim"].statements
     ends = queue.blocks["complete_many" if load.many else "complete"].statements
     if len(claims) + len(ends) > 2 or (batch > 1 and not load.many):  # noqa: PLR2004

@@ -5,24 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from queueproof.cli.files import refuse_unwritable, write
-from queueproof.cli.options import Postgres, Trust, counts
+from queueproof.cli.options import Postgres, Trust, cluster_extra, counts
 from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
     from queueproof.bench.figures import BenchReport
+    from queueproof.bench.pool import Pools
 
 
 def bench(
     queues: Annotated[
         list[str],
-        typer.Argument(metavar="QUEUE...", help="Queue files; the first is the yardstick."),
+        typer.Argument(
+            metavar="QUEUE...",
+            help="As check takes them; the first is what the others stand beside.",
+        ),
     ],
     *,
     batch: Annotated[
@@ -30,7 +35,7 @@ def bench(
         typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim."),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(metavar="N,...", show_default="1,4,16", help="Processes.")
+        str | None, typer.Option(metavar="N,...", show_default="1,4,16", help="Connections.")
     ] = None,
     compare: Annotated[
         bool,
@@ -115,6 +120,14 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
     postgres: Postgres = None,
     trust: Trust = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp://HOST:PORT",
+            help="Of a dask scheduler: its workers drive the load together, on the server of the"
+            " DSN that --postgres is.",
+        ),
+    ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
@@ -145,6 +158,10 @@ def bench(
         raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
     if rounds is not None and compare:
         raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
+    if cluster is not None and (endure or yardstick or rounds == 0):
+        raise QueueproofError(
+            "--cluster has others drive a load: --endure, --yardstick and --rounds 0 are done here"
+        )
     if json is not None:
         refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
@@ -157,6 +174,7 @@ def bench(
         from queueproof.bench.gate import Condition
         from queueproof.bench.measured import Pace, Shape
 
+        pools = _pools(cluster)
         pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
         limits = Budget() if budget is None else Budget.of(budget)
@@ -180,6 +198,7 @@ def bench(
                     pace=pace,
                     postgres=postgres,
                     trust=trust,
+                    pools=pools,
                     progress=progress,
                     keep=show,
                 )
@@ -196,6 +215,7 @@ def bench(
                     yardstick=yardstick,
                     postgres=postgres,
                     trust=trust,
+                    pools=pools,
                     progress=progress,
                     keep=show,
                 )
@@ -204,6 +224,17 @@ def bench(
     for told in failing:
         say(f"--fail-if: {told}", Exit.BROKEN)
     return Exit.BROKEN if failing else Exit.HOLDS
+
+
+def _pools(cluster: str | None) -> Pools:
+    """Who drives the loads."""
+    if cluster is None:
+        from queueproof.bench.pool import here
+
+        return here
+    with cluster_extra():
+        from queueproof.cluster.load import drivers
+    return partial(drivers, cluster, lambda message: say(message, Exit.HOLDS))
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""A check's units on the workers of a dask cluster, each with a server of its own."""
