@@ -3,11 +3,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+ADDRESSES := pyproject.toml $(wildcard docs/ci/*.yml)
 
-.PHONY: scenarios test test-fast bench results figures lint types docs venv node clean
+.PHONY: scenarios test test-fast bench results mend address figures lint types docs venv node clean
 
-scenarios: venv        ## prove the reference queue and break the naive ones
-	$(BIN)/pytest scenarios
+scenarios: venv        ## prove the reference queue and break the naive ones; pytest-benchmark wants a process of its own
+	$(BIN)/pytest scenarios/test_throughput.py
+	$(BIN)/pytest scenarios -n auto --deselect scenarios/test_throughput.py
 
 test: venv             ## test the harness itself
 	$(BIN)/pytest tests -n auto --dist worksteal
@@ -15,11 +17,19 @@ test: venv             ## test the harness itself
 test-fast: venv        ## the part of it that needs no server: seconds
 	$(BIN)/pytest tests/pure -n auto --dist worksteal
 
-bench: venv            ## measure jobs/s per strategy, batch size and workers; writes results/
+bench: venv node       ## measure jobs/s of strategies and real queues, ten minutes; writes results/
 	PYTHONPATH=harness $(BIN)/python -m workshop
 
 results: venv node     ## check every queue of strategies/; writes results/conformance.md and the stories
 	PYTHONPATH=harness $(BIN)/python -m workshop.conformance
+
+mend: venv             ## what `check --mend` makes of each broken queue; goes on where it was; writes results/mend.md
+	PYTHONPATH=harness:. $(BIN)/python -m workshop.mending
+
+address:               ## `make address OWNER=name`: where the repository is, wherever an address has the placeholder
+	@test -n "$(OWNER)" || { echo "make address OWNER=name"; exit 2; }
+	sed -i.bak 's,\bOWNER/queueproof,$(OWNER)/queueproof,' $(ADDRESSES)
+	rm $(ADDRESSES:=.bak)
 
 figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
 	PYTHONPATH=harness $(BIN)/python -m workshop.permutations
