@@ -49,6 +49,7 @@ EXTRAS = {
         "queueproof bench, latency under --rate, and charts",
     ),
     "clock": (("time-machine",), "server-clock of a Python class: its own clock is set wrong"),
+    "cluster": (("distributed",), "--cluster of check and bench: the workers of a dask cluster"),
     "container": (("testcontainers",), "--postgres container"),
 }
 """Extras of the package: the distributions that they bring, and what for."""

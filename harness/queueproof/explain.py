@@ -114,7 +114,7 @@ def explain(guarantee: Guarantee) -> str:
     parts += [_filled(f"The smallest queue that breaks it: {least.why}"), least.diff]
     if others:
         names = "\n".join(f"  {other.name}" for other in others)
-        parts.append(f"Others that break it, each in another way:\n{names}")
+        parts.append(f"Others that break it, each in another way, in a checkout:\n{names}")
     return "\n\n".join(parts)
 
 

@@ -184,8 +184,6 @@ class Examiner:
         )
         self._skipped = _ids(config, "skip")
         self._required = _ids(config, "require")
-        if getattr(config.option, "dist", "no") == "load":
-            config.option.dist = "loadgroup"  # a queue is judged where all is asked of it
 
     @cached_property
     def named(self) -> list[Queue]:
@@ -324,9 +322,22 @@ class Examiner:
         kept = [item for item in items if self._wants(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-        for item in kept if self._config.pluginmanager.has_plugin("xdist") else ():
-            if (queue := _queue_of(item)) is not None:
-                item.add_marker(pytest.mark.xdist_group(queue.name))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> object:  # noqa: ANN401 - of pytest-xdist
+        """Send what is asked of a queue to one worker, which judges it once."""
+        if config.getoption("dist") != "load":
+            return None
+        from xdist.scheduler import LoadScopeScheduling
+
+        class ByQueue(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
+            """By what stands in a test's brackets: with pytest 9.2 xdist's own groups are none."""
+
+            def _split_scope(self, nodeid: str) -> str:
+                _, bracket, parameter = nodeid.partition("[")
+                return Path(parameter.rstrip("]")).name if bracket else nodeid
+
+        return ByQueue(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:  # noqa: ANN401 - of pytest-xdist

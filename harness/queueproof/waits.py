@@ -193,10 +193,11 @@ def _place(conninfo: str) -> str:
 
 
 def connect(conninfo: str) -> PGconn:
-    """A connection of libpq's, whose `status` says whether it is one.
+    """A connection of libpq's.
 
     Raises:
         LimitError: The server neither took nor refused it within its connect_timeout, or `CONNECT`.
+        psycopg.OperationalError: It refused, and says why.
     """
     seconds = float(conninfo_to_dict(conninfo).get("connect_timeout") or 0) or CONNECT
     limit = Limit(seconds, f"PostgreSQL at {_place(conninfo)} to take a connection")
@@ -213,6 +214,10 @@ def connect(conninfo: str) -> PGconn:
     except BaseException:
         pgconn.finish()
         raise
+    if pgconn.status != pq.ConnStatus.OK:
+        refused = pgconn.get_error_message().strip()
+        pgconn.finish()
+        raise psycopg.OperationalError(refused)
     pgconn.nonblocking = 1
     return pgconn
 
@@ -315,10 +320,6 @@ class Connection(psycopg.Connection[TupleRow]):
             psycopg.OperationalError: It refused.
         """
         pgconn = connect(conninfo)
-        if pgconn.status != pq.ConnStatus.OK:
-            refused = pgconn.get_error_message().strip()
-            pgconn.finish()
-            raise psycopg.OperationalError(refused)
         opened = cls(pgconn, tuple_row)
         opened.autocommit = True
         opened.prepare_threshold = None

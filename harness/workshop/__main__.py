@@ -4,50 +4,68 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from rich.console import Console
 
 from queueproof.bench import render
-from queueproof.bench.bench import ROUNDS, SECONDS, Group, measure
-from queueproof.bench.load import refuse
+from queueproof.bench.bench import Group, measure
+from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Shape
 from queueproof.errors import Exit, QueueproofError
-from queueproof.queues.sqlfile import SqlFileQueue, load
+from queueproof.queues.sqlfile import load
+from scenarios.matrix import PROGRAMS, strategy
 
 REFERENCE = "skip_locked"
+LIMIT = "at_most_once"
+FASTEST = (REFERENCE, "lease_table", LIMIT)
+ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
 
 
-def plan(queues: dict[str, SqlFileQueue], *, quick: bool) -> list[Group]:
-    """Every strategy by batch size and workers, and the convoy at 16 workers.
+def plan(queues: dict[str, Loaded], others: Sequence[Loaded] = (), *, quick: bool) -> list[Group]:
+    """Every queue by batch size at 4 workers, the fastest by workers too, and the convoy at 16.
 
     Args:
-        queues: The strategies by name, the reference first.
+        queues: The strategies by name, the reference first, and the limit.
+        others: Real queues, through their own programs.
         quick: Whether to measure little, to see that it works.
     """
-    matrix = [Shape(10, 4)] if quick else [Shape(b, w) for w in (1, 4) for b in (1, 10, 100, 1000)]
-    batches = (1,) if quick else (1, 10)
-    convoy = [Shape(batch, 16, hold) for batch in batches for hold in (0.0, HOLD)]
+    batches = (10,) if quick else (1, 10, 100)
+    fastest = tuple(queues[name] for name in FASTEST)
     waiting = tuple(queues[name] for name in CONVOY)
+    both = (*waiting, *(queue for queue in fastest if queue not in waiting))
     return [
-        *(Group(shape, tuple(queues.values())) for shape in matrix),
-        *(Group(shape, waiting) for shape in convoy),
+        *(Group(Shape(b, 4), (*queues.values(), *others)) for b in batches),
+        *(
+            Group(Shape(b, w), fastest)
+            for w in (1, 16)
+            for b in batches
+            if not quick and (b, w) != (1, 16)  # which stands beside the convoy
+        ),
+        Group(Shape(1, 16), both),
+        Group(Shape(1, 16, HOLD), waiting),
     ]
 
 
-def strategies() -> dict[str, SqlFileQueue]:
-    """The strategies that the package brings, the reference first."""
-    found: dict[str, SqlFileQueue] = {}
+def peers() -> list[Loaded]:
+    """The real queues of strategies/peers, each once."""
+    with as_file(files("queueproof.strategies")) as directory:
+        names = [name for name in PROGRAMS if not name.endswith("_patient")]
+        return [refuse(strategy(name, directory)) for name in names]
+
+
+def strategies() -> dict[str, Loaded]:
+    """The strategies that the package brings, the reference first, and what none can outrun."""
+    found: dict[str, Loaded] = {}
     with as_file(files("queueproof.strategies")) as directory:
         paths = sorted(directory.glob("*.sql"), key=lambda p: (p.stem != REFERENCE, p.stem))
         for path in paths:
-            queue = load(path)
-            refuse(queue)
-            found[path.stem] = queue
-    return found
+            found[path.stem] = refuse(load(path))
+    return found | {LIMIT: refuse(load(Path(__file__).parent / f"{LIMIT}.sql"))}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with errors.status("starting the server and the workers") as status:
             report = measure(
-                plan(strategies(), quick=options.quick),
+                plan(strategies(), () if options.quick else peers(), quick=options.quick),
                 rounds=1 if options.quick else ROUNDS,
                 seconds=0.2 if options.quick else SECONDS,
                 postgres=options.postgres,

@@ -144,17 +144,24 @@ class Row:
         }
 
     def drawn(self) -> dict[str, str]:
-        """By its file the story, as data, that a guarantee's page draws: of its smallest defect."""
-        told = [j.stories[0].told for j in self.card.guarantees if j.id == self.defect and j.story]
-        if not told or defects(self.defect)[0].name != f"strategies/{self.name}.sql":
-            return {}
-        return {f"stories/{self.defect}.json": json.dumps(to_data(told[0]), indent=1) + "\n"}
+        """The stories as data, by their files: the site draws them."""
+        told = {
+            j.id: tuple(one.told for one in j.stories) for j in self.card.guarantees if j.stories
+        }
+        files = {f"stories/{self.stem}.{id_}.json": _data(all_) for id_, all_ in told.items()}
+        if self.defect in told and defects(self.defect)[0].name == f"strategies/{self.name}.sql":
+            files[f"stories/{self.defect}.json"] = _data(told[self.defect][0])  # its page's
+        return files
 
     def _remark(self, guarantee: str) -> Remark | None:
         return self.peer.remarks.get(guarantee) if self.peer else None
 
     def _tells(self, guarantee: str) -> bool:
         return any(j.id == guarantee and j.story for j in self.card.guarantees)
+
+
+def _data(told: object) -> str:
+    return json.dumps(to_data(told), indent=1) + "\n"
 
 
 def _page(row: Row, stories: Sequence[Break]) -> str:
@@ -401,7 +408,7 @@ def write(
     stories = results / "stories"
     stories.mkdir(parents=True, exist_ok=True)
     unjudged = {failure.stem for failure in failures}
-    for old in stories.glob("*.md"):
+    for old in stories.glob("*.*.*"):  # queue.guarantee.md, and its data
         if old.name.partition(".")[0] not in unjudged:
             old.unlink()
     for row in rows:

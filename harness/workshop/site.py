@@ -30,7 +30,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.report import page, text
 from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
-from queueproof.report.story import Account, Story, Told
+from queueproof.report.story import Story, Told
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {
@@ -131,7 +131,31 @@ def _linked(source: str, place: str) -> str:
         way = posixpath.relpath(there, posixpath.dirname(place))
         return way + (f"#{anchor}" if anchor else found[2] or "")
 
-    return _LINK.sub(on_site, (ROOT / source).read_text(encoding="utf-8"))
+    return _LINK.sub(on_site, _source(source))
+
+
+def _source(name: str) -> str:
+    """The text of a file of the repository, without which there is no site."""
+    try:
+        return (ROOT / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        writes = "`make results` writes it" if name.startswith("results/") else "it is in git"
+        raise PluginError(f"{name} is missing: {writes}") from None
+
+
+def _data(name: str) -> Any:  # noqa: ANN401 - what JSON holds
+    """A file of results/ as data."""
+    try:
+        return json.loads(_source(name))
+    except json.JSONDecodeError as error:
+        raise PluginError(f"{name} is no JSON: {error}; `make results` writes it anew") from None
+
+
+def _told(data: object, name: str) -> Told:
+    try:
+        return from_data(data)
+    except ValueError as error:
+        raise PluginError(f"{name} is no story: {error}; `make results` writes it anew") from None
 
 
 def _place(target: str) -> str | None:
@@ -195,9 +219,8 @@ def _guarantees() -> str:
 
 def _guarantee(guarantee: Guarantee) -> str:
     least, *others = defects(guarantee.id)
-    told = from_data(
-        json.loads((ROOT / "results" / "stories" / f"{guarantee.id}.json").read_text("utf-8"))
-    )
+    recorded = f"results/stories/{guarantee.id}.json"
+    told = _told(_data(recorded), recorded)
     parts = [f"# {guarantee.id}", f"**{_plain(guarantee.sentence)}**"]
     for heading, words in facts(guarantee).items():
         first = words[0].upper() if heading == "Why it matters" else words[0]
@@ -235,15 +258,20 @@ def _issue(found: re.Match[str]) -> str:
 
 
 def _drawn(told: Told) -> str:
+    """A story with its figure and its SQL."""
+    if isinstance(told, Story):
+        return "\n\n".join([_figure(told), *_statements(told)])
+    languages = {"sql": "postgresql"}
+    return "\n\n".join(
+        _plain(part.text)
+        if part.kind == "prose"
+        else f"{part.head}\n\n{_fenced(languages.get(part.kind, 'text'), part.text)}"
+        for part in told.parts
+    )
+
+
+def _figure(told: Story) -> str:
     """A story as a figure and, for a narrow screen, as a list."""
-    if isinstance(told, Account):
-        languages = {"sql": "postgresql"}
-        return "\n\n".join(
-            _plain(part.text)
-            if part.kind == "prose"
-            else f"{part.head}\n\n{_fenced(languages.get(part.kind, 'text'), part.text)}"
-            for part in told.parts
-        )
     steps = "".join(
         f'<li><span class="n">{number}</span><div>{html.escape(chr(10).join(lines))}</div></li>'
         for number, lines in page.steps(told)
@@ -257,7 +285,6 @@ def _drawn(told: Told) -> str:
             f'<ol class="steps" data-search-exclude>{steps}</ol>'
         ),
         *(_plain(note) for note in text.allowed(told)),
-        *(_statements(told)),
     ]
     return "\n\n".join(parts)
 
@@ -294,15 +321,38 @@ def _stories() -> Iterator[tuple[str, str]]:
                     _plain(planted[queue].why),
                     _folded("The defect", _fenced("diff", planted[queue].diff)),
                 ]
-            for story, again in _TEXT.findall(path.read_text(encoding="utf-8")):
-                told = (
-                    f"{_fenced('text', story)}\n\nOnce more:\n\n{_fenced('console', f'$ {again}')}"
-                )
-                parts.append(_folded(_broken(story), told))
+            texts = _TEXT.findall(path.read_text(encoding="utf-8"))
+            for (words, again), told in zip(texts, _recorded(path, len(texts)), strict=True):
+                once_more = f"Once more:\n\n{_fenced('console', f'$ {again}')}"
+                if isinstance(told, Story):
+                    sql = "\n\n".join([*_statements(told), once_more])
+                    parts += [_figure(told), _folded("The SQL, and how to replay it", sql)]
+                else:
+                    whole = f"{_fenced('text', words)}\n\n{once_more}"
+                    parts.append(_folded(_broken(words), whole))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
         yield f"stories/{name}.md", _unsearched("\n\n".join(parts))
     index[-1] += "\n" + "\n".join(rows)
     yield "stories/index.md", "\n\n".join(index)
+
+
+def _recorded(path: Path, count: int) -> list[Told | None]:
+    """The stories of a page as data; None for each where none were recorded.
+
+    Args:
+        path: The page.
+        count: How many it has.
+    """
+    beside = path.with_suffix(".json")
+    if not beside.exists():
+        return [None] * count
+    name = beside.relative_to(ROOT).as_posix()
+    found: list[Told | None] = [_told(one, name) for one in _data(name)]
+    if len(found) != count:
+        raise PluginError(
+            f"{name} has {len(found)} stories, and {path.name} {count}: `make results`"
+        )
+    return found
 
 
 def _broken(story: str) -> str:

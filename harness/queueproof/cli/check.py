@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -18,18 +20,22 @@ from queueproof.cli.options import (
     QueueName,
     Trust,
     Where,
+    cluster_extra,
     ids,
 )
 from queueproof.cli.replaying import command_of, open_target, refuse_export, replay_story
 from queueproof.cli.reports import Reports
-from queueproof.cli.talk import output, progress_bar
-from queueproof.errors import QueueproofError
+from queueproof.cli.talk import output, progress_bar, say
+from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
+    from queueproof.examine.work import Helpers
+    from queueproof.guarantees.guarantee import Guarantee
     from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card
     from queueproof.report.terminal import Output
+    from queueproof.run.lab import Lab
 
 
 TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
@@ -76,6 +82,14 @@ def check(
             min=1,
             show_default="the processors",
             help="Processes that do the work, each with a database of its own: the same is found.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp://HOST:PORT",
+            help="Of a dask scheduler: its workers do the work, each with a server of its own: the"
+            " same is found.",
         ),
     ] = None,
     json: Annotated[
@@ -135,6 +149,14 @@ def check(
             " as it is, and so does the exit code.",
         ),
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Check again whenever the file, or one that it includes, changes: the story that"
+            " broke last goes first. Ctrl-C ends it.",
+        ),
+    ] = False,
     debug: Annotated[  # noqa: ARG001 - `run` looks for it
         bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an internal error.")
     ] = False,
@@ -152,20 +174,38 @@ def check(
     named, required = ids(only, "--only"), ids(require, "--require")
     wanted = select(named, skip=ids(skip, "--skip") or (), require=required or ())
     reports = Reports(json, html, junit, badge, annotate)
-    if new is not None and (mutate or mend or export is not None):
-        raise QueueproofError(
-            "--with makes one queue of two: --mutate, --mend and --export are about one"
-        )
-    others = reports.files or mutate or mend or write_breaks
-    if replay is not None and (others or only or skip or require):
-        raise QueueproofError(
-            "--replay runs one story: --only, --skip, --require, --mutate, --mend, --write-breaks"
-            " and reports do not go with it"
-        )
-    if export is not None:
-        refuse_export(export, replay)
+    _refuse_beside(
+        new,
+        [mutate, mend, export],
+        "--with makes one queue of two: --mutate, --mend and --export are about one",
+    )
+    _refuse_beside(
+        cluster,
+        [jobs, mutate, mend, replay],
+        "--cluster has others do a check: --jobs, --mutate, --mend and --replay are done here",
+    )
+    others = reports.files or mutate or mend or write_breaks or only or skip or require
+    _refuse_beside(
+        replay,
+        [others],
+        "--replay runs one story: --only, --skip, --require, --mutate, --mend, --write-breaks"
+        " and reports do not go with it",
+    )
+    refuse_export(export, replay)
     if replay is None:
         reports.refuse_unwritable()
+    if watch:
+        _watch(
+            queue,
+            Where(postgres, trust),
+            wanted,
+            seed=seed,
+            profile=(profile or ProfileName.quick).value,
+            named=named or (),
+            required=required or (),
+            jobs=jobs,
+            beside=[reports.files, mutate, mend, write_breaks, replay, new, cluster],
+        )
     target = resolve(queue) if new is None else _deployment(queue, new)
     if write_breaks:
         target.with_breaks({})
@@ -186,8 +226,13 @@ def check(
                 command = command_of(queue, new, lab, where)
                 if not cards:
                     called = queue if new is None else target.name
-                    out.say(f"{called} on {lab.server.label}; seed {seed}, profile {thorough}\n")
-                with progress_bar() as progress:
+                    _introduce(
+                        out,
+                        target,
+                        f"{called} on {lab.server.label}",
+                        f"seed {seed}, profile {thorough}",
+                    )
+                with _helpers(cluster, lab) as helpers, progress_bar() as progress:
                     card = check_queue(
                         lab,
                         wanted,
@@ -196,6 +241,7 @@ def check(
                         named=named or (),
                         required=required or (),
                         jobs=jobs or processors(),
+                        helpers=helpers,
                         progress=progress,
                     )
                 cards.append(card)
@@ -207,11 +253,64 @@ def check(
             _mend(out, target, card, where, thorough, jobs or processors())
     if write_breaks:
         card = _accepted(out, target, card)
-    _tell_breaks(out, target, card)
+    _tell_breaks(out, target, card, mend=mend)
     reports.annotate(out, card)
     print_whole(out, card)
     reports.write(card, command)
     return card.exit_code
+
+
+def _refuse_beside(given: str | None, others: Iterable[object], why: str) -> None:
+    """Refuse options that do not go with one that is given."""
+    if given is not None and any(others):
+        raise QueueproofError(why)
+
+
+def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | None]:
+    """Who does the work, where that is not this machine."""
+    if cluster is None:
+        return nullcontext()
+    with cluster_extra():
+        from queueproof.cluster.client import on_cluster
+    return on_cluster(cluster, lab, lambda message: say(message, Exit.HOLDS))
+
+
+def _watch(
+    queue: str,
+    where: Where,
+    wanted: Sequence[Guarantee],
+    *,
+    seed: int,
+    profile: str,
+    named: Sequence[str],
+    required: Sequence[str],
+    jobs: int | None,
+    beside: Sequence[object],
+) -> NoReturn:
+    """Check a file now and after each change; what is for one check does not go with it."""
+    from queueproof.cli.watching import watch
+    from queueproof.examine.check import check_queue
+    from queueproof.machine import processors
+
+    def judge(lab: Lab, progress: Callable[[str, float], None]) -> Card:
+        return check_queue(
+            lab,
+            wanted,
+            seed=seed,
+            profile=profile,
+            named=named,
+            required=required,
+            jobs=jobs or processors(),
+            progress=progress,
+        )
+
+    _refuse_beside(
+        queue,
+        beside,
+        "--watch checks one file again and again: --with, --replay, --mutate, --mend,"
+        " --write-breaks, --cluster and reports do not go with it",
+    )
+    watch(queue, where, judge)
 
 
 def _deployment(old: str, new: str) -> Queue:
@@ -304,8 +403,33 @@ def _accepted(out: Output, target: Queue, card: Card) -> Card:
     return card.accepting(broken, TODO)
 
 
-def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
-    """Say which declared break is mended, and which still lacks its reason."""
+def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
+    """Say what is checked, and at once what would make it break for no reason of the queue's."""
+    out.say(f"{what}; {how}\n")
+    _tell_numbers(out, target)
+
+
+def _tell_numbers(out: Output, target: Queue) -> None:
+    """Say where the file's SQL has another number than its header."""
+    from queueproof.queues.numbers import others_than_declared
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    told = list(others_than_declared(target)) if isinstance(target, SqlFileQueue) else []
+    if told:
+        out.say("\n".join([*told, ""]))
+
+
+def _tell_breaks(out: Output, target: Queue, card: Card, *, mend: bool) -> None:
+    """Say which declared break is mended, which still lacks its reason, and what mends the rest."""
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    if card.verdict == "broken":
+        _tell_numbers(out, target)
+        if isinstance(target, SqlFileQueue) and not mend:
+            called = shlex.quote(target.name)
+            out.say(
+                f"A small change that mends it is looked for by: queueproof check {called} --mend"
+            )
     for judgement in card.guarantees:
         why = target.breaks.get(judgement.id)
         if why is None:

@@ -73,7 +73,11 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     schema = Path(source)
     is_dsn = not schema.is_file() and ("=" in source or "://" in source)
     if not (is_dsn or schema.is_file()):
-        raise QueueproofError(f"--from-schema {source}: no such file, and no DSN")
+        what = "a directory, and no file" if schema.is_dir() else "no such file, and no DSN"
+        raise QueueproofError(f"--from-schema {source}: {what}")
+    if not is_dsn and "-- /// queue\n" in schema.read_text("utf-8", "replace"):
+        how = f"queueproof check {shlex.quote(source)}"
+        raise QueueproofError(f"--from-schema {source}: it is a queue file already: {how}")
     if is_dsn:
         schema = path.with_suffix(".schema.sql")
         write_new(schema, dump(source))

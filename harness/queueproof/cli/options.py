@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -77,3 +79,14 @@ def counts(text: str, option: str) -> list[int]:
     if not all(name.isascii() and name.isdigit() and int(name) for name in names):
         raise QueueproofError(f"{option} {text!r}: write whole numbers from 1 on, such as 1,10")
     return [int(name) for name in names]
+
+
+@contextmanager
+def cluster_extra() -> Iterator[None]:
+    """Say how to get what a cluster needs, where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise QueueproofError(
+            f"--cluster needs {error.name}: pip install 'queueproof[cluster]'"
+        ) from None

@@ -54,8 +54,10 @@ def replay_story(target: Queue, token: str, where: Where, export: Path | None) -
     return Exit.BROKEN
 
 
-def refuse_export(export: Path, replay: str | None) -> None:
+def refuse_export(export: Path | None, replay: str | None) -> None:
     """Say what cannot be exported before anything runs."""
+    if export is None:
+        return
     if replay is None:
         raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
     if export.suffix not in {".spec", ".py", ".mmd"}:

@@ -37,6 +37,7 @@ from queueproof.schedule.programs import (
 )
 
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
+_DATA_EXCEPTION = "22"  # the class of SQLSTATE
 
 
 def calibrate(lab: Lab) -> Offer:
@@ -178,8 +179,11 @@ def _retries(runner: Runner, offer: Offer) -> bool:
 
 def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
     for index, (error, step) in run.errors.items():
+        kind = run.history.calls[index].kind
+        if kind == "fail" and error.sqlstate.startswith(_DATA_EXCEPTION):
+            continue  # its SQL does not bear what was caught: what comes of that is judged
         if index <= call.index:
-            raise lab.refused(run.history.calls[index].kind, step, error)
+            raise lab.refused(kind, step, error)
     if answered:
         return
     if call.kind == "claim":

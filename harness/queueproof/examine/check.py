@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from queueproof.examine.calibrate import calibrate
@@ -13,7 +14,7 @@ from queueproof.examine.plan import Examination, Progress
 from queueproof.examine.processes import lent_server
 from queueproof.examine.profiles import PROFILES, profile_of
 from queueproof.examine.verdicts import judgement_of
-from queueproof.examine.work import Crew, beside
+from queueproof.examine.work import Crew, Helpers, beside
 from queueproof.guarantees.catalogue import select
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
@@ -34,6 +35,7 @@ def check_queue(
     named: Iterable[str] = (),
     required: Iterable[str] = (),
     jobs: int = 1,
+    helpers: Helpers | None = None,
     progress: Progress = lambda _what, _fraction: None,
 ) -> Card:
     """Judge an installed queue.
@@ -49,13 +51,14 @@ def check_queue(
             not offer what they need.
         jobs: Processes that do the work, each with the queue installed in a database of its own.
             They change the time that it takes, and nothing else.
+        helpers: Who does the work in their place: the workers of a cluster.
         progress: Called as it goes on.
 
     Raises:
         QueueError: An operation does not work even undisturbed.
     """
     began = time.monotonic()
-    with beside(lab, jobs) as pool:
+    with nullcontext(helpers) if helpers else beside(lab, jobs) as pool:
         offer = calibrate(lab)
         crew = Crew(lab, offer, seed, pool)
         findings = Findings(lab, offer, seed, crew, causes=profile in PROFILES)

@@ -7,6 +7,7 @@ what it has found; a crew has done them by then, or they are done now.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from queueproof import waits
 from queueproof.errors import OWN_SERVERS, QueueproofError
 from queueproof.examine.processes import lab_here, processes
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.history.calls import History
 from queueproof.judge.checker import Violation, check, declare
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
@@ -147,7 +149,14 @@ class Done:
     unmoved: str = ""
 
 
-def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool = False) -> Runner:
+def runner_under(
+    lab: Lab,
+    offer: Offer,
+    conditions: Conditions,
+    *,
+    anew: bool = False,
+    known: dict[Program, History] | None = None,
+) -> Runner:
     """What runs programs under some conditions.
 
     Args:
@@ -155,6 +164,7 @@ def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool =
         offer: What the queue brings.
         conditions: What holds for every session.
         anew: See `Runner`.
+        known: See `Runner`.
 
     Raises:
         QueueproofError: The server is killed under them, and this one is not ours.
@@ -165,7 +175,9 @@ def runner_under(lab: Lab, offer: Offer, conditions: Conditions, *, anew: bool =
             f" --postgres {OWN_SERVERS}"
         )
     where = lab.twin() if conditions.killed else lab
-    return Runner(where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions)
+    return Runner(
+        where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions, known=known
+    )
 
 
 class Work:
@@ -182,6 +194,7 @@ class Work:
         self._offer = offer
         self._declared = declare(offer)
         self._seed = seed
+        self._in_turn: dict[Program, History] = {}
 
     def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
         """The runs of a unit, one after the other."""
@@ -193,7 +206,7 @@ class Work:
         conditions = unit.conditions
         if conditions.killed:
             self._lab.execute("SELECT")  # whoever ends the run stops this lab's server
-        runner = runner_under(self._lab, self._offer, conditions)
+        runner = runner_under(self._lab, self._offer, conditions, known=self._in_turn)
         explored = explore(
             runner, unit.program, budget=unit.budget, seed=self._seed, begin=unit.begin
         )
@@ -262,7 +275,12 @@ class Helpers:
     Args:
         count: How many.
         begin: Begins them.
+
+    Attributes:
+        shares: Whether this process does units beside them; else it waits for what it gave them.
     """
+
+    shares = True
 
     def __init__(self, count: int, begin: Callable[[], ProcessPoolExecutor]) -> None:
         self.count = count
@@ -273,6 +291,27 @@ class Helpers:
         """The processes."""
         return self._begin()
 
+    def given(self, offer: Offer, seed: int) -> bytes:
+        """What goes to them with each unit.
+
+        Args:
+            offer: What the queue brings.
+            seed: Of the schedules.
+        """
+        return pickle.dumps((offer, seed))
+
+    def submit(self, given: bytes, unit: Unit) -> Future[Done]:
+        """Have a unit done.
+
+        Args:
+            given: By `given`.
+            unit: The unit.
+
+        Raises:
+            BrokenProcessPool: There are no processes any more.
+        """
+        return self.processes.submit(_done, given, unit)
+
 
 class Crew:
     """Does units in other processes before somebody asks for them, and here.
@@ -282,7 +321,7 @@ class Crew:
 
     Args:
         lab: Where the queue is installed here.
-        pool: The other processes, see `beside`; None for none.
+        pool: The other processes, see `beside`, here or elsewhere; None for none.
         seed: Of the schedules.
         offer: What the queue brings.
     """
@@ -291,7 +330,8 @@ class Crew:
         self._lab = lab
         self._here = Work(lab, offer, seed)
         self._pool = pool
-        self._given = pickle.dumps((offer, seed)) if pool else b""
+        self._shares = pool is None or pool.shares
+        self._given = pool.given(offer, seed) if pool else b""
         self._planned = 0  # runs
         self._ahead: dict[Unit, tuple[Unit, Future[Done]]] = {}
         self._announced: Counter[Unit] = Counter()
@@ -310,11 +350,11 @@ class Crew:
         for unit in units:
             key = _key(unit)
             self._announced[key] += 1  # whoever does it: `leave` counts them down
-            if self._pool is None or self._planned < WORTH or self._announced[key] > 1:
+            little = self._shares and self._planned < WORTH
+            if self._pool is None or little or self._announced[key] > 1:
                 continue
             try:
-                future = self._pool.processes.submit(_done, self._given, unit)
-                self._ahead[key] = unit, future
+                self._ahead[key] = unit, self._pool.submit(self._given, unit)
             except BrokenProcessPool:
                 self._pool = None
 
@@ -328,11 +368,11 @@ class Crew:
     def _take(self, unit: Unit) -> Done | None:
         """The result of a unit that another process has begun; None where none has."""
         _, future = self._ahead.pop(_key(unit), (unit, None))
-        if future is None or future.cancel():
+        if future is None or (self._shares and future.cancel()):
             return None
-        while not future.done() and self._help():
+        while self._shares and not future.done() and self._help():
             pass
-        if not _ends(future):
+        if not _ends(future, PART if self._shares else math.inf):
             return None
         try:
             done = future.result()
@@ -391,13 +431,13 @@ class Crew:
         return found
 
 
-def _ends(future: Future[Done]) -> bool:
+def _ends(future: Future[Done], seconds: float) -> bool:
     """Whether a process does its part in time: one may be frozen.
 
     Raises:
         StoppedError: The run is to stop.
     """
-    limit = waits.Limit(PART, "a process to do its part of the work")
+    limit = waits.Limit(seconds, "a process to do its part of the work")
     try:
         while not wait([future], limit.left()).done:
             pass

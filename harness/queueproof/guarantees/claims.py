@@ -32,6 +32,7 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
     until,
+    whole,
 )
 
 MINUTE = 61.0  # seconds; what is counted from an aligned clock ends at the same fraction
@@ -165,6 +166,13 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
         yield Program(jobs, ((script("w1", claim(cap)), script("w2", claim(cap))),))
     race = (script("w2", claim()), script("w3", claim()))
     yield Program(jobs, (*in_turn(script("w1", *full)), race))
+    if "priority" in pieces.offer.queue.takes("enqueue"):
+        # What has come in since a claim began is claimed by another one: what is counted is old.
+        meanwhile = script("w3", whole(Do("enqueue")), whole(claim()))
+        urgent = (script("w2", claim()), meanwhile)
+        yield Program(
+            jobs[:cap], (*in_turn(script("w1", *full)), urgent), reserve=(JobSpec(priority=5),)
+        )
     singles = [script(f"w{n + 1}", claim()) for n in range(cap + 1)]
     others = [script(f"w{n}", claim()) for n in (2, 3, 4, 5)]
     yield Program(jobs, in_turn(*singles))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from queueproof.guarantees.guarantee import Guarantee, Life, Variation
+from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
 from queueproof.guarantees.programs import NEW, ONE, TWO, Pieces
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.moments import past
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
 
-def _broken_off(pieces: Pieces, _: Life) -> list[Program]:
+def _broken_off(pieces: Pieces, _: LifePrograms) -> list[Program]:
     """Programs in which a connection is cut or a backend ends, at any step of any operation."""
     return pieces.through_only(
         _beside(program, Do(kind, 1))
@@ -43,7 +43,7 @@ def _broken_off(pieces: Pieces, _: Life) -> list[Program]:
     )
 
 
-def _killed(pieces: Pieces, _: Life) -> list[Program]:
+def _killed(pieces: Pieces, _: LifePrograms) -> list[Program]:
     """Programs in which the server is killed and starts again, at any step of any operation."""
     programs = [_beside(program, RESTART) for program in pieces.joined(_operations(pieces))]
     if pieces.lease is not None and "heartbeat" in pieces.offers:

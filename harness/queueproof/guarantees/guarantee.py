@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
 
-class Life(Protocol):
+class LifePrograms(Protocol):
     """Finds short programs of a job's life, to run under conditions that should change nothing."""
 
     def __call__(self, *, races: bool) -> list[Program]:
@@ -26,7 +26,7 @@ class Variation(NamedTuple):
     """Conditions that should change nothing, and the programs that are run under them."""
 
     conditions: Conditions
-    programs: Callable[[Pieces, Life], list[Program]]
+    programs: Callable[[Pieces, LifePrograms], list[Program]]
 
 
 @dataclass(frozen=True, slots=True)

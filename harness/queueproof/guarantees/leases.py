@@ -138,6 +138,11 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         yield Program(ONE, (*first, *beat, *beat[1:], *steal))
         yield Program(ONE, (*first, *beat, *beat[1:] * BEATS, *steal))
         over = in_turn(script("clock", advance(past(pieces.lease))))
+        # A late one, while nobody else has the job, counts from when it came.
+        late = in_turn(
+            script("clock", advance(past(1.5 * pieces.lease))), script("w1", heartbeat())
+        )
+        yield Program(ONE, (*first, *late, *in_turn(pieces.within()), *steal))
         pair: Stage = (script("w1", heartbeat()), *pieces.reaper())
         yield Program(ONE, (*first, *over, pair, *in_turn(script("w2", claim()))))
         meanwhile = script("w1", whole(heartbeat()))

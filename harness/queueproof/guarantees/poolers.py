@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from queueproof.guarantees.guarantee import Guarantee, Life, Variation
+from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
 from queueproof.guarantees.programs import SETTLE, Pieces
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program, in_turn
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
 
-def settled(_: Pieces, life: Life) -> list[Program]:
+def settled(_: Pieces, life: LifePrograms) -> list[Program]:
     """Programs in turn that begin a moment after the jobs."""
     return [
         program._replace(stages=(*in_turn(SETTLE), *program.stages))

@@ -47,7 +47,7 @@ class Suite(Pieces):
         return variation.programs(self, self.life)
 
     def life(self, *, races: bool) -> list[Program]:
-        """See `Life`."""
+        """See `LifePrograms`."""
         found = {
             program: None
             for guarantee in sorted(CATALOGUE.values(), key=lambda one: one.two_queues)

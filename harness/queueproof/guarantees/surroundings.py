@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from queueproof.guarantees.guarantee import Guarantee, Life, Variation
+from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
 from queueproof.guarantees.programs import DELAY, MOMENT, Pieces
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
 
-def _delayed(pieces: Pieces, life: Life) -> list[Program]:
+def _delayed(pieces: Pieces, life: LifePrograms) -> list[Program]:
     """First programs in which one enqueues a delayed job, another claims, too early and in time.
 
     A time that the first one's clock had a part in is wrong in one direction or the other.
@@ -39,7 +39,7 @@ def _delayed(pieces: Pieces, life: Life) -> list[Program]:
     return [*delayed, *in_turns]
 
 
-def _racing(_: Pieces, life: Life) -> list[Program]:
+def _racing(_: Pieces, life: LifePrograms) -> list[Program]:
     return life(races=True)
 
 

@@ -30,7 +30,7 @@ class Ref(NamedTuple):
     job: str
 
 
-class Wait(NamedTuple):
+class LockWait(NamedTuple):
     """An operation was seen waiting for a lock.
 
     Attributes:
@@ -94,7 +94,7 @@ class Call:
     repeated: tuple[str, ...] = ()
     error: str = ""
     held: bool = False
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[LockWait, ...] = ()
     states: Mapping[str, State] | None = None
     token: int = 0
     moved: int = 0
@@ -236,7 +236,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "ids": tuple,
     "repeated": tuple,
     "refs": lambda refs: tuple(Ref(*ref) for ref in refs),
-    "waits": lambda waits: tuple(Wait(*wait) for wait in waits),
+    "waits": lambda waits: tuple(LockWait(*wait) for wait in waits),
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queueproof.mend.draft import Draft
 from queueproof.mend.edits import Offer
 from queueproof.mend.statements import TWICE
+from queueproof.probes.serving import serving_index
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block
 from queueproof.queues.sqltree import Edit, Span
@@ -112,20 +113,32 @@ def _retyped(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
 
 def _indexed(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
     """An index holds just what may be claimed, in the order of the claim."""
-    known, queue = draft.columns, draft.queue
-    if block.name != "schema" or not known.table or not known.status:
+    if block.name != "schema":
         return
-    keys = [known.queue] if known.queue and "queue" in queue.takes("claim") else []
-    keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []
-    keys += [known.due] if known.due else []
-    of = f"ON {known.table} ({', '.join([*keys, 'id'])}) WHERE {known.status} = {known.free}"
-    for start, statement in zip(starts, block.statements, strict=True):
-        made = re.match(r"(?is)CREATE INDEX (\w+\s+)?(?=ON)", statement.text)
-        if made and f"ON {known.table} " in statement.text:
-            span = Span(start + made.end(), start + len(statement.text))
-            yield f"index {of}", [Edit(span, of)]
     end = starts[-1] + len(block.statements[-1].text)
-    yield f"index {of}", [Edit(Span(end, end), f";\nCREATE INDEX {of}")]
+    for index in _indexes(draft):
+        of = index.removeprefix("CREATE INDEX ")
+        table = of.split(maxsplit=2)[1]
+        for start, statement in zip(starts, block.statements, strict=True):
+            made = re.match(r"(?is)CREATE INDEX (\w+\s+)?(?=ON)", statement.text)
+            if made and f"ON {table} " in statement.text:
+                span = Span(start + made.end(), start + len(statement.text))
+                yield f"index {of}", [Edit(span, of)]
+        yield f"index {of}", [Edit(Span(end, end), f";\n{index}")]
+
+
+def _indexes(draft: Draft) -> list[str]:
+    """What the claim's own query would be served by, then what its columns are for."""
+    known, queue = draft.columns, draft.queue
+    claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
+    found = [index for index in claims if index]
+    if known.table and known.status:
+        keys = [known.queue] if known.queue and "queue" in queue.takes("claim") else []
+        keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []
+        keys += [known.due] if known.due else []
+        of = f"{known.table} ({', '.join([*keys, 'id'])}) WHERE {known.status} = {known.free}"
+        found.append(f"CREATE INDEX ON {of}")
+    return list(dict.fromkeys(found))
 
 
 WHOLE: Sequence[tuple[Callable[[Block, Sequence[int], Draft], Iterator[Offer]], str, bool]] = (

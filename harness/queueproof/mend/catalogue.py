@@ -80,7 +80,7 @@ def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, str, list[Edit]
                 continue
             for what, edits in offered:
                 yield what, site.block, [_moved(edit, site.start) for edit in edits], last
-    for block in draft.queue.blocks.values():
+    for block in draft.blocks:
         starts = [draft.start(block, index) for index in range(len(block.statements))]
         for whole, last in wholes:
             for what, edits in whole(block, starts, draft):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block
+from queueproof.queues.block import Block, Statement
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
 from queueproof.queues.sqltree import Parsed, sites
 
@@ -95,10 +95,22 @@ class Draft:
         self.queue: SqlFileQueue = load_text(text, path)
 
     @cached_property
+    def blocks(self) -> list[Block]:
+        """The blocks, with those of their statements that stand in the file itself."""
+        kept = (
+            replace(block, statements=tuple(one for one in block.statements if self._has(one)))
+            for block in self.queue.blocks.values()
+        )
+        return [block for block in kept if block.statements]
+
+    def _has(self, statement: Statement) -> bool:
+        return statement.source.path == Path(self.path)
+
+    @cached_property
     def sites(self) -> list[Site]:
         """Every query and change that can be parsed."""
         found = []
-        for block in self.queue.blocks.values():
+        for block in self.blocks:
             for index, statement in enumerate(block.statements):
                 start = self.start(block, index)
                 for label, span in sites(block, statement.text):
@@ -178,11 +190,14 @@ class Draft:
         schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
         line = re.search(rf"\b{re.escape(status)}\s+\w+[^,]*?DEFAULT\s+('\w+')", schema)
         ends = {name: f"'{name}'" for name in ("completed", "failed") if f"'{name}'" in self.text}
-        return {
+        found = {
             "free": line[1] if line else "'queued'",
             "done": ends.get("completed", ""),
             "failed": ends.get("failed", ""),
         }
+        kinds = {"queued": "free", "completed": "done", "failed": "failed"}
+        named = self.queue.states.items()
+        return found | {kinds[of]: f"'{own}'" for own, of in named if of in kinds}
 
 
 def _enqueued(insert: exp.Expr) -> dict[str, str]:

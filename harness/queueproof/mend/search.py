@@ -1,8 +1,9 @@
 """The search for a small change that mends a queue: candidates, refused fast, then checked.
 
-A candidate that lets the story that was found happen again, under any order, is refused at once.
-The others are asked for what was broken and then for all that held; at last the mended queue is
-checked by everything, like any queue. Budgets are counts, so that a seed gives the same diff.
+Candidates are asked in order of their size. One that lets a story happen again, under any order, is
+refused within moments: the stories of the queue itself, and those by which others were refused.
+What is left is asked for the guarantees that were broken; the first that keeps them is checked by
+everything, like any queue. Budgets are counts, so that a seed gives the same diff.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ MOST = 120  # candidates for each broken guarantee
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
 STORY = 60  # schedules of a story's program that must not tell it any more
-AGAIN = 3  # checks by everything
-AT_ONCE = 4  # candidates that are judged beside each other; the first that is sound is taken
+AGAIN = 4  # checks by everything
+AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
 _LOOK = "mutants"  # the profile that finds one small change
 
 
@@ -55,8 +56,7 @@ class Goal(NamedTuple):
 
     Attributes:
         stories: Tokens; none may be told any more.
-        wanted: Guarantees that must hold.
-        kept: Those that held before.
+        wanted: Guarantees that must hold; none where the stories are all that is asked.
     """
 
     stories: tuple[str, ...]
@@ -71,12 +71,14 @@ class Outcome(NamedTuple):
         flaw: The guarantee that it breaks instead; nothing where it is as wanted.
         reason: Why not.
         blocks: Whose statements take part in that.
+        token: The story of that, where it is another than those.
     """
 
     stories: tuple[str, ...] = ()
     flaw: str = ""
     reason: str = ""
     blocks: frozenset[str] = frozenset()
+    token: str = ""
 
     @property
     def is_sound(self) -> bool:
@@ -147,8 +149,11 @@ class _Search:
     jobs: int
     progress: Callable[[str, float], None]
     tried: int = 0
+    most: int = MOST  # candidates, all broken guarantees together
     _pool: ProcessPoolExecutor = field(init=False)
     _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
+    _lost_since: list[str] = field(default_factory=list)  # tokens of what a whole check broke
+    _learnt: list[str] = field(default_factory=list)  # tokens by which candidates were refused
     _refused: set[str] = field(default_factory=set)  # texts, by the check of everything
     _known: dict[tuple[str, Goal], Outcome] = field(default_factory=dict)
 
@@ -158,11 +163,11 @@ class _Search:
         for judgement in broken:
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):
+            self.most = self.tried + MOST * len(broken)
             with processes(self.server) as self._pool:  # ended before a check has some of its own
                 text, what, done, left = self._one_by_one([one.id for one in broken])
             if not done:
                 return Mended("", (), 0, (), left, self.tried, None)
-            self.progress("everything", 0.9)
             card = self._checked(text)
             if not (lost := self._lost(card, done)):
                 diff = as_diff(self.original, text, self.path)
@@ -195,13 +200,15 @@ class _Search:
 
     def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[State]:
         """The candidates that mend a guarantee, the smallest first."""
-        kept = [one.id for one in self.card.guarantees if one.verdict == "holds"]
-        goal = Goal(tuple(self._stories.get(name, ())), (*done, name))
-        whole = Goal((), tuple(kept))
-        begin = self._outcomes([text], goal)[0]
-        if begin.is_sound and text not in self._refused:
-            yield State(text, (), name, begin.blocks, ())
-            return
+        stories = tuple(token for one in (*done, name) for token in self._stories.get(one, ()))
+        stories += tuple(self._lost_since)
+        wanted = (*done, name)
+        begin = self._outcomes([text], Goal(stories, () if stories else wanted))[0]
+        if not begin.stories and text not in self._refused:
+            whole = self._outcomes([text], Goal((), wanted))[0]
+            if whole.is_sound:
+                yield State(text, (), name, whole.blocks, ())
+                return
         serial = count()
         first = State(text, (), name, begin.blocks, begin.stories)
         frontier = [(0, 0, next(serial), first)]
@@ -210,28 +217,41 @@ class _Search:
         while frontier and self.tried < budget:
             depth, _, _, state = heapq.heappop(frontier)
             branches = 0
-            ranked = self._ranked(state, seen)
-            for at in range(0, len(ranked), AT_ONCE):
-                some = ranked[at : at + AT_ONCE]
-                outcomes = self._outcomes([fix.text for fix in some], goal)
-                for fix, outcome in zip(some, outcomes, strict=True):
-                    self.tried += 1
-                    self.progress(f"candidate {self.tried}", min(0.9, self.tried / MOST))
-                    what = (*state.what, fix.what)
-                    if outcome.is_sound and kept:
-                        outcome = self._outcomes([fix.text], whole)[0]  # noqa: PLW2901 - asked on
-                    if outcome.is_sound and fix.text not in self._refused:
-                        yield State(fix.text, what, name, outcome.blocks, ())
-                    fewer = len(outcome.stories) < len(state.stories)
-                    better = fewer or (not outcome.stories and outcome.flaw != state.target)
-                    if outcome.flaw and better and depth + 1 < DEPTH and branches < BRANCHES:
-                        branches += 1
-                        blocks = outcome.blocks or state.blocks
-                        then = State(fix.text, what, outcome.flaw, blocks, outcome.stories)
-                        size = changed(self.original, fix.text)
-                        heapq.heappush(frontier, (depth + 1, size, next(serial), then))
-                if self.tried >= budget:
-                    break
+            for fix, outcome in self._asked(state, stories, wanted, seen, budget):
+                what = (*state.what, fix.what)
+                if outcome.is_sound and fix.text not in self._refused:
+                    yield State(fix.text, what, name, outcome.blocks, ())
+                gone = set(state.stories) - set(outcome.stories)
+                better = gone or (not outcome.stories and outcome.flaw != state.target)
+                if outcome.flaw and better and depth + 1 < DEPTH and branches < BRANCHES:
+                    branches += 1
+                    blocks = outcome.blocks or state.blocks
+                    then = State(fix.text, what, outcome.flaw, blocks, outcome.stories)
+                    size = changed(self.original, fix.text)
+                    heapq.heappush(frontier, (depth + 1, size, next(serial), then))
+
+    def _asked(
+        self,
+        state: State,
+        stories: tuple[str, ...],
+        wanted: tuple[str, ...],
+        seen: set[str],
+        budget: int,
+    ) -> Iterator[tuple[Fix, Outcome]]:
+        """Each safe form for a state, and what came of it; stories are asked first."""
+        ranked = self._ranked(state, seen)[: budget - self.tried]
+        told = self._outcomes([fix.text for fix in ranked], Goal(stories, ()))
+        self.tried += len(ranked)
+        left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
+        yield from ((f, o) for f, o in zip(ranked, told, strict=True) if not o.is_sound)
+        for at in range(0, len(left), AT_ONCE):
+            some = left[at : at + AT_ONCE]
+            known = [token for token in self._learnt if decode_token(token)[1] in wanted]
+            outcomes = self._outcomes([fix.text for fix in some], Goal((), wanted), known)
+            self._learnt += (
+                one.token for one in outcomes if one.token and one.token not in self._learnt
+            )
+            yield from zip(some, outcomes, strict=True)
 
     def _ranked(self, state: State, seen: set[str]) -> list[Fix]:
         """The safe forms for a state: of the story's blocks, adding, and small ones first."""
@@ -244,17 +264,31 @@ class _Search:
         seen.update(fix.text for fix in found)
         return found
 
-    def _outcomes(self, texts: Sequence[str], goal: Goal) -> list[Outcome]:
+    def _outcomes(
+        self, texts: Sequence[str], goal: Goal, known: Sequence[str] = ()
+    ) -> list[Outcome]:
         new = [text for text in texts if (text, goal) not in self._known]
-        judge = partial(_judged, path=self.path, goal=goal, seed=self.card.seed)
-        for text, outcome in zip(new, self._pool.map(judge, new), strict=True):
+        asked = goal._replace(stories=(*goal.stories, *known))
+        judge = partial(_judged, path=self.path, goal=asked, seed=self.card.seed)
+        asks = f"by {', '.join(goal.wanted)}" if goal.wanted else "by the story"
+        for n, (text, outcome) in enumerate(zip(new, self._pool.map(judge, new), strict=True), 1):
             self._known[text, goal] = outcome
+            # Most searches end long before they have tried all they may.
+            what = f"{self.tried} candidates tried; {n} of {len(new)} asked {asks}"
+            self.progress(what, (self.tried + n) / (self.most + MOST) / 2)
         return [self._known[text, goal] for text in texts]
 
     def _checked(self, text: str) -> Card:
         with open_lab(load_text(text, self.path), self.server) as lab:
             return check_queue(
-                lab, select(None), seed=self.card.seed, profile=self.profile, jobs=self.jobs
+                lab,
+                select(None),
+                seed=self.card.seed,
+                profile=self.profile,
+                jobs=self.jobs,
+                progress=lambda what, done: self.progress(
+                    f"the mended queue: {what}", 0.5 + done / 2
+                ),
             )
 
     def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
@@ -273,7 +307,7 @@ class _Search:
                 lost.append(one)
         for one in lost:
             tokens = [story.replay for story in one.stories if story.replay]
-            self._stories.setdefault(one.id, []).extend(tokens)
+            self._lost_since.extend(tokens)
         return [one.id for one in lost]
 
     def _breaks_anyway(self, name: str) -> bool:
@@ -303,12 +337,14 @@ def _judged(text: str, *, path: str, goal: Goal, seed: int) -> Outcome:
             if told:
                 name = decode_token(told[0])[1]
                 return Outcome(tuple(told), name, "the story happens again", blocks)
+            if not goal.wanted:
+                return Outcome()
             flaw = first_flaw(lab, select(goal.wanted), seed=seed, profile=_LOOK)
-            if flaw is not None and (flaw.verdict == "broken" or goal.stories):
+            if flaw is not None:
                 again = replay(lab, flaw.replay) if flaw.replay else None
                 failure = again.failure if again else None
                 acted = _acting(failure) if failure else frozenset[str]()
-                return Outcome((), flaw.id, flaw.reason, acted)
+                return Outcome((), flaw.id, flaw.reason, acted, flaw.replay or "")
     except QueueError as error:
         return Outcome(goal.stories, "", f"it does not work: {error}")
     return Outcome()

@@ -81,6 +81,8 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
             values[known.queue] = ":queue"
     if site.block in HELD - {"complete_many"} and site.own:
         values["id"] = ":id"
+    if site.block == "recover" and site.own and (stale := run_out(known, queue)):
+        values[known.lease] = stale.removeprefix(known.lease).strip()
     for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
         for part in site.where(node):
             for column, value in values.items():
@@ -88,7 +90,7 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
                     continue
                 if part.find(exp.Select) and column != "id":
                     continue
-                test = f"{column} {'' if value[:2] in {'<=', 'IN'} else '= '}{value}"
+                test = f"{column} {'' if value[:2] in {'<=', '< ', 'IN'} else '= '}{value}"
                 span = site.parsed.span(part)
                 wanted = f"{prefix_of(node)}{test}"
                 if site.parsed.source(span).split() != wanted.split():

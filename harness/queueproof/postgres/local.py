@@ -243,7 +243,8 @@ def _reachable(directory: Path, user: pwd.struct_passwd) -> bool:
 
 
 def _refuse_unreachable(directory: Path, user: pwd.struct_passwd | None, remedy: str) -> None:
-    if user and not _reachable(directory.resolve(), user):
+    ways = (directory.absolute(), directory.resolve())  # it goes through links, too
+    if user and not all(_reachable(way, user) for way in ways):
         raise ServerUnavailableError(
             f"PostgreSQL does not run as root, and user {user.pw_name}, whom it runs as instead,"
             f" cannot enter {directory}: {remedy}."

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from queueproof.errors import ServerError
 from queueproof.guarantees.programs import MOST_ATTEMPTS
-from queueproof.queues.model import Claim, JobRow, Queue
+from queueproof.queues.model import FAILURE, Claim, JobRow, Operation, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive
@@ -26,6 +26,7 @@ LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precisi
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
 WORKER = identity("w1")
+T = TypeVar("T")
 
 
 class RetryWait(NamedTuple):
@@ -51,10 +52,14 @@ class RetryWaits:
     Attributes:
         found: One for each failure that was measured.
         broken: What is wrong with them; empty where nothing is.
+        operation: The one that is to blame: `fail`, or what ended a wait early.
+        sent: Its statements.
     """
 
     found: list[RetryWait] = field(default_factory=list)
     broken: str = ""
+    operation: str = "fail"
+    sent: Sequence[str] = ()
 
 
 def watch(lab: Lab, offer: Offer) -> RetryWaits:
@@ -82,8 +87,10 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         lab.advance(worked)
         lab.advance(lab.until_aligned())
         failed_at = lab.now()
+        sent: list[str] = []
+        waits.sent = sent
         try:
-            accepted = _end(lab, "fail", job)
+            accepted = _end(lab, "fail", job, sent=sent)
         except ServerError as error:
             waits.broken = f"fail at attempt {attempt} answered ERROR {error}"
             break
@@ -100,30 +107,29 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         if waits.broken:
             return waits
     if waits.found and not waits.broken:
-        waits.broken = _cut_short(lab, queue, waits.found[0].least)
+        _cut_short(lab, queue, waits)
     return waits
 
 
-def _cut_short(lab: Lab, queue: Queue, wait: float) -> str:
-    """What ends the wait of a failed job early: another job's completion, or a recovery.
+def _cut_short(lab: Lab, queue: Queue, waits: RetryWaits) -> None:
+    """Find what ends the wait of a failed job early: another job's completion, or a recovery.
 
     Args:
         lab: Where.
         queue: What is judged.
-        wait: Seconds that a job waits after its first failure.
+        waits: Of a job that nothing was beside.
     """
     for what in ("complete", "recover"):
         if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
-            try:
-                broken = _beside(lab, queue, what, wait)
-            except ServerError:
-                broken = ""  # judged elsewhere
-            if broken:
-                return broken
-    return ""
+            sent: list[str] = []
+            with suppress(ServerError):  # judged elsewhere
+                waits.broken = _beside(lab, queue, what, waits.found[0].least, sent)
+            if waits.broken:
+                waits.operation, waits.sent = what, sent
+                return
 
 
-def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
+def _beside(lab: Lab, queue: Queue, what: str, wait: float, sent: list[str]) -> str:
     lab.reset()
     for _ in range(2):
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
@@ -139,10 +145,10 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float) -> str:
     if other is None or not _end(lab, "fail", job):
         return ""
     if what == "complete":
-        _end(lab, "complete", other, "w2")
+        _end(lab, "complete", other, "w2", sent)
     else:
         lab.advance(wait / 2)
-        drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
+        drive(lab.session("reaper"), _noted(lab.start("recover", **lab.defaults()), sent))
     early = _claim(lab)
     waited = lab.now() - failed_at
     if early is None or early.id != job.id or waited >= wait * (1 - queue.jitter):
@@ -232,11 +238,26 @@ def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
             _end(lab, "heartbeat", job)
 
 
-def _end(lab: Lab, operation: str, job: Claim, worker: str = "w1") -> bool:
+def _end(
+    lab: Lab, operation: str, job: Claim, worker: str = "w1", sent: list[str] | None = None
+) -> bool:
     session = lab.session(worker)
-    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": "it failed"}
+    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": FAILURE}
+    asked = lab.start(operation, **arguments)
     try:
-        return bool(drive(session, lab.start(operation, **arguments)))
+        return bool(drive(session, asked if sent is None else _noted(asked, sent)))
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")
+
+
+def _noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
+    """The operation; its statements are noted as they are sent."""
+    try:
+        step = next(operation)
+        while True:
+            sent.append(step.sql)
+            step = operation.send((yield step))
+    except StopIteration as stop:
+        told: T = stop.value
+        return told

@@ -8,6 +8,7 @@ its statements, they show what the claim touched, its functions and triggers inc
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.programs import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
+from queueproof.probes.serving import serving_index
 from queueproof.queues.model import Claim, Operation, Result, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
@@ -38,7 +40,9 @@ MOST_FAILURES = 30  # of one job; where it takes more to end it, every job is co
 LATER = 40 * DAY  # seconds; longer than any failure makes a job wait
 TOP = 5  # the priority of jobs that stand ahead of the others
 # How many jobs, by level.
-CHURNED = (1_000, 2_000, 10_000)
+# More, where a claim of the first ones costs more: a table of some dozen pages may be read whole
+# because that is cheap, and no longer once it is large.
+CHURNED = ((1_000, 5_000, 25_000), (2_000, 10_000, 50_000), (10_000, 50_000))
 FINISHED = ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
 WAITING = ((20_000,), (100_000,), (100_000, 1_000_000))
 AHEAD = (20_000, 20_000, 100_000)
@@ -59,6 +63,9 @@ WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S') AND n.nspname <>
 _FORGET = """
 DELETE FROM pg_catalog.pg_statistic s USING pg_catalog.pg_class c
 WHERE c.oid = s.starelid AND c.oid >= 16384
+"""
+_INDEXES = """
+SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16384
 """
 
 
@@ -85,22 +92,26 @@ class Content(NamedTuple):
         }[self.kind]
 
 
-_INDEX = "`CREATE INDEX … ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`"
-REMEDIES = {
-    "churned": "Give the claim an index that holds only jobs that can run: " + _INDEX + ".",
-    "finished": "Give the claim an index that holds only jobs that can run: "
-    + _INDEX
-    + ". Where it "
-    "has one, see whether a join reads all of jobs: `WHERE id = ANY (ARRAY(SELECT …))` does not.",
+_REMEDIES = {
+    "churned": "Give the claim an index that holds only jobs that can run: `{}`.",
+    "finished": "Give the claim an index that holds only jobs that can run: `{}`.",
     "waiting": "Give the claim an index in the order of its ORDER BY, so that it reads its batch "
-    f"and stops: {_INDEX}.",
+    "and stops: `{}`.",
     "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
     "which a step moves it when its time has come.",
     "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
     "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or never change "
     "what a claim searches: put in a row for each claim.",
 }
-"""What would make a claim cheap again, by the kind of the content that made it expensive."""
+_UNSEEN = (
+    "Give that statement an index that holds only what it looks for, in its order; a claim: "
+    "`CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
+)
+_SERVED = (
+    "An index in the order of the claim is there: see what the plan reads beside it. A page that "
+    "is filtered afterwards or a sort comes before the LIMIT; or a join reads the whole table, "
+    "which `WHERE id = ANY (ARRAY(SELECT …))` does not."
+)
 
 _NAMES = {
     "waiting": "waiting jobs",
@@ -137,6 +148,8 @@ class Slope:
         beside: The same for contents at which a claim may cost more: told, and not judged.
         claims: How many claims were measured.
         guilty: Where the cost has grown: the costliest statement and its plan.
+        index: What would serve it, if that can be seen.
+        served: Whether there is one like that already.
         short: Why jobs were made by the queue's operations alone, and so few; or nothing.
         unable: Why nothing could be measured; or nothing.
     """
@@ -145,6 +158,8 @@ class Slope:
     beside: list[Cost] = field(default_factory=list)
     claims: int = 0
     guilty: tuple[str, str] | None = None
+    index: str | None = None
+    served: bool = False
     short: str = ""
     unable: str = ""
 
@@ -182,6 +197,16 @@ class Slope:
         return f"buffers per claim: {parts}{short}"
 
     @property
+    def remedy(self) -> str:
+        """What would make a claim cheap again."""
+        remedy = _REMEDIES[self.costs[-1].content.kind]
+        if "{}" not in remedy:
+            return remedy
+        if self.index is None:
+            return _UNSEEN
+        return _SERVED if self.served else remedy.format(self.index)
+
+    @property
     def evidence(self) -> dict[str, int]:
         """How many jobs the queue was filled with, and how many claims were measured."""
         most: dict[str, int] = {}
@@ -207,7 +232,7 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
         level: See `Probe.watch`: how many jobs.
     """
     judged = [
-        [Content("churned", CHURNED[level])],
+        [Content("churned", n) for n in CHURNED[level]],
         [Content("finished", n) for n in FINISHED[level]],
         [Content("waiting", n) for n in WAITING[level]],
     ]
@@ -257,8 +282,10 @@ def measure(
                 lab.reset(renew=True)
                 for content in meter.filled(contents):
                     meter.measure(content)
-                    if slope.grown:
+                    if slope.grown and (content.kind != "churned" or content == contents[-1]):
                         return slope
+                    if content.kind == "churned" and not slope.grown:
+                        break
             judged = len(slope.costs)
             for contents in beside:
                 lab.reset(renew=True)
@@ -405,12 +432,17 @@ class _Meter:
                 raise _UnmeasurableError("neither complete nor fail is offered: no job is finished")
             return
         if kind in {"churned", "snapshot"}:
-            (content,) = contents
             if kind == "snapshot":
                 holder = self.lab.session("snapshot")
                 holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-            self.finish(content.jobs)
-            yield content
+            finished = 0
+            for content in contents:
+                for start in range(finished, content.jobs, FEW):
+                    self.finish(min(FEW, content.jobs - start))
+                    if kind == "churned":  # as autovacuum does: space in an index is used again
+                        self._vacuum()
+                finished = content.jobs
+                yield content
             return
         try:
             yield from self._multiplied(contents, make)
@@ -524,10 +556,23 @@ class _Meter:
             while True:
                 if step.sql == guilty:
                     self.slope.guilty = (guilty, explain(session, step))
+                    self._advise(guilty)
                 step = operation.send(execute(session, step))
         except StopIteration:
             if session.in_transaction:
                 session.run("ROLLBACK")
+
+    def _advise(self, guilty: str) -> None:
+        """Note which index would serve a statement, and whether it is there already."""
+        self.slope.index = index = serving_index(guilty)
+        there = {_comparable(str(one)) for (one,) in self.lab.execute(_INDEXES)}
+        self.slope.served = index is not None and _comparable(index) in there
+
+
+def _comparable(index: str) -> str:
+    """What an index holds, without its name and its table's: as an author or the server says it."""
+    columns = index[index.index("(") :]
+    return re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
 
 
 def _refuse_empty(claims: Sequence[Claim]) -> None:

@@ -288,6 +288,15 @@ class Proposal(Pieces):
             yield f"the values of {self._c['status']} could not be known: {named}. Are they so?"
         if states.unknown:
             yield f"what do these states mean? {', '.join(states.unknown)}"
+        failed = [states.names.get("failed", ""), *states.also]
+        given_up = [
+            value for value in failed if re.fullmatch("fail.*|error.*|dead|discarded", value)
+        ]
+        if len(given_up) > 1:
+            yield (
+                f"{' and '.join(given_up)} are taken for given up. If one waits for its next"
+                ' attempt, it is "queued" in [states], and claim asks for it.'
+            )
         if self._clock is None:
             yield (
                 "no column tells since when a job runs (such as locked_at timestamptz): what a"

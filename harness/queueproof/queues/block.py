@@ -182,6 +182,8 @@ def _rows(
         if column not in columns:
             returned = f"returned {listed(columns)}" if columns else "returned no columns"
             message = f"{block.name} must return a column {column}; it {returned}"
+            if not columns:
+                message += f"; add RETURNING {column}"
             raise FormatError(message, block.source)
     return outcome.result.rows if outcome.result else ()
 
@@ -269,7 +271,9 @@ def _is_accepted(block: Block, outcome: _Outcome) -> bool:
         return _changed(block, outcome) > 0
     if outcome.result is None:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
-        message = f"{block.name} returned no columns; add RETURNING, or write {block.name}!"
+        listed_ = "" if block.parameters is None else f"({', '.join(block.parameters)})"
+        marked = f"`-- name: {block.name}{listed_}!`"
+        message = f"{block.name} returned no columns; add RETURNING id, or write {marked}"
         raise FormatError(message, block.source)
     if outcome.cut:
         return False

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from queueproof.errors import QueueproofError, Source
-from queueproof.queues.model import FACTS, OPERATIONS, Claim, Operation
+from queueproof.queues.model import FACTS, FAILURE, OPERATIONS, Claim, Operation
 from queueproof.queues.sqlfile import SqlFileQueue, load
 
 DRAINER = "drainer"  # who claims what either version would: see `queueproof.schedule.actors`
@@ -27,7 +27,7 @@ _ABSENT: Mapping[str, object] = {
     "queue": "default",
     "limit": 1,
     "lease": None,
-    "error": "it failed",
+    "error": FAILURE,
 }
 """What one version takes and the other does not, and so nobody gives."""
 
@@ -65,6 +65,7 @@ class Deployment(SqlFileQueue):
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
+        self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
 

@@ -25,6 +25,7 @@ _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
 _NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
 MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
+_EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
 FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
 
 
@@ -120,7 +121,12 @@ def blocks_of(file: QueueText) -> list[Block]:
     found = sqltext.tokens(file.text)
     first = markers[0][0] if markers else len(file.text)
     if found and found[0].start < first:
-        file.fail(found[0].start, "text before the first block; begin it with `-- name: schema#`")
+        how = "begin it with `-- name: schema#`"
+        if not markers:
+            how += (
+                "; `queueproof init my_queue.sql --from-schema FILE` makes a queue file of a schema"
+            )
+        file.fail(found[0].start, f"text before the first block; {how}")
     bounds = [*(start for start, _ in markers), len(file.text)]
     blocks: list[Block] = []
     for (start, end), (_, marker) in zip(pairwise(bounds), markers, strict=True):
@@ -134,6 +140,11 @@ def blocks_of(file: QueueText) -> list[Block]:
 def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Block:
     match = _DECLARATION.fullmatch(marker[1])
     if match is None:
+        if early := _EARLY_SUFFIX.fullmatch(marker[1]):
+            name, suffix, listed = early.groups()
+            file.fail(
+                start, f"{suffix} stands after the parameters: `-- name: {name}{listed}{suffix}`"
+            )
         file.fail(start, "write a block's name as `-- name: claim(worker, limit)`")
     name, listed, suffix = match.groups()
     if name not in OPERATION_OF:
@@ -173,7 +184,7 @@ def statement_at(file: QueueText, text: str, offset: int) -> Statement:
     """
     compiled = sqltext.compile_statement(text, move_clock=False)
     if (place := sqltext.positional(text)) is not None:
-        file.fail(offset + place, "parameters have names here: write :limit, not $1")
+        file.fail(offset + place, "parameters have names here: write :worker or the like, not $1")
     if sqltext.copies(text):
         file.fail(offset, COPYING)
     uses = zip(compiled.names, compiled.offsets, strict=True)
@@ -213,11 +224,22 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
         if name not in block.used:
             others = [used for used in block.used if used not in block.parameters]
             near = f"; {meant(name, others)}" if others else "; drop it from the list"
+            if foreign := _foreign(block, name):
+                near = f"; write :{name} for {foreign}"
             file.fail(start, f"{block.name} declares {name} and never uses :{name}{near}")
     for name, source in block.used.items():
         if name not in block.parameters:
             message = f"{block.name} uses :{name}; add {name} to its parameter list"
             raise FormatError(message, source)
+
+
+def _foreign(block: Block, name: str) -> str | None:
+    """A parameter as psql and drivers write it, where a block has one."""
+    named = (
+        rf":'{name}'|:\"{name}\"|%\({name}\)s|[@$#]{name}\b|\{{{name}\}}|%s|(?<![?@])\?(?![?|&])"
+    )
+    found = (re.search(named, statement.text) for statement in block.statements)
+    return next((match[0] for match in found if match), None)
 
 
 def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool:
@@ -246,5 +268,8 @@ def reject_lease(blocks: Iterable[Block]) -> None:
     """
     for block in blocks:
         if "lease" in OPERATIONS[OPERATION_OF[block.name]] and "lease" in block.used:
-            message = ':lease without a lease in the header; write `-- lease = "30 seconds"` there'
+            message = (
+                ':lease without a lease in the header; write `-- lease = "30 seconds"` there,'
+                " between `-- /// queue` and `-- ///` ahead of the first block"
+            )
             raise FormatError(message, block.used["lease"])

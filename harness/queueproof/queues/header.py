@@ -49,7 +49,10 @@ def facts_of(header: Header) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         number = re.search(r"at line (\d+)", str(error))
         index = int(number[1]) - 1 if number else -1
-        header.file.fail(header.starts[index], f"the header is not TOML: {error}")
+        # Where in the header is said already, by the line of the file.
+        told = re.sub(r" \(at (line \d+, column \d+|end of document)\)$", "", str(error))
+        how = 'text stands in quotes, as in lease = "30 seconds"'
+        header.file.fail(header.starts[index], f"the header is not TOML: {told}; {how}")
     return {key: _header_value(header, key, value) for key, value in values.items()}
 
 

@@ -127,6 +127,9 @@ class JobRow:
     attempts: int | None = None
 
 
+FAILURE = 'KeyError: "it\'s"\n'
+"""What a worker tells a fail: what it caught, with the quotes and line ends of real ones."""
+
 OPERATIONS: Mapping[str, frozenset[str]] = {
     "install": frozenset(),
     "enqueue": frozenset({"payload", "priority", "delay", "max_attempts", "queue"}),
@@ -264,6 +267,8 @@ class Queue(Facts):
 
     sees_backends: bool = True
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
+    keeps_state: bool = True
+    """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
     @property
     def name(self) -> str:
@@ -299,7 +304,10 @@ class Queue(Facts):
         Raises:
             QueueproofError: The queue is none that one file holds.
         """
-        message = f"{self.name} is no queue file: declare its breaks yourself, in `breaks`"
+        message = (
+            f"{self.name} is no queue file: declare its breaks yourself, in `breaks`: an attribute"
+            ' of a class, a key of what a worker answers to init, as {"fencing": "why"}'
+        )
         raise QueueproofError(message)
 
     def takes(self, operation: str) -> frozenset[str]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # Functions and views by which SQL learns which backends there are.
 _BACKENDS = re.compile(r"\bpg_\w*(stat_|backend|locks|blocking)|\binet_client", re.IGNORECASE)
+# Locks that a session keeps after its transaction, and limits of its own, which what empties it may
+# run into; and functions that nobody here can read.
+_KEPT = re.compile(r"advisory|_timeout\b|\bextension\b", re.IGNORECASE)
 
 
 def load(path: Path | str) -> SqlFileQueue:
@@ -65,7 +68,9 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     if header.get("lease", "session") == "session":
         reject_lease(blocks.values())
     # What is sent is the file's too: a token must not outlive a change of it.
-    return SqlFileQueue(str(path), text, header, blocks, [one.text for one in files])
+    queue = SqlFileQueue(str(path), text, header, blocks, [one.text for one in files])
+    queue.files = [Path(path), *(one.path for one in files)]
+    return queue
 
 
 def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
@@ -99,7 +104,11 @@ class SqlFileQueue(Queue):
 
     Attributes:
         blocks: The blocks by name, in the file's order.
+        states: The queue's own names of states, and what each stands for.
+        files: The file, and those that it includes.
     """
+
+    files: Sequence[Path] = ()
 
     def __init__(
         self,
@@ -110,13 +119,14 @@ class SqlFileQueue(Queue):
         beside: Sequence[str] = (),
     ) -> None:
         """Take the parts of a file that `load` has checked."""
-        self._states: Mapping[str, State] = header.get("states", {})
+        self.states: Mapping[str, State] = header.get("states", {})
         for key, value in header.items():
             if key in HEADER_KEYS:
                 setattr(self, key, value)
         self.blocks = blocks
         everything = "\0".join([text, *beside])
         self.sees_backends = bool(_BACKENDS.search(everything))
+        self.keeps_state = bool(_KEPT.search(everything))
         self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
         self._name = name
         self._text = text
@@ -159,7 +169,7 @@ class SqlFileQueue(Queue):
             name: self._argument(name, arguments)
             for name in self.takes(operation) - {"job", "jobs"}
         }
-        return begin(block, operation, own, arguments, self._states)
+        return begin(block, operation, own, arguments, self.states)
 
     def _block(self, operation: str) -> Block:
         return self.blocks["schema" if operation == "install" else operation]

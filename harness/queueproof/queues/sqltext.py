@@ -105,6 +105,7 @@ class _Lexer(Postgres.Tokenizer):
     """Strings, names, numbers and comments; no keyword, command or number base is special."""
 
     KEYWORDS: ClassVar = {"::": TokenType.DCOLON, ":=": TokenType.COLON_EQ}
+    SINGLE_TOKENS: ClassVar = {**Postgres.Tokenizer.SINGLE_TOKENS, "\ufdd0": TokenType.PARAMETER}
     COMMANDS: ClassVar = set()
     BIT_STRINGS: ClassVar = []
     HEX_STRINGS: ClassVar = []
@@ -113,8 +114,10 @@ class _Lexer(Postgres.Tokenizer):
 QUOTED = frozenset({TokenType.STRING, TokenType.BYTE_STRING, TokenType.IDENTIFIER})
 """What stands between quotes, and should rarely span lines."""
 
-# sqlglot takes `$1,$` for the opening of a dollar quote. No tag begins with a digit.
-_POSITIONAL = re.compile(r"(?<![\w$])\$(?=\d)")
+# sqlglot takes `$1,$` or `$ ;a$` for the opening of a dollar quote. A tag is a word.
+_DELIMITER = re.compile(r"(?=(\$(?:[^\W\d]\w*)?\$))")
+_WORD_OR_DOLLAR = re.compile(r"[^\W\d][\w$]*|\$")
+_NO_QUOTE = "\ufdd0"  # no character: stands in for a dollar that neither opens nor closes a quote
 
 
 @lru_cache(maxsize=1024)
@@ -131,9 +134,21 @@ def tokens(text: str) -> tuple[Token, ...]:
 
 
 def _scan(text: str) -> tuple[Token, ...]:
-    found = _Lexer(dialect="postgres").tokenize(_POSITIONAL.sub("@", text))
+    kept = {end for m in _DELIMITER.finditer(text) for end in (m.start(1), m.end(1) - 1)}
+    plain = _WORD_OR_DOLLAR.sub(
+        lambda m: _NO_QUOTE if m[0] == "$" and m.start() not in kept else m[0], text
+    )
+    # sqlglot steps back one character too few where a lone dollar ends the text.
+    found = _Lexer(dialect="postgres").tokenize(plain + "\n")
     return tuple(
-        Token(t.token_type, text[t.start : t.end + 1], t.text, t.start, t.end + 1) for t in found
+        Token(
+            t.token_type,
+            text[t.start : t.end + 1],
+            t.text.replace(_NO_QUOTE, "$"),
+            t.start,
+            t.end + 1,
+        )
+        for t in found
     )
 
 

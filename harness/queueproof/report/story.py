@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +13,11 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
-from queueproof.probes.buffers import REMEDIES, Slope
+from queueproof.probes.buffers import Slope
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter
+from queueproof.queues.sqltext import first_keyword
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
@@ -32,12 +34,21 @@ _WORKER = re.compile(r"w\d+")
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A job that stood in the queue before anything else happened."""
+    """A job that stood in the queue before anything else happened.
+
+    Attributes:
+        job: Its id.
+        priority: The higher, the sooner.
+        delay: Seconds that it must wait.
+        bound: Most attempts, None where the queue promises no bound.
+        queue: Where it stands; nothing where there is one queue.
+    """
 
     job: str
     priority: int
-    delay: float  # seconds
+    delay: float
     bound: int | None
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,7 @@ class Asked:
         jobs: Those that it names.
         delay: Seconds that an enqueued job must wait.
         claims: For each job which of its worker's claims of it is meant, where there are several.
+        queue: Where it enqueues, or claims from; nothing where there is one queue.
     """
 
     operation: str
@@ -70,6 +82,7 @@ class Asked:
     jobs: tuple[str, ...]
     delay: float
     claims: tuple[Claimed, ...] = ()
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,11 +351,21 @@ def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
     failed = "Before: job 1 was enqueued, and its worker failed it again and again."
     yield Part("prose", failed)
-    lines = [
-        f"attempt {wait.attempt} failed{_work(wait)}; the job was claimable after {_duration(wait)}"
-        for wait in waits.found
-    ]
-    yield Part("figures", "\n".join(lines))
+    alike = (list(group) for _, group in itertools.groupby(waits.found, _duration))
+    if lines := [_wait(*group) for group in alike]:
+        yield Part("figures", "\n".join(lines))
+    sql = [textwrap.dedent(one).strip() for one in waits.sent]
+    if sql := [one for one in sql if first_keyword(one) not in {"BEGIN", "START", "COMMIT", "END"}]:
+        yield Part("sql", ";\n\n".join(sql), f"Its {waits.operation}:")
+
+
+def _wait(first: RetryWait, *others: RetryWait) -> str:
+    """A wait, or several that are alike."""
+    came = f"the job came back {_duration(first)}"
+    if others:
+        return f"attempts {first.attempt} to {others[-1].attempt} failed; each time {came}"
+    work = f" after {first.worked:,.0f} s of work" if first.worked else ""
+    return f"attempt {first.attempt} failed{work}; {came}"
 
 
 def _growth(slope: Slope) -> Iterator[Part]:
@@ -356,19 +379,17 @@ def _growth(slope: Slope) -> Iterator[Part]:
         statement, plan = slope.guilty
         yield Part("sql", textwrap.dedent(statement).strip())
         yield Part("plan", plan, f"Its plan with {large.content}:")
-    yield Part("prose", REMEDIES[large.content.kind])
+    yield Part("prose", slope.remedy)
 
 
 def _duration(wait: RetryWait) -> str:
-    """Whole seconds, as they repeat from run to run."""
+    """When a job came back, in whole seconds, as they repeat from run to run."""
+    least, most = f"{wait.least:,.0f}", f"{wait.most:,.0f}"
     if wait.most == float("inf"):
-        return f"more than {wait.least:.0f} s"
-    return f"{wait.least:.0f} to {wait.most:.0f} s"
-
-
-def _work(wait: RetryWait) -> str:
-    """How long a job had taken, where it took long."""
-    return f" after {wait.worked:.0f} s of work" if wait.worked else ""
+        return f"after more than {least} s"
+    if least == "0":
+        return f"within {most} s"
+    return f"after {most} s" if least == most else f"after {least} to {most} s"
 
 
 # --- from a run to its story --------------------------------------------------------------------
@@ -476,7 +497,9 @@ class _Turns:
                 jobs = tuple(self._names.shortened(ref.job) for ref in call.refs)
                 claims = tuple(self._claimed(call, ref) for ref in call.refs)
                 several = claims if any(claim.number for claim in claims) else ()
-                yield Asked(call.kind, call.limit, jobs, call.delay, several)
+                yield Asked(
+                    call.kind, call.limit, jobs, call.delay, several, _queue(call, self._calls)
+                )
             case "sql":
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
@@ -588,7 +611,15 @@ def _before(calls: Sequence[Call], beats: Iterable[Beat], names: _Names) -> Iter
     for call in calls:
         if call.kind == "enqueue" and call.ids and call.index in undisturbed - told:
             job = names.shortened(call.ids[0])
-            yield Enqueued(job, call.priority, call.delay, call.bound)
+            queue = _queue(call, calls)
+            yield Enqueued(job, call.priority, call.delay, call.bound, queue)
+
+
+def _queue(call: Call, calls: Sequence[Call]) -> str:
+    """The queue of an operation, where a run has several."""
+    of = {"enqueue", "claim"}
+    several = len({other.queue for other in calls if other.kind in of}) > 1
+    return call.queue if several and call.kind in of else ""
 
 
 def _allowed_waits(

@@ -58,7 +58,6 @@ def print_card(out: Output, card: Card, replay: str) -> None:
         for judgement in card.guarantees:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
     broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
-    stories = [story for judgement in broken for story in judgement.stories]
     for judgement in broken:
         for story in judgement.stories:
             out.say()
@@ -67,11 +66,13 @@ def print_card(out: Output, card: Card, replay: str) -> None:
             print_story(out, to_text(told, out.width) if told else story.story)
         out.say(f"\nHow to mend it: {CATALOGUE[judgement.id].safe}")
         out.say(f"More: queueproof explain {judgement.id}")
-    tokens = [story.replay for story in stories if story.replay]
+    tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]
     if tokens:
         out.say()
         out.say("Once more:" if len(tokens) == 1 else "Each once more:")
-    for token in tokens:
+    for at, (id_, token) in enumerate(tokens):
+        if len(tokens) > 1 and (at == 0 or tokens[at - 1][0] != id_):
+            out.say(f" {id_}")
         out.say(f"  {replay} {token}")
     out.say()
 
@@ -161,6 +162,9 @@ def print_mended(out: Output, mended: Mended) -> None:
             runs += f", {drawn:,} random programs"
         whole = summary(mended.card.guarantees)
         out.say(f"The mended queue was checked by everything: {whole} ({runs}).")
+        anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
+        if anyway:
+            out.say(f"Broken before the change as well, and not mended by it: {', '.join(anyway)}.")
         out.say("The diff is for `git apply` or `patch -p1`; the file itself was left as it is.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))

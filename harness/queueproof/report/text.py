@@ -128,7 +128,7 @@ def before(story: Story) -> str:
 
 
 def _facts(job: Enqueued) -> str:
-    facts = []
+    facts = [f"queue {job.queue!r}"] if job.queue else []
     if job.priority:
         facts.append(f"priority {job.priority}")
     if job.delay:
@@ -187,7 +187,7 @@ def bound(sent: Sent) -> str:
 def _asked(asked: Asked) -> str:
     match asked.operation:
         case "claim":
-            return f"claim, at most {asked.limit}"
+            return f"claim{f' from {asked.queue!r}' if asked.queue else ''}, at most {asked.limit}"
         case "heartbeat" if not asked.jobs:
             return "heartbeat, without a job"
         case "complete" | "fail" | "heartbeat" | "complete_many":
@@ -197,8 +197,9 @@ def _asked(asked: Asked) -> str:
             if asked.limit:
                 return f"complete job {jobs} and claim, at most {asked.limit}"
             return f"{asked.operation} job {jobs}"
-        case "enqueue" if asked.delay:
-            return f"enqueue, due in {asked.delay:g} s"
+        case "enqueue":
+            where = f" into {asked.queue!r}" if asked.queue else ""
+            return f"enqueue{where}" + (f", due in {asked.delay:g} s" if asked.delay else "")
         case _:
             return asked.operation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import datetime
 
 # Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
@@ -37,18 +38,23 @@ class Clock:
         shown = datetime.fromisoformat(moment).timestamp() + self.shift
         return round((FRACTION - shown) % 1.0, 6)
 
-    def move(self, seconds: float, moment: str, *, forget: bool) -> None:
+    def move(self, seconds: float, show: Callable[[str, str], str], *, forget: bool) -> None:
         """Set it forward.
 
         Args:
             seconds: How far.
-            moment: What the server's own clock shows, as text.
+            show: Has the database show so much more than real time, as an interval, with the cases
+                of earlier moves; answers the moment from which it does.
             forget: Whether no transaction is open, whose `now()` is that of an earlier moment.
         """
         self.shift += seconds
         if forget:
             self._moves.clear()
-        self._moves.insert(0, (moment, self.shift))
+        earlier = " ".join(
+            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
+            for since, shift in self._moves
+        )
+        self._moves.insert(0, (show(f"{self.shift:.6f} seconds", earlier), self.shift))
 
     def reset(self) -> bool:
         """Show real time; whether that takes SQL."""
@@ -58,28 +64,19 @@ class Clock:
         return moved
 
     @property
-    def sql(self) -> str:
-        """Gives `now()` the body that fits the moves: each statement that is planned pays for it.
+    def real(self) -> str:
+        """SQL that makes it show real time: each statement that is planned pays for its body.
 
-        Most statements run before the first move: then it is PostgreSQL's own, under our name,
-        which takes superuser rights to say. Otherwise it is one expression, which is inlined.
+        Most statements run before the first move. So it is PostgreSQL's own, under our name, which
+        takes superuser rights to say; otherwise it is one expression, which is inlined.
         """
-        cases = " ".join(
-            f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
-            for since, shift in self._moves
+        own = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
+        body = (
+            own
+            if self._superuser
+            else "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()$$"
         )
-        rows = "; ".join(
-            f"INSERT INTO clock.moves VALUES ('{since}', '{shift:.6f} seconds')"
-            for since, shift in self._moves[:1]
-        )
-        body = "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()"
-        if cases:
-            body += f" + CASE {cases} ELSE interval '0' END$$"
-        elif self._superuser:
-            body = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
-        else:
-            body += "$$"
         return (
             f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
-            f"{rows or 'DELETE FROM clock.moves'}"
+            "DELETE FROM clock.moves"
         )

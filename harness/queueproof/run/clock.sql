@@ -19,6 +19,21 @@ $$;
 CREATE FUNCTION clock.now() RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT pg_catalog.now()';
 
+-- Shows `shift` more than real time from this moment on, and answers the moment; `earlier` are the
+-- cases of moves that open transactions may have begun before.
+CREATE FUNCTION clock.move(shift text, earlier text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  since constant timestamptz(6) := pg_catalog.clock_timestamp();
+BEGIN
+  INSERT INTO clock.moves VALUES (since, shift::interval);
+  EXECUTE pg_catalog.format(
+    'CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz LANGUAGE sql STABLE PARALLEL SAFE AS '
+    '$now$SELECT pg_catalog.now() + CASE WHEN pg_catalog.now() >= %L THEN interval %L %s'
+    ' ELSE interval ''0'' END$now$', since, shift, earlier);
+  RETURN since;
+END $$;
+
 CREATE FUNCTION clock.transaction_timestamp() RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.now()';
 

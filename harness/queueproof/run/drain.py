@@ -57,14 +57,19 @@ class Drain:
         workers = [
             actor for actor in self._execution.state.actors.values() if actor.claims or actor.flight
         ]
+        refused = set[tuple[str, int]]()  # a second no says nothing more, and lengthens the story
         for _ in workers:  # ending one may let another go on
             for actor in workers:
                 self._execution.run_out(actor)
                 for nth in actor.open_claims() if not actor.beside else ():
+                    if (actor.name, nth) in refused:
+                        continue
                     for _ in range(RETRIES):
                         call = self._complete(actor, nth)
                         if call is None or call.answer not in {"retry", "error"}:
                             break
+                    if call is not None and call.answer == "rejected":
+                        refused.add((actor.name, nth))
         for actor in workers:
             able = not self._queue.offers.isdisjoint({"complete", "complete_many"})
             unfinished = actor.open_claims() and not able and not actor.beside

@@ -10,9 +10,9 @@ from typing import Any, Literal, assert_never
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError, ServerUnavailableError
-from queueproof.history.calls import Answer, Call, Ref, Wait
+from queueproof.history.calls import Answer, Call, LockWait, Ref
 from queueproof.judge.answers import flood
-from queueproof.queues.model import Claim, Result, Step
+from queueproof.queues.model import FAILURE, Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
 from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
@@ -31,7 +31,7 @@ from queueproof.schedule.programs import (
     Program,
 )
 
-FIRST_LOOK = 0.00015  # seconds; most statements answer sooner, and nobody asks who blocks them
+FIRST_LOOK = 0.0003  # seconds; most statements answer sooner, and nobody asks who blocks them
 ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
 LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
 
@@ -84,6 +84,7 @@ class Execution:
         self._program = program
         self._schedule = deque(schedule)
         self._declaring = self._conditions.gate == "query" and "query" in lab.gates
+        self._alone = False  # whoever acts: nobody could do anything before its commit
 
     def go_through(self) -> None:
         """Enqueue the program's jobs, and have its stages follow one another."""
@@ -128,6 +129,9 @@ class Execution:
                     taken = self._schedule.popleft() % len(able)
                 self.state.record.choices.append(Choice(len(able), taken, preempts=going_on))
             last = able[taken]
+            self._alone = len(able) == 1 and not any(
+                other.flight for other in acting if other is not last
+            )
             self._go_on(last)
             self.settle_blocked()
             while last.flight is not None and last.flight.whole and not last.blocked:
@@ -161,7 +165,9 @@ class Execution:
             if flight.between and self._conditions.pooled:
                 self._change_connection(actor, flight)
             inside = flight.session.in_transaction or not self.lab.ends_transactions
-            flight.wrapped = flight.split and not inside and keyword in _HOLDABLE
+            wraps = flight.split and not inside and keyword in _HOLDABLE
+            flight.wrapped = wraps and (not self._alone or self._declaring)  # as a cursor must be
+            flight.sent += wraps and not flight.wrapped  # its commit goes with it
             if step.commits:
                 self.state.note(actor, "commit")
             elif step.request is None:
@@ -244,7 +250,7 @@ class Execution:
         for other in blockers:
             call = other.flight.call.index if other.flight else None
             for one in flight.calls:
-                one.waits += (Wait(other.name, call, flight.stale or other.late),)
+                one.waits += (LockWait(other.name, call, flight.stale or other.late),)
         self.state.note(actor, "waits", " and ".join(other.name for other in blockers))
 
     def _settle(self, flight: Flight, look: float = 0.0) -> bool:
@@ -405,7 +411,7 @@ class Execution:
             case "complete" | "fail" | "heartbeat":
                 ref, claim = actor.claims[do.n]
                 call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
-                arguments |= {"job": claim, "error": "it failed"}
+                arguments |= {"job": claim, "error": FAILURE}
             case "complete_many" | "complete_and_claim":
                 batch = actor.batch(do.n)
                 if do.kind == "complete_and_claim":

@@ -25,7 +25,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
 from queueproof.history.calls import Call, CallKind, History, Ref
 from queueproof.judge.checker import Declared, Findings, Violation, check
-from queueproof.queues.model import OPERATIONS, Claim, Queue, State
+from queueproof.queues.model import FAILURE, OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.worker import Json, WorkerError, WorkerQueue
@@ -42,11 +42,11 @@ from queueproof.run.places import (
     Claimed,
     FreeFault,
     Leftover,
-    Life,
     Pause,
     Pending,
     Place,
     Strike,
+    WorkerLife,
     plan,
 )
 from queueproof.schedule.actors import DRAINER, identity
@@ -254,7 +254,7 @@ class _Run:
         self._places = plan(jobs, workers, seed, faults, lease=self._lease, queues=self._queues)
         self._calls: list[Call] = []
         self._named: list[tuple[Call, Sequence[Claimed]]] = []
-        self._lives: list[Life] = []
+        self._lives: list[WorkerLife] = []
         self._pauses: list[Pause] = []
         self._leftovers: list[Leftover] = []
         self._own: set[int] = set()  # backends of the harness
@@ -353,7 +353,7 @@ class _Run:
         known = self._upkeep
         return known[self._kept % len(known)]
 
-    def _choose(self, life: Life, *, late: bool = False) -> None:
+    def _choose(self, life: WorkerLife, *, late: bool = False) -> None:
         """Begin what a worker wants to do next.
 
         Args:
@@ -385,19 +385,19 @@ class _Run:
 
     # --- lives ----------------------------------------------------------------------------------
 
-    def _start_life(self, place: Place) -> Life:
+    def _start_life(self, place: Place) -> WorkerLife:
         """Start a worker process; it may be asked something once it is ready."""
         self._lives_of[place.role] += 1
         nth = self._lives_of[place.role]
         name = f"w{nth}" if place.role == "worker" else f"{place.role}{nth if nth > 1 else ''}"
-        life = Life(name, place, self._queue.spawn(name))
+        life = WorkerLife(name, place, self._queue.spawn(name))
         place.life = life
         self._lives.append(life)
         dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
         life.process.send(self._queue.request("init", dsn=dsn, queue="default"))
         return life
 
-    def _die(self, life: Life, *, cut: bool = False, again: bool = True) -> None:
+    def _die(self, life: WorkerLife, *, cut: bool = False, again: bool = True) -> None:
         """A worker's process is killed, with all that it holds.
 
         Args:
@@ -464,7 +464,11 @@ class _Run:
     # --- operations -----------------------------------------------------------------------------
 
     def _begin(
-        self, life: Life, kind: OperationKind, named: Sequence[Claimed] = (), **arguments: object
+        self,
+        life: WorkerLife,
+        kind: OperationKind,
+        named: Sequence[Claimed] = (),
+        **arguments: object,
     ) -> Call:
         """Ask a worker for an operation."""
         if self._queue.moves_clock and life.ahead != self._ahead:
@@ -483,7 +487,7 @@ class _Run:
             self._gone(life)
         return call
 
-    def _enqueue(self, life: Life) -> Call:
+    def _enqueue(self, life: WorkerLife) -> Call:
         """Enqueue one more job."""
         rng = life.place.rng
         life.place.jobs -= 1
@@ -498,20 +502,20 @@ class _Run:
         record_enqueue(call, self._queue, spec)
         return call
 
-    def _claim(self, life: Life, limit: int, queue: str) -> Call:
+    def _claim(self, life: WorkerLife, limit: int, queue: str) -> Call:
         call = self._begin(life, "claim", limit=limit, queue=queue)
         call.limit = limit if "limit" in self._queue.takes("claim") else 1
         call.queue = queue
         return call
 
-    def _act(self, life: Life, kind: OperationKind, named: Sequence[Claimed]) -> Call:
+    def _act(self, life: WorkerLife, kind: OperationKind, named: Sequence[Claimed]) -> Call:
         """Act on jobs that a worker has, or had."""
         named = tuple(named)
         if kind == "complete_many":
             return self._begin(life, kind, named, jobs=[one.claim for one in named])
-        return self._begin(life, kind, named[:1], job=named[0].claim, error="it failed")
+        return self._begin(life, kind, named[:1], job=named[0].claim, error=FAILURE)
 
-    def _perform(self, place: Place, begin: Callable[[Life], Call]) -> Call:
+    def _perform(self, place: Place, begin: Callable[[WorkerLife], Call]) -> Call:
         """An operation from its beginning to its end, with nobody else acting."""
         life = place.life or self._start_life(place)
         self._until(lambda: life.ready)
@@ -556,7 +560,7 @@ class _Run:
         if self._silence.is_over():
             self._give_up(list(asked.values()))
 
-    def _give_up(self, asked: Sequence[Life]) -> NoReturn:
+    def _give_up(self, asked: Sequence[WorkerLife]) -> NoReturn:
         """Nothing has happened for too long."""
         waits.connect(self._lab.conninfo).finish()  # a frozen server is nobody's fault here
         waited = f"for {self._silence.seconds:g} s"
@@ -566,7 +570,7 @@ class _Run:
         name = asked[0].name
         raise QueueError(f"{self._queue.name}: {name} has not answered {kind} {waited}")
 
-    def _hear(self, life: Life) -> None:
+    def _hear(self, life: WorkerLife) -> None:
         """A worker has written something, or has ended."""
         if life not in self._lives:  # it has died of what another one answered
             return
@@ -582,7 +586,7 @@ class _Run:
         if life.process.answer is not None:
             self._take(life)
 
-    def _gone(self, life: Life) -> None:
+    def _gone(self, life: WorkerLife) -> None:
         """A worker has ended by itself: it may, if its connection was cut.
 
         Raises:
@@ -592,7 +596,7 @@ class _Run:
             life.process.check()
         self._die(life)
 
-    def _take(self, life: Life) -> None:
+    def _take(self, life: WorkerLife) -> None:
         """Take the answer of a worker."""
         self._listen()
         pending, answer = life.pending, life.process.take()
@@ -622,7 +626,7 @@ class _Run:
             self._return(one)
         self._remember(life, pending)
 
-    def _greet(self, life: Life, answer: Json) -> None:
+    def _greet(self, life: WorkerLife, answer: Json) -> None:
         """What a worker answers before it is asked for operations."""
         if life.started:
             self._queue.read_error("start", answer)
@@ -634,7 +638,7 @@ class _Run:
                 return
         life.ready = True
 
-    def _remember(self, life: Life, pending: Pending) -> None:
+    def _remember(self, life: WorkerLife, pending: Pending) -> None:
         """Note what follows from an answer."""
         call = pending.call
         self._answered += life.place.role == "worker"
@@ -655,7 +659,7 @@ class _Run:
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def _inflict(self, life: Life, fault: Strike) -> None:
+    def _inflict(self, life: WorkerLife, fault: Strike) -> None:
         """Begin an operation, and let something happen to it."""
         if fault.kind == "restart":
             self._until(lambda: all(one.ready for one in self._lives))
@@ -684,7 +688,7 @@ class _Run:
                 if state == "active" and name in fated:
                     self._strike(*fated.pop(name))
 
-    def _strike(self, life: Life, fault: Strike) -> None:
+    def _strike(self, life: WorkerLife, fault: Strike) -> None:
         """Let a fault happen to a worker."""
         pending = life.pending
         if pending is not None:
@@ -709,7 +713,7 @@ class _Run:
             case _:
                 assert_never(fault.kind)
 
-    def _disturb(self, life: Life) -> None:
+    def _disturb(self, life: WorkerLife) -> None:
         """Something happens to the connections of a worker."""
         life.disturbed = True
         pending = life.pending
@@ -728,7 +732,7 @@ class _Run:
             self._named.append((twice, pending.named))
         pending.calls.append(twice)
 
-    def _pause(self, life: Life) -> None:
+    def _pause(self, life: WorkerLife) -> None:
         """Stop a worker's process until its jobs are somebody else's."""
         self._note("pause", life.name)
         life.process.pause()
@@ -802,7 +806,7 @@ class _Run:
                 self._die(life)
         self._until(lambda: not self._leftovers)
 
-    def _complete(self, life: Life) -> bool:
+    def _complete(self, life: WorkerLife) -> bool:
         """Complete a job that a worker holds; whether there was an answer to rely on."""
         one = life.held[0]
         kind: OperationKind = "complete" if "complete" in self._queue.offers else "complete_many"

@@ -44,10 +44,12 @@ BEGIN
   RETURN NEW;
 END $$
 """.format(**GATE_KEYS)
+LATEST = "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class"
 # What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
 _ASKED = {
     "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
-    "latest": "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class",
+    "latest": LATEST,
+    "move": "SELECT clock.move($1, $2)",
     "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
     "open": """
 SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
@@ -74,7 +76,7 @@ class Scheduler(LibpqSession):
         for name, asked in _ASKED.items():
             self.prepare(name, asked % GATE_KEYS)
 
-    def _asked(self, name: str, *values: int) -> bytes:
+    def _asked(self, name: str, *values: int | str) -> bytes:
         """The answer to one of its prepared queries."""
         value = self.ask(name, *values)
         if value is None:
@@ -90,9 +92,33 @@ class Scheduler(LibpqSession):
         """What the server's own clock shows, as text."""
         return self._asked("moment").decode()
 
+    def move(self, shift: str, earlier: str) -> str:
+        """Have the database's clock show more than real time from now on: see clock.sql.
+
+        Args:
+            shift: How much more, as an interval.
+            earlier: The cases of earlier moves.
+
+        Returns:
+            The moment, as text.
+        """
+        return self._asked("move", shift, earlier).decode()
+
     def latest(self) -> int:
         """The oid of the relation that was made last."""
         return int(self._asked("latest"))
+
+    def restore(self, sql: str) -> int:
+        """Run statements that bring tables back to the beginning.
+
+        Args:
+            sql: The statements.
+
+        Returns:
+            The oid of the relation that was made last.
+        """
+        self.pgconn.send_query(f"{sql}; {LATEST}".encode())
+        return int(self._answered(sql).get_value(0, 0) or 0)
 
     def lock_gate(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""

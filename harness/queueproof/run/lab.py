@@ -19,7 +19,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import Operation, Queue, Step
+from queueproof.queues.model import Operation, Queue, Step, T
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
@@ -145,7 +145,7 @@ class Lab:
             self._install()
             self._control = self._scheduler()
             self._latest = self._control.latest()  # of its relations
-            self._control.run(self.clock.sql)
+            self._control.run(self.clock.real)
         except BaseException:
             self._admin.close()
             raise
@@ -248,9 +248,13 @@ class Lab:
             session = self._sessions.get(key)
             if session is not None and (session.closed or not session.quieten()):
                 self.discard(session)
-            elif session is not None and session.emptied and not self._pooler:
+            elif not isinstance(session, LibpqSession) or self._pooler:
+                continue
+            elif self.queue.keeps_state or self.queue.sees_backends:
                 session.send(_EMPTY)  # all at once, and the tables with them
                 emptied.append(session)
+            else:
+                session.go_ahead([_EMPTY.sql])
         self._used.clear()
         self._payloads = itertools.count(1)
         if self._pooler:
@@ -258,14 +262,16 @@ class Lab:
             self._pooler.renew()
         self._resets += 1
         full = renew or self._resets % RENEW_EVERY == 0
-        if not self.remembers:
-            self._drop_new()
-        elif full or self._resets == _FIRST_LOOK:
+        if self.remembers and (full or self._resets == _FIRST_LOOK):
             self._refuse_new_tables()
         begin = self._renew_sql if full else self._reset_sql
         if self.clock.reset():
-            begin = f"{begin}; {self.clock.sql}"
-        self._lock_tables(partial(self._restore, begin))
+            begin = f"{begin}; {self.clock.real}"
+        if not self.remembers and (full or not self.server.superuser):
+            self._drop_new(self._control.latest())  # TRUNCATE fails where one has a foreign key
+        latest = self._lock_tables(partial(self._restore, begin))
+        if not self.remembers:
+            self._drop_new(latest)
         for session in emptied:
             try:
                 settle(session, _EMPTY)
@@ -274,9 +280,13 @@ class Lab:
         self._under_way = False
         self.started.clear()
 
-    def _drop_new(self) -> None:
-        """Drop tables, partitions, views and sequences of the last run: each makes its own."""
-        if self._control.latest() == self._latest:
+    def _drop_new(self, latest: int) -> None:
+        """Drop tables, partitions, views and sequences of the last run: each makes its own.
+
+        Args:
+            latest: The oid of the relation that was made last.
+        """
+        if latest == self._latest:
             return
         for (drop,) in self._admin.execute(NEW, [self._latest]).fetchall():
             self._lock_tables(partial(self._restore, drop))
@@ -299,14 +309,15 @@ class Lab:
                 " partitions: create it in install, as a partition, or as a temporary table"
             )
 
-    def _restore(self, reset: str) -> None:
+    def _restore(self, reset: str) -> int:
+        """Run statements that lock tables; the oid of the relation that was made last."""
         try:
-            self._control.run(reset)
+            return self._control.restore(reset)
         except ServerError:
             self._control.run("ROLLBACK")
             raise
 
-    def _lock_tables(self, act: Callable[[], None]) -> None:
+    def _lock_tables(self, act: Callable[[], T]) -> T:
         """Do something that takes locks on the queue's tables while nobody should hold any.
 
         Raises:
@@ -314,11 +325,11 @@ class Lab:
         """
         try:
             try:
-                act()
+                return act()
             except (ServerError, psycopg.Error) as error:
                 if error.sqlstate != _LOCKED or not self._make_way():
                     raise
-                act()
+                return act()
         except (ServerError, psycopg.Error) as error:
             state = error.sqlstate or ""
             if state[:2] in _ALTERED and state not in HINDERED:
@@ -362,8 +373,11 @@ class Lab:
         """Set what a session begins with since the last reset, and start its worker."""
         if "start" in self.queue.offers and not self._under_way and _WORKER.fullmatch(session.name):
             self._start_worker(session)
-        if wanted:
-            session.run("; ".join(f"SET {name} = {value}" for name, value in wanted.items()))
+        settings = [f"SET {name} = {value}" for name, value in wanted.items()]
+        if isinstance(session, LibpqSession) and not self._pooler:
+            session.go_ahead(settings)
+        elif settings:
+            session.run("; ".join(settings))
 
     def _open(self, key: str) -> Session:
         """A connection for a key that nobody has used since it was new, or emptied."""
@@ -682,10 +696,8 @@ class Lab:
 
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
-        moment = self._control.moment()
         busy = any(session.busy for session in self._sessions.values())
-        self.clock.move(seconds, moment, forget=not busy)
-        self._control.run(self.clock.sql)
+        self.clock.move(seconds, self._control.move, forget=not busy)
 
     def defaults(self) -> dict[str, object]:
         """Arguments for an operation that nothing depends on.

@@ -77,7 +77,7 @@ class Pending:
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class WorkerLife:
     """A worker process from its start to its end: one name of a worker."""
 
     name: str
@@ -123,7 +123,7 @@ class Place:
     moves: dict[int, float] = field(default_factory=dict)
     begun: int = 0
     pauses: list[Strike] = field(default_factory=list)  # that wait until it holds a job
-    life: Life | None = None
+    life: WorkerLife | None = None
 
     @property
     def finished(self) -> bool:
@@ -142,7 +142,7 @@ class Pause:
         retaken: Whether somebody else has got one of its jobs.
     """
 
-    life: Life
+    life: WorkerLife
     jobs: frozenset[str]
     until: int
     retaken: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queueproof.errors import QueueError
-from queueproof.history.calls import Call
+from queueproof.history.calls import Call, History
 from queueproof.judge.answers import contradiction
 from queueproof.run.answers import IN_PART
 from queueproof.run.drain import DRAIN_BATCH, Drain
@@ -30,6 +30,7 @@ class Runner:
             has some begins a new life, under another name.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
         conditions: What holds for every session.
+        known: What came of programs in turn, plainly, before: other runners know it too.
 
     Attributes:
         conditions: The same.
@@ -44,8 +45,10 @@ class Runner:
         tied: bool = False,
         anew: bool = False,
         conditions: Conditions = PLAIN,
+        known: dict[Program, History] | None = None,
     ) -> None:
         self._lab = lab
+        self._known = {} if known is None else known
         self._anew = anew and lab.remembers
         self.conditions = conditions
         self._held = held
@@ -100,8 +103,10 @@ class Runner:
             QueueError: Without a pooler an operation did something that no queue may.
         """
         plain = Runner(self._lab, split=self._terms.split, held=self._held)
-        for _ in range(SURE):
-            own = plain._run_once(program).history
+        for attempt in range(SURE):
+            if attempt or program not in self._known:
+                self._known[program] = plain._run_once(program).history
+            own = self._known[program]
             for call, other in zip(run.history.calls, own.calls, strict=False):
                 if (call.kind, call.actor) != (other.kind, other.actor):
                     return None

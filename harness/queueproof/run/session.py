@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -42,13 +42,11 @@ class Session(ABC):
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
-        emptied: Whether DISCARD ALL makes it as new.
     """
 
     name: str
     stepped: bool = True
     meanwhile: waits.Meanwhile | None = None
-    emptied: bool = False
 
     @property
     @abstractmethod
@@ -162,8 +160,6 @@ class LibpqSession(Session):
         ConnectionLostError: It refuses.
     """
 
-    emptied = True
-
     def __init__(
         self,
         conninfo: str,
@@ -176,11 +172,10 @@ class LibpqSession(Session):
         self._conninfo = conninfo
         self._arrays = arrays or {}
         self.pgconn: PGconn = waits.connect(conninfo)
-        if self.pgconn.status != pq.ConnStatus.OK:
-            raise ConnectionLostError(f"cannot connect: {self.pgconn.get_error_message()}")
         self._pids = (self.pgconn.backend_pid,)
         self._answer: PGresult | None = None
-        self._pipelined = False
+        self._ahead: list[str] = []
+        self._syncs = 0  # of a pipeline, that are to come
         self._source: Source | None = None
         self.names_settings = False
         self.patience: float | None = None
@@ -208,11 +203,13 @@ class LibpqSession(Session):
     def quieten(self) -> bool:
         """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
         try:
+            while waits.readable(self.pgconn.socket, 0):  # as its server's goodbye, and its end
+                self.pgconn.consume_input()
             if self.pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
                 self.cancel()
             if self.in_transaction:
                 self.run("ROLLBACK")
-        except (ConnectionLostError, ServerError):
+        except (ConnectionLostError, ServerError, OperationalError):
             return False
         return not self.names_settings  # DISCARD ALL empties them, and they had not existed
 
@@ -237,16 +234,38 @@ class LibpqSession(Session):
             step: The statement.
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
-        if begin:
+        pipelined = begin or bool(self._ahead)
+        if pipelined:
             self.pgconn.enter_pipeline_mode()
-            self._pipelined = True
+            for sql in self._ahead:
+                self.pgconn.send_query_params(sql.encode(), None)
+                self._sync()
+            self._ahead.clear()
+        if begin:
             self.pgconn.send_query_params(b"BEGIN", None)
         self._send(step)
-        if begin:
-            self.pgconn.pipeline_sync()
+        if pipelined:
+            self._sync()
         if self.pgconn.flush():
             limit = waits.Limit(waits.OWN, f"PostgreSQL to read {_shown(step.sql)}")
             waits.flush(self.pgconn, limit, self.meanwhile)
+
+    def go_ahead(self, statements: Iterable[str]) -> None:
+        """Have statements of the harness's own run ahead of the next one, in the same message.
+
+        Args:
+            statements: They cannot wait for a lock, and do not fail.
+        """
+        self._ahead += statements
+
+    def _sync(self) -> None:
+        if self.pgconn.status != pq.ConnStatus.OK:  # libpq has left the pipeline, and would say so
+            raise ConnectionLostError(
+                f"the server closed the connection of {self.name}: "
+                f"{self.pgconn.get_error_message().strip() or 'no reason given'}"
+            )
+        self.pgconn.pipeline_sync()
+        self._syncs += 1
 
     def _send(self, step: Step) -> None:
         self.names_settings = self.names_settings or _names_setting(step.sql)
@@ -322,12 +341,15 @@ class LibpqSession(Session):
             answer = self.pgconn.get_result()
             if answer is None:
                 # In a pipeline this ends one of its statements, outside it ends the answer.
-                if not self._pipelined or self.pgconn.status != pq.ConnStatus.OK:
+                if not self._syncs or self.pgconn.status != pq.ConnStatus.OK:
                     return True
             elif answer.status == pq.ExecStatus.PIPELINE_SYNC:
-                self.pgconn.exit_pipeline_mode()
-                self._pipelined = False
-                return True
+                self._syncs -= 1
+                if not self._syncs:
+                    self.pgconn.exit_pipeline_mode()
+                    return True
+                if self._answer is not None and self._answer.status in _FATAL:
+                    raise _server_error(self._answer)  # what went ahead
             elif answer.status in _COPYING:  # and so it would be for ever
                 self._answer = answer
                 return True
@@ -383,10 +405,12 @@ class LibpqSession(Session):
             ServerError: The server answered with an error.
             ConnectionLostError: The connection broke.
         """
-        self.pgconn.send_query(sql.encode())
-        self._answered(sql)
+        ahead, self._ahead = self._ahead, []
+        for statement in [*ahead, sql]:
+            self.pgconn.send_query(statement.encode())
+            self._answered(statement)
 
-    def ask(self, prepared: str, *values: int) -> bytes | None:
+    def ask(self, prepared: str, *values: int | str) -> bytes | None:
         """The one value that a prepared query answers; None where it answers no row.
 
         Args:

@@ -1,0 +1,137 @@
+"""`check --watch`: a queue that is checked again whenever its file changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from queueproof import waits
+from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.options import Where
+from queueproof.cli.replaying import command_of
+from queueproof.cli.talk import now_and_then, output, progress_bar
+from queueproof.errors import QueueError, QueueproofError
+
+if TYPE_CHECKING:
+    from queueproof.postgres import Server
+    from queueproof.queues.sqlfile import SqlFileQueue
+    from queueproof.report.card import Card
+    from queueproof.report.terminal import Output
+    from queueproof.run.lab import Lab
+
+Stamps = Mapping[Path, tuple[int, int] | None]
+"""Of each file when it was changed, and its size in bytes; None where there is none."""
+
+
+def stamps(files: Sequence[Path]) -> Stamps:
+    """How files are now."""
+    return {file: _stamp(file) for file in files}
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:  # an editor replaces it at this moment, say
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def wait_for_change(seen: Stamps) -> None:
+    """Wait until a file is not as it was seen: as long as its owner likes, or until a signal."""
+    while stamps(list(seen)) == seen:
+        time.sleep(waits.SLICE)
+
+
+def watch(
+    queue: str,
+    where: Where,
+    check: Callable[[Lab, Callable[[str, float], None]], Card],
+    wait: Callable[[Stamps], None] = wait_for_change,
+) -> NoReturn:
+    """Check a queue's file now and after each change, on one server, until somebody ends it.
+
+    Args:
+        queue: The file.
+        where: Which server.
+        check: Judges the installed queue, and tells how far it is.
+        wait: Returns once a file has changed.
+
+    Raises:
+        KeyboardInterrupt: That is how it ends.
+    """
+    from queueproof.postgres import open_server
+
+    out = output()
+    token: str | None = None
+    with open_server(where.postgres, trust=where.trust) as server:
+        files = [Path(queue)]
+        while True:
+            seen = stamps(files)
+            try:
+                target = _sql_file(queue)
+                if files != list(target.files):
+                    files = list(target.files)
+                    continue  # read again: an included file may have changed before it was seen
+                with on_behalf_of(target):
+                    token = _once(out, target, server, where, check, token)
+            except QueueError as error:
+                out.say(str(error))
+            out.say("\nWaiting for a change; Ctrl-C ends it.")
+            wait(seen)
+
+
+def _sql_file(queue: str) -> SqlFileQueue:
+    from queueproof.queues.resolve import resolve
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    target = resolve(queue)
+    if not isinstance(target, SqlFileQueue):
+        raise QueueproofError(f"{queue}: --watch is for an SQL file, and this is none")
+    return target
+
+
+def _once(  # noqa: PLR0917 - what a check is made with
+    out: Output,
+    target: SqlFileQueue,
+    server: Server,
+    where: Where,
+    check: Callable[[Lab, Callable[[str, float], None]], Card],
+    token: str | None,
+) -> str | None:
+    """Check once; the story that broke last time goes first. The token of the next such story."""
+    from queueproof.report.terminal import print_card, print_whole
+    from queueproof.run.open import open_lab
+
+    with open_lab(target, server) as lab:
+        if token is not None:
+            _replayed(out, lab, token)
+        with progress_bar() as progress:
+            card = check(lab, progress)
+        print_card(out, card, command_of(target.name, None, lab, where))
+    print_whole(out, card)
+    broken = [one for one in card.guarantees if one.verdict == "broken"]
+    return next((one.replay for one in broken if one.replay), None)
+
+
+def _replayed(out: Output, lab: Lab, token: str) -> None:
+    """Tell at once whether a story still happens."""
+    from queueproof.examine.replay import replay
+    from queueproof.report.terminal import print_story
+    from queueproof.search.tokens import decode_token
+
+    guarantee = decode_token(token)[1]
+    try:
+        with now_and_then("running the last story again"):
+            again = replay(lab, token)
+    except QueueError:
+        raise
+    except QueueproofError as error:  # its program needs what the file has no more
+        out.say(f"{error}\n")
+        return
+    if again is None:
+        out.say(f"The last story of {guarantee} does not happen any more; now all the others.\n")
+        return
+    print_story(out, again.story)
+    out.say(f"\nIt still happens: {guarantee} is broken. Now the rest.\n")

@@ -1,0 +1,165 @@
+"""What `--mend` makes of every queue of strategies/broken, measured.
+
+`python -m workshop.mending`, which is `make mend`: one queue after the other, each noted in a file
+as soon as it is done, so that one that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from queueproof.errors import QueueproofError
+from queueproof.examine.check import judge
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.machine import processors
+from queueproof.mend.search import mend
+from queueproof.postgres import open_server
+from queueproof.queues.sqlfile import load
+
+ROOT = Path(__file__).parents[2]
+BROKEN = ROOT / "strategies" / "broken"
+PAGE = ROOT / "results" / "mend.md"
+PROFILE = "quick"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one queue.
+
+    Attributes:
+        name: Its file's stem.
+        broken: What a check found broken.
+        mended: What holds after the change.
+        what: The change, in words.
+        lines: How many lines it changes.
+        tried: Candidates.
+        seconds: For the search and the check of the mended queue by everything.
+        left: What could not be mended, and why.
+        checked: How many guarantees the mended queue was asked for; 0 where there is none.
+    """
+
+    name: str
+    broken: Sequence[str]
+    mended: Sequence[str]
+    what: Sequence[str]
+    lines: int
+    tried: int
+    seconds: float
+    left: Mapping[str, str]
+    checked: int
+
+
+def measure(name: str, jobs: int) -> Row:
+    """Check one queue, and mend it.
+
+    Args:
+        name: Its file's stem.
+        jobs: Processes for the checks.
+
+    Raises:
+        AssertionError: Something is called mended that was not checked by everything.
+    """
+    queue = load(BROKEN / f"{name}.sql")
+    first = (BROKEN / f"{name}.sql").read_text(encoding="utf-8").partition("\n")[0]
+    defect = first.removeprefix("-- breaks: ")
+    with open_server(None) as server:
+        card = judge(queue, [defect], server=server, seed=0, profile=PROFILE, jobs=jobs)
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    began = time.monotonic()
+    found = mend(queue, card, postgres=None, profile=PROFILE, jobs=jobs)
+    taken = time.monotonic() - began
+    checked = len(found.card.guarantees) if found.card else 0
+    if found.mended and checked != len(CATALOGUE):
+        raise AssertionError(f"{name}: called mended without a check by everything")
+    return Row(
+        name,
+        broken,
+        found.mended,
+        found.what,
+        found.lines,
+        found.tried,
+        taken,
+        found.left,
+        checked,
+    )
+
+
+def page(rows: Sequence[Row]) -> str:
+    """The table, as Markdown."""
+    whole = [row for row in rows if row.mended]
+    broken = [row for row in rows if row.broken]
+    lines = sorted(row.lines for row in whole)
+    seconds = sorted(row.seconds for row in rows)
+    told = [
+        "# What `--mend` makes of the broken queues",
+        "",
+        (
+            "Made by `make mend`, seed 0: the guarantee that each queue breaks on purpose is judged"
+            f" with the profile {PROFILE}, and mended. A mended queue has then passed a check by"
+            " everything, with the same profile. Seconds are of the search and of that check, on a"
+            " machine that did other work as well: they say which queues take long, and no more."
+        ),
+        "",
+        (
+            f"{len(rows)} of {len(list(BROKEN.glob('*.sql')))} queues were tried; {len(broken)} of"
+            f" them were found broken. Mended: {len(whole)}, not mended:"
+            f" {len(broken) - len(whole)}."
+        ),
+    ]
+    if whole:
+        told[-1] += f" Lines changed: median {lines[len(lines) // 2]}, most {lines[-1]}."
+        told[-1] += f" Seconds: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f}."
+    told += [
+        "",
+        "| queue | broken | mended by | lines | candidates | seconds | left |",
+        "| --- | --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        left = "; ".join(f"{name}: {why}" for name, why in row.left.items())
+        if not row.broken:
+            left = "not found broken by this profile"
+        cells = [
+            f"[{row.name}](../strategies/broken/{row.name}.sql)",
+            ", ".join(row.broken),
+            "; ".join(f"`{what.replace('`', '')}`" for what in row.what),
+            str(row.lines or ""),
+            str(row.tried),
+            f"{row.seconds:.0f}",
+            left,
+        ]
+        told.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*told, ""])
+
+
+def main() -> None:
+    """Measure the queues that were named, or all, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="stems of files in strategies/broken; all")
+    parser.add_argument("--log", type=Path, default=ROOT / "results" / ".cards" / "mend.jsonl")
+    parser.add_argument("--jobs", type=int, default=processors())
+    given = parser.parse_args()
+    given.log.parent.mkdir(parents=True, exist_ok=True)
+    lines = given.log.read_text(encoding="utf-8").splitlines() if given.log.exists() else []
+    rows = {row.name: row for row in (Row(**json.loads(line)) for line in lines)}
+    for name in given.names or sorted(path.stem for path in BROKEN.glob("*.sql")):
+        if name in rows:
+            continue
+        try:
+            row = measure(name, given.jobs)
+        except QueueproofError as error:
+            raise SystemExit(f"{name}: {error}") from error
+        rows[name] = row
+        with given.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(asdict(row)) + "\n")
+        outcome = f"mended by {row.lines} lines" if row.mended else "not mended"
+        print(f"{name}: {outcome}, {row.tried} candidates, {row.seconds:.0f} s", flush=True)  # noqa: T201
+    PAGE.write_text(page(sorted(rows.values(), key=lambda row: row.name)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
