@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from queueproof.bench.cell import Ground, Prepared
-from queueproof.bench.load import refuse
 from queueproof.bench.measured import Measured, Shape
 from queueproof.postgres import open_server
 from queueproof.queues.sqlfile import SqlFileQueue, load
@@ -47,7 +46,7 @@ def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
 def reference() -> SqlFileQueue:
     """The reference strategy."""
     with as_file(files("queueproof.strategies") / "skip_locked.sql") as path:
-        return refuse(load(path))
+        return load(path)
 
 
 def test_skip_locked_completes_every_job_once_under_load(

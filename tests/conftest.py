@@ -21,9 +21,11 @@ from queueproof.run.open import open_lab
 
 PATIENCE = 30.0  # seconds
 
-# How long an example takes on a busy machine says nothing.
-settings.register_profile("on any machine", deadline=None)
-settings.load_profile("on any machine")
+# The same examples every time, so that a red run says something of its change; new ones by
+# `--hypothesis-profile=search`. How long an example takes on a busy machine says nothing.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=5_000, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_configure() -> None:

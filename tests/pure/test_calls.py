@@ -7,14 +7,14 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from queueproof.history.calls import Call, Wait
+from queueproof.history.calls import Call, LockWait
 
 
 def returned() -> Call:
     """A claim with its answer."""
     call = Call(0, "claim", "w1", 1, 0.0, limit=1)
     call.ids, call.answer = ("7",), "accepted"
-    call.waits += (Wait("w2", None),)
+    call.waits += (LockWait("w2", None),)
     call.end(2, 0.5)
     return call
 

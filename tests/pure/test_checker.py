@@ -24,10 +24,10 @@ from queueproof.history.calls import (
     Call,
     CallKind,
     History,
+    LockWait,
     Ref,
     Stored,
     Timeline,
-    Wait,
     write,
 )
 from queueproof.history.shelf import Shelf
@@ -118,7 +118,7 @@ class Told:
         taken.invoked, taken.began = done.invoked, done.began
         if blocker is not None:
             for call in (done, taken):
-                call.waits += (Wait(blocker.actor, blocker.index),)
+                call.waits += (LockWait(blocker.actor, blocker.index),)
         self.end(done, *claim.ids)
         return self.end(taken, *ids)
 
@@ -580,7 +580,7 @@ def waiting(kind: CallKind, blocker: CallKind | None, facts: Declared | None = N
         other = told.begin(blocker, "w2", refs=refs, limit=1)
     refs = (Ref(mine.index, "1"),) if kind in {"complete", "fail", "heartbeat"} else ()
     call = told.begin(kind, "w1" if kind != "recover" else "reaper", refs=refs, limit=1)
-    call.waits += (Wait("w2", other.index if other else None),)
+    call.waits += (LockWait("w2", other.index if other else None),)
     if other is not None:
         told.end(other)
     told.end(call)
@@ -625,7 +625,7 @@ def meeting(
     call = told.begin(
         kind, "w1" if kind not in free else "w3", refs=() if kind in free else ref, limit=1
     )
-    call.waits += (Wait(other.actor, other.index),)
+    call.waits += (LockWait(other.actor, other.index),)
     told.end(other, *(["1"] if answered and blocker in free else []))
     told.end(call, answer="rejected" if kind == "heartbeat" and answered else "accepted")
     found = check(told.finally_(j1="running"), facts or declared()).violations
@@ -683,7 +683,7 @@ def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> N
     told.wait(LEASE / 2 + 1)
     recover = told.begin("recover", "reaper")
     beat = told.begin("heartbeat", "w1", refs=(Ref(fresh.index, "2"),))
-    beat.waits += (Wait("reaper", recover.index),)
+    beat.waits += (LockWait("reaper", recover.index),)
     told.end(recover, "1")
     told.end(beat)
     told.on("complete", fresh, "2")
@@ -698,7 +698,7 @@ def test_who_races_another_for_a_job_waits_for_it_and_that_is_one_violation() ->
     told = Told()
     told.enqueue("1")
     one, other = told.begin("claim", "w1", limit=1), told.begin("claim", "w2", limit=1)
-    other.waits += (Wait("w1", one.index),)
+    other.waits += (LockWait("w1", one.index),)
     told.end(one, "1")
     told.end(other, "1")
     assert broken(told.finally_(j1="running")) == ["single-claim"]
@@ -1238,7 +1238,7 @@ class Model:
             return
         for other in self.actors.values():
             if other is not actor and other.call is not None and other.call.kind == "claim":
-                call.waits += (Wait(other.name, other.call.index),)
+                call.waits += (LockWait(other.name, other.call.index),)
 
     def _free(self) -> list[str]:
         """The jobs that a claim may take, in their order."""

@@ -42,6 +42,9 @@ def test_a_guarantee_is_explained_by_the_smallest_defect_that_breaks_it(name: st
 def test_the_story_that_a_page_draws_is_of_the_smallest_defect(name: str) -> None:
     """`make results` keeps it as data; the SQL that it shows stands in that queue's file."""
     kept = STRATEGIES.parent / "results" / "stories" / f"{name}.json"
+    assert kept.exists(), (
+        f"no story is recorded of {defects(name)[0].name}: `make results` does that"
+    )
     told = from_data(json.loads(kept.read_text(encoding="utf-8")))
     assert told.guarantee == name
     file = (STRATEGIES.parent / defects(name)[0].name).read_text(encoding="utf-8")

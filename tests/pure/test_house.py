@@ -28,7 +28,7 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"doctor", "explain", "library", "mutate", "testing", "proposal"},
+    {"cluster", "doctor", "explain", "library", "mutate", "testing", "proposal"},
     {"mend"},
     {"cli", "pytest_plugin"},
     {"__main__"},

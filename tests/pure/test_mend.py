@@ -116,3 +116,24 @@ def test_only_an_sql_file_can_be_mended() -> None:
         source(Own())
     path = STRATEGIES / "skip_locked.sql"
     assert source(load(path)) == path.read_text(encoding="utf-8")
+
+
+def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
+    """A queue beside its schema gets its safe forms, in its own names of states."""
+    text = draft("single_claim_select_then_update").text
+    begin, end = text.index("-- name: schema#"), text.index("-- name: enqueue")
+    (tmp_path / "schema.sql").write_text(text[begin:end].partition("\n")[2], encoding="utf-8")
+    text = text[:begin] + text[end:]
+    text = text.replace("-- lease", '-- include = ["schema.sql"]\n-- lease', 1)
+    path = tmp_path / "queue.sql"
+    path.write_text(text, encoding="utf-8")
+    found = fixes(Draft(text, path), "single-claim")
+    assert FORMS["single_claim_select_then_update"] in {fix.what for fix in found}
+    named = text.replace("'queued'", "'waiting'").replace(
+        "-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1
+    )
+    assert Draft(named, path).columns.free == "'waiting'"
+    short = text.replace("now() - :lease", "now() - interval '10 seconds'")
+    short = short.replace("recover(lease)", "recover")
+    offered = {fix.what for fix in fixes(Draft(short, path), "live-lease")}
+    assert "recover: locked_at < now() - :lease asked instead" in offered

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from queueproof.errors import QueueError, ServerError, Source
 from queueproof.queues.model import VOID, Claim, JobRow, Operation, Result, Step, Value, Values
+from queueproof.queues.numbers import others_than_declared
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 
 if TYPE_CHECKING:
@@ -224,6 +225,7 @@ $$ -- name: cleanup
         ("s = 5", "s = true", 4, "whole number from 1"),
         ("s = 5", "s = 3000000000", 4, "whole number from 1"),
         ("s = 5", "s = ", 4, "not TOML"),
+        ("s = 5", "s = many", 4, 'text stands in quotes, as in lease = "30 seconds"'),
         ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'priority', 'fifo', 'none'"),
         ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
         ("max_attempts = 5", "jitter = nan", 4, "from 0 to 1"),
@@ -245,6 +247,11 @@ $$ -- name: cleanup
         ("-- name: schema#", "-- name: schema(", 8, "only !"),
         ("-- name: schema#", "-- name: (a) b", 8, "write a block's name as"),
         ("claim(worker, limit)", "claim(worker, limit)!", 14, "drop the !"),
+        ("complete(id, worker)!", "complete!(id, worker)", 17, "name: complete(id, worker)!`"),
+        ("(:limit)", "(%(limit)s)", 14, "write :limit for %(limit)s"),
+        ("(:limit)", "(:'limit')", 14, "write :limit for :'limit'"),
+        ("(:limit)", "(@limit)", 14, "write :limit for @limit"),
+        ("(:limit)", "(?)", 14, "write :limit for ?"),
         ("claim(worker, limit)", "claim(worker, limit)#", 14, "marks the schema alone"),
         ("claim(worker, limit)", "claim(worker, limit)^", 14, "only !"),
         ("claim(worker, limit)", "claim(worker, limt)", 14, "did you mean limit?"),
@@ -272,6 +279,31 @@ def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str
     assert says in str(caught.value)
 
 
+def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
+    """Whoever checks a dump is told what makes a queue file of it."""
+    with pytest.raises(QueueError, match=r"q.sql:1: .*init my_queue.sql --from-schema FILE"):
+        load_text("CREATE TABLE jobs (id bigserial PRIMARY KEY);\n", PATH)
+
+
+@pytest.mark.parametrize(
+    ("fail", "recover", "told"),
+    [
+        ("attempts >= 9", "interval '1 minute'", ["fail counts", "recover waits '1 minute'"]),
+        ("attempts + 1 >= 5", "interval '30 seconds'", []),
+        ("max_attempts >= 9", "interval '1 second' * timeout", []),
+        ("attempts < :max_attempts", ":lease", []),
+    ],
+)
+def test_numbers_other_than_the_header_s_are_told(fail: str, recover: str, told: list[str]) -> None:
+    """A lease or a count in the SQL that is not the header's breaks what the queue may keep."""
+    more = (
+        f"\n-- name: fail!\nUPDATE jobs SET s = 1 WHERE id = :id AND {fail};"
+        f"\n-- name: recover\nDELETE FROM jobs WHERE at < now() - {recover} RETURNING id;"
+    )
+    found = list(others_than_declared(queue(more)))
+    assert all(f": {one}" in line for one, line in zip(told, found, strict=True))
+
+
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
 def test_required_blocks_are_missed(name: str) -> None:
     """Schema, enqueue and claim must stand in the file, and not be empty."""
@@ -285,7 +317,7 @@ def test_required_blocks_are_missed(name: str) -> None:
 
 def test_a_positional_parameter_is_refused() -> None:
     """`$1` would be taken for the first `:name`; PREPARE has parameters of its own."""
-    with pytest.raises(QueueError, match="write :limit, not"):
+    with pytest.raises(QueueError, match="write :worker or the like, not"):
         queue(claim="\nSELECT id FROM jobs LIMIT $1;")
     queue(claim="\nPREPARE pick AS SELECT id FROM jobs LIMIT $1;\nEXECUTE pick(1);")
 
@@ -457,7 +489,7 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
     loaded = queue("\n-- name: recover\nSELECT 1;", enqueue="\nSELECT 1", claim="\nSELECT 1")
     with pytest.raises(QueueError, match=f"{operation} must return a column id; .*returned jid"):
         run(loaded.begin(operation), rows(jid=["7"]))
-    with pytest.raises(QueueError, match="returned no columns") as caught:
+    with pytest.raises(QueueError, match="returned no columns; add RETURNING id") as caught:
         run(loaded.begin(operation), changed(1))
     assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 
+from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.data import from_data, to_data
 from queueproof.report.mermaid import to_mermaid
@@ -24,6 +25,7 @@ from queueproof.report.story import (
     Sent,
     Story,
     Turn,
+    tell_found,
 )
 from queueproof.report.text import to_text
 from queueproof.schedule.conditions import Conditions
@@ -187,6 +189,43 @@ def test_jobs_that_are_alike_are_introduced_together() -> None:
         "Before: jobs 1 to 11 were enqueued (max_attempts 3); "
         "job 12 was enqueued (priority 9, due in 1.5 s)."
     ) in to_text(story(before=(*jobs, urgent)))
+
+
+def test_queues_are_named_where_there_are_several() -> None:
+    """Who claims from which queue, and where the jobs are, is what such a story is about."""
+    asked = Asked("claim", 1, (), 0.0, queue="mail")
+    told = story(
+        Turn("w1", (asked, Answered("answer", "job 1"))),
+        Turn("w2", (Asked("enqueue", 0, (), 2.0, queue="mail"), Answered("answer", "job 2"))),
+        before=(Enqueued("1", 0, 0.0, 3, "high"),),
+    )
+    assert "Before: job 1 was enqueued (queue 'high', max_attempts 3)." in to_text(told)
+    assert "w1: claim from 'mail', at most 1 => job 1" in to_text(told)
+    assert "w2: enqueue into 'mail', due in 2 s => job 2" in to_text(told)
+
+
+def test_waits_that_are_alike_are_told_once() -> None:
+    """Each wait with when the job came back; and the SQL of what should have made it wait."""
+    waits = [
+        RetryWait(1, 0.0, 5.0, worked=18.0),
+        RetryWait(2, 9.6, 10.9),
+        *(RetryWait(n, 3388.0, 10163.0, worked=18.0 * (n % 2)) for n in range(3, 42)),
+        RetryWait(42, 3.2e8, float("inf")),
+    ]
+    sent = ["BEGIN", "\n  UPDATE jobs\n    SET run_at = 'infinity'", "COMMIT"]
+    told = tell_found(RetryWaits(waits, "it had not come back", sent=sent), "backoff")
+    text = to_text(told)
+    figures = text.partition("again and again.\n\n")[2].partition("\n\nWhy")[0]
+    assert [line.strip() for line in figures.splitlines()] == [
+        "attempt 1 failed after 18 s of work; the job came back within 5 s",
+        "attempt 2 failed; the job came back after 10 to 11 s",
+        "attempts 3 to 41 failed; each time the job came back after 3,388 to 10,163 s",
+        "attempt 42 failed; the job came back after more than 320,000,000 s",
+        "",
+        "Its fail:",
+        "UPDATE jobs",
+        "SET run_at = 'infinity'",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+import workshop
+from queueproof import queues
 from queueproof.bench import chart, endure, latency, render
-from queueproof.bench.bench import Group, measure, run
+from queueproof.bench.bench import Group, keeping_whole_rounds, measure, names_of, run
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
 from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchError, BenchReport, Series
+from queueproof.bench.gate import Condition
 from queueproof.bench.load import (
     NotApplicableError,
     compile_queue,
@@ -28,17 +31,20 @@ from queueproof.bench.load import (
     why_not,
 )
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
-from queueproof.bench.pool import WorkerLostError
+from queueproof.bench.pool import Pool, WorkerLostError
 from queueproof.bench.session import LoadSession, array_literal
 from queueproof.errors import Exit, QueueError
+from queueproof.machine import processors
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from queueproof.queues.worker import WorkerQueue
 from queueproof.report.page import to_page
-from workshop.__main__ import HOLD, main, plan, strategies
+from workshop.__main__ import HOLD, main, peers, plan, strategies
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
+SEVERAL = 2 * processors() + 1  # workers, of which some process has three
 BRIEF = 0.1  # seconds, for a load that never ends by itself
 
 SCHEMA = """\
@@ -74,6 +80,7 @@ taken AS (
 )
 SELECT id, true AS completed FROM done UNION ALL SELECT id, false FROM taken;
 """
+RETRIED = '-- /// queue\n-- retry_on = ["55P03"]\n-- ///\n'
 JOBS = """\
 -- name: jobs
 SELECT id, state FROM jobs;
@@ -322,8 +329,7 @@ def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) ->
 
 def test_errors_that_mean_nothing_this_time_are_retried(ground: Ground) -> None:
     """A claim whose every second call fails with a listed SQLSTATE still drains the queue."""
-    header = '-- /// queue\n-- retry_on = ["55P03"]\n-- ///\n'
-    failing = queue(header=header, claim=every_second_call("55P03"))
+    failing = queue(header=RETRIED, claim=every_second_call("55P03"))
     found = measured(ground, failing)
     assert found.exactly_once
     assert found.drained
@@ -419,6 +425,38 @@ def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
     assert text.count("| old snapshot |") == 2
     panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
     assert panels == [3]
+
+
+def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
+    """The second phase was half done: the first is kept, told, drawn, and gates what it can."""
+    status, appended = endured.entries
+    found = BenchReport(
+        dict(endured.method),
+        [
+            replace(status, endured=status.endured[: endure.POINTS + 2], counted={}),
+            replace(appended, endured=[], counted={}),
+        ],
+    )
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt), keeping_whole_rounds(found, kept.append):
+        raise KeyboardInterrupt
+    (whole,) = kept
+    assert [len(entry.endured) for entry in whole.entries] == [endure.POINTS, 0]
+    assert [list(entry.counted) for entry in whole.entries] == [["buffers_slope_clean"], []]
+    assert "only whole phases count" in render.markdown(BenchReport.from_json(whole.to_json()))
+    assert [len(c.panels) for c in chart.charts(whole) if c.title.startswith("Endurance")] == [3]
+
+
+def test_a_build_fails_on_what_an_old_snapshot_costs(endured: BenchReport) -> None:
+    """The slope of buffers under it is a counter; without endurance there is none."""
+    status, appended = endured.entries
+    condition = Condition.of("buffers_slope_old_snapshot > 10")
+    (told,) = condition.judge(endured.entries)
+    assert told.startswith("skip_locked, batch 1: buffers_slope_old_snapshot is ")
+    assert not condition.judge([appended])
+    assert Condition.of("buffers_recovered < 999").judge([status])
+    with pytest.raises(BenchError, match="was counted for no queue; it takes --endure"):
+        condition.judge([replace(status, counted={"buffers_per_claim": 9.0})])
 
 
 def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
@@ -574,9 +612,58 @@ def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
         ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 
+@pytest.fixture(scope="module")
+def crowd(server: Server) -> Iterator[Ground]:
+    """More workers than processors, so that each process has several."""
+    with Ground(server, SEVERAL) as ground:
+        yield ground
+
+
+def test_a_process_drives_several_workers(crowd: Ground) -> None:
+    """There are as many processes as processors, and each of all workers claims and completes."""
+    assert isinstance(crowd._pool, Pool)
+    assert len(crowd._pool._processes) == processors()
+    for one in (queue(), strategy("lease_table"), strategy("hold_open")):
+        prepared = crowd.prepare(one, Shape(1, SEVERAL, HOLD), 40 * SEVERAL)
+        prepared.run(PATIENCE)
+        found = prepared.verdict()
+        assert found.drained
+        assert found.exactly_once
+        assert len(prepared._tallies) == SEVERAL
+        assert all(tally.accepted for tally in prepared._tallies)
+        assert found.p50 >= HOLD or "hold_open" in one.name
+
+
+def test_one_of_several_workers_fails_and_the_next_load_runs(crowd: Ground) -> None:
+    """A retried error of one is not another's; a lost connection is told, with its statement."""
+    failing = queue(header=RETRIED, claim=every_second_call("55P03"))
+    found = measured(crowd, failing, Shape(1, SEVERAL), 200)
+    assert found.drained
+    assert found.exactly_once
+    assert found.retries > 0
+    ends = CLAIM.replace("ORDER BY id", "AND pg_terminate_backend(pg_backend_pid()) ORDER BY id")
+    assert ends != CLAIM
+    lost = queue(claim=ends)
+    with pytest.raises(QueueError, match=r"terminating connection|closed the connection"):
+        measured(crowd, lost, Shape(1, SEVERAL))
+    assert measured(crowd, queue(), Shape(1, SEVERAL)).exactly_once
+
+
+def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
+    """In an open loop each waits for its own time, and what is due is done."""
+    crowd.pace = Pace(rate=200.0)
+    try:
+        found = measured(crowd, queue(), Shape(1, SEVERAL), 400, 1.0)
+    finally:
+        crowd.pace = Pace()
+    assert found.exactly_once
+    assert 0 < found.completed < found.jobs
+
+
 def test_a_worker_that_dies_is_told(server: Server) -> None:
     """The end of a process is an error at once, not a wait."""
     with Ground(server, 1) as ground:
+        assert isinstance(ground._pool, Pool)
         (process,) = ground._pool._processes
         process.kill()
         process.join()
@@ -586,17 +673,150 @@ def test_a_worker_that_dies_is_told(server: Server) -> None:
 
 def test_a_queue_without_complete_is_refused() -> None:
     """The message names the block that is missing."""
-    parts = f"{SCHEMA}\n{ENQUEUE}\n{CLAIM}"
+    parts = f"{SCHEMA}\n{ENQUEUE}\n{CLAIM}\n{COMPLETE.replace('complete(', 'fail(')}"
     with pytest.raises(
         QueueError, match=r"q\.sql: .* has no block complete; write `-- name: complete"
     ):
         refuse(load_text(parts, "q.sql"))
 
 
+def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
+    """Without complete, fail, heartbeat and recover it is at most once: the limit of all others."""
+    limit = load(Path(workshop.__file__).parent / "at_most_once.sql")
+    found = measured(ground, limit, Shape(7, 3))
+    assert found.drained
+    assert found.exactly_once
+    assert found.rows_changed == found.dead_rows == 60
+    assert ground.count(limit, 1)["round_trips_per_job"] == 1
+    assert ground.yardstick(limit, Shape(1, 1), 10) is None
+
+
 def test_a_queue_that_is_no_file_is_refused() -> None:
-    """Only SQL files can be compiled for the load."""
-    with pytest.raises(QueueError, match="bench measures queue files only"):
+    """A class that gives SQL step by step has neither a text to compile nor a program to ask."""
+    with pytest.raises(QueueError, match="bench measures queue files, and queues whose workers"):
         refuse(Queue())
+
+
+def test_queues_have_short_names() -> None:
+    """A file's and a program's own, a class's; all that was typed where two are the same."""
+    typed = "strategies.peers.pgqueuer_worker:PgQueuer"
+    found = names_of([strategy("lease_table"), program(), WorkerQueue(typed, ["python"])])
+    assert list(found.values()) == ["lease_table", "worker", "PgQueuer"]
+    twice = [WorkerQueue(f"{module}:Q", ["python"]) for module in "ab"]
+    assert names_of(twice) == {"a:Q": "a:Q", "b:Q": "b:Q"}
+
+
+# Worker programs
+
+TEMPLATE = Path(queues.__file__).parent / "templates" / "worker.py"
+SCRIPTED = """
+import json, os, sys
+calls = 0
+for line in sys.stdin:
+    asked = json.loads(line)
+    calls += 1
+    answer = {}
+    if asked["op"] == "init":
+        answer = {"operations": ["enqueue", "claim", %s]}
+    elif asked["op"] == "enqueue":
+        answer = {"ids": [f"{os.getpid()}-{calls}-{n}" for n in range(len(asked["jobs"]))]}
+    elif asked["op"] == "claim":
+        answer = {"jobs": [{"id": str(calls)}]}
+        %s
+    elif asked["op"] == "complete":
+        answer = {"accepted": True}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def program() -> WorkerQueue:
+    """The worker program that `queueproof init` writes."""
+    return WorkerQueue("exec: it", [sys.executable, str(TEMPLATE)])
+
+
+def scripted(claim: str = "pass", operations: str = '"complete"') -> WorkerQueue:
+    """A worker without tables, whose claims are as told."""
+    return WorkerQueue("exec: it", [sys.executable, "-c", SCRIPTED % (operations, claim)])
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: int) -> None:
+    """Its processes are asked for jobs until there are none."""
+    prepared = ground.prepare(program(), Shape(batch, 3), 60)
+    prepared.run(PATIENCE)
+    found = prepared.verdict()
+    assert found.drained
+    assert found.exactly_once
+    assert (found.jobs, found.rejected) == (60, 0)
+    assert found.rows_changed >= 2 * 60
+    assert found.worker_cpu > 0
+    assert [tally for tally in prepared._tallies if tally.latencies]
+
+
+def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
+    """A deadlock is counted and no failure; what else it says is told."""
+    error = (
+        'answer = {"error": {"sqlstate": "%s", "message": "told"}} if calls %% 3 == 0 else answer'
+    )
+    found = ground.prepare(scripted(error % "40P01"), Shape(1, 1), 10)
+    found.run(BRIEF)
+    measured = found.verdict()
+    assert measured.retries == measured.deadlocks > 0
+    assert measured.completed > 0
+    with pytest.raises(QueueError, match="claim failed: 42P01: told"):
+        ground.prepare(scripted(error % "42P01"), Shape(1, 1), 10).run(BRIEF)
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ("sys.exit(3)", "ended with exit status 3"),
+        ("answer = {}", 'must have "jobs"'),
+        ('answer = {"jobs": [{"id": 1}]}', 'needs an "id"'),
+    ],
+)
+def test_a_worker_program_that_is_broken_is_told(ground: Ground, claim: str, told: str) -> None:
+    """It is an error at once, with what the worker did; the next load runs."""
+    with pytest.raises(QueueError, match=told):
+        ground.prepare(scripted(claim), Shape(1, 2), 10).run(BRIEF)
+    assert measured(ground, queue()).exactly_once
+
+
+def test_a_worker_program_without_an_end_is_refused(ground: Ground) -> None:
+    """There is nothing to measure up to, or nobody who makes jobs ready."""
+    with pytest.raises(QueueError, match="offer no complete"):
+        ground.prepare(scripted(operations='"fail"'), Shape(1, 1), 1)
+    with pytest.raises(QueueError, match="bench does not run promote"):
+        ground.prepare(scripted(operations='"complete", "promote"'), Shape(1, 1), 1)
+
+
+@pytest.mark.parametrize("pace", [Pace(rate=9.0), Pace(backlog=9), Pace(warm_up=1.0)])
+def test_a_worker_program_has_a_closed_loop_only(pace: Pace) -> None:
+    """What its loop has not is refused before anything starts."""
+    with pytest.raises(BenchError, match="worker programs are measured in a closed loop"):
+        run([program()], pace=pace)
+    with pytest.raises(BenchError, match="worker programs are measured in a closed loop"):
+        compare([program(), program()], Shape(1, 1), pace=pace)
+
+
+def test_a_worker_program_stands_beside_a_queue_file(server: Server) -> None:
+    """In the same rounds, with what asking it costs where it can say; a hold it has not."""
+    report = run(
+        [strategy("skip_locked"), scripted(operations='"complete", "clock"')],
+        (10,),
+        (2,),
+        holds=(0.0, HOLD),
+        rounds=1,
+        seconds=0.2,
+        yardstick=True,
+        postgres=str(server._admin),
+    )
+    text = render.markdown(report)
+    assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
+    assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2
+    assert "Through their own worker programs" in text
+    assert "there is none to hold" in text
+    assert BenchReport.from_json(report.to_json()).entries[1].runs[0].message > 0
 
 
 @pytest.mark.parametrize(
@@ -829,18 +1049,23 @@ def test_a_damaged_benchmark_is_told() -> None:
         render.section(damaged.to_json(), "a.json")
 
 
+@pytest.mark.node
 def test_the_plan_has_every_strategy_and_load() -> None:
-    """Batches of 1 to 1000 by 1 and 4 workers, and the convoy at 16 with and without a hold."""
-    found = strategies()
-    assert {path.stem for path in STRATEGIES.glob("*.sql")} == set(found)
-    groups = plan(found, quick=False)
-    matrix = {group.shape for group in groups if len(group.queues) == len(found)}
-    assert {Shape(b, w) for b in (1, 10, 100, 1000) for w in (1, 4)} == matrix
-    convoy = {
-        g.shape: [Path(q.name).stem for q in g.queues] for g in groups if g.shape not in matrix
-    }
-    assert {(16, 0.0), (16, HOLD)} == {(shape.workers, shape.hold) for shape in convoy}
-    assert [["skip_locked", "for_update", "nowait"]] * len(convoy) == list(convoy.values())
+    """All at 4 workers, real queues too; the fastest at 1 and 16; the convoy with a hold."""
+    found, others = strategies(), peers()
+    assert {path.stem for path in STRATEGIES.glob("*.sql")} | {"at_most_once"} == set(found)
+    assert len({queue.name for queue in others}) == 4
+    groups = plan(found, others, quick=False)
+    assert len({group.shape for group in groups}) == len(groups)
+    stems = {group.shape: [Path(queue.name).stem for queue in group.queues] for group in groups}
+    for batch in (1, 10, 100):
+        assert len(stems[Shape(batch, 4)]) == len(found) + 4
+        for workers in (1, 16):
+            assert {"skip_locked", "lease_table", "at_most_once"} <= set(
+                stems[Shape(batch, workers)]
+            )
+    assert stems[Shape(1, 16, HOLD)] == ["skip_locked", "for_update", "nowait"]
+    assert stems[Shape(1, 16)][:3] == ["skip_locked", "for_update", "nowait"]
 
 
 def test_a_small_run_from_queue_to_report() -> None:

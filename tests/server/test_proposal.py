@@ -71,11 +71,12 @@ CREATE INDEX ON app.outbox_events (next_retry_at) WHERE status = 'NEW';
 WITHOUT_ATTEMPTS = """
 CREATE TABLE work_items (
   id bigserial PRIMARY KEY, state text NOT NULL
-    CHECK (state IN ('ready', 'running', 'complete', 'error', 'paused')),
+    CHECK (state IN ('ready', 'running', 'complete', 'error', 'dead', 'paused')),
   started_at timestamptz, heartbeat_at timestamptz, data jsonb
 );
 CREATE INDEX ON work_items (id) WHERE state = 'ready';
 """
+SOUND = str(Path(__file__).parents[2] / "strategies" / "skip_locked.sql")
 SHAPES = {
     "usual": USUAL,
     "enum": ENUM_AND_PARENTS,
@@ -122,7 +123,15 @@ def proposed(tmp_path: Path) -> Propose:
         ),
         ("no status", ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
         ("outbox", ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
-        ("without attempts", ["mean? paused", "no column counts attempts", "AS claimed_at"]),
+        (
+            "without attempts",
+            [
+                "mean? paused",
+                "dead and error are taken for given up",
+                "no column counts attempts",
+                "AS claimed_at",
+            ],
+        ),
     ],
 )
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
@@ -192,6 +201,8 @@ def test_a_running_database_is_read(
     ("arguments", "says"),
     [
         (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
+        (["q.sql", "--from-schema", ".."], "--from-schema ..: a directory, and no file"),
+        (["q.sql", "--from-schema", SOUND], f"{SOUND}: it is a queue file already: queueproof"),
         (["q.py", "--from-schema", "no.sql"], "q.py: what --from-schema writes is a queue file"),
         (["q.sql", "--table", "jobs"], "--table goes with --from-schema"),
         (["q.sql", "--from-schema", "host=/no/where"], "--from-schema: pg_dump: error: "),

@@ -131,6 +131,9 @@ def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> No
         print_card(Output(file), FURTHER, "queueproof check q.sql --replay")
         file.seek(0)
         printed = file.read()
+    again = printed.split("Each once more:\n", 1)[1].splitlines()
+    told = [f"  queueproof check q.sql --replay TOKEN{number}" for number in (1, 2)]
+    assert again[:3] == [" fencing", *told]
     for report in (printed, to_page([FURTHER]), to_junit(FURTHER)):
         assert [told for told in ("completed it.", "failed it.") if told not in report] == []
         assert [token for token in ("TOKEN1", "TOKEN2") if token not in report] == []

@@ -344,6 +344,29 @@ def test_a_signal_ends_a_benchmark_that_waits(
     assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_benchmark_under_load(
+    server: Server, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Its workers are in the middle of a load that would last; no database is left."""
+    queue = tmp_path / "queue.sql"
+    queue.write_text(REFERENCE)
+    held = (
+        "SELECT FROM pg_stat_activity"
+        " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
+    )
+    left = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
+    load = ("--batch", "1", "--workers", "3", "--hold", "900", "--seconds", "60")
+    with (
+        psycopg.connect(server._admin, autocommit=True) as admin,
+        running("bench", str(queue), *load, "--postgres", str(server._admin)) as process,
+    ):
+        waits.until(lambda: len(admin.execute(held).fetchall()) == 3, PATIENCE, "its load")
+        said = ends(process, number)
+        waits.until(lambda: not admin.execute(left).fetchall(), PATIENCE, "its database to go")
+    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
+
+
 def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Path) -> None:
     """Now and then, on stderr, in a line."""
     queue = tmp_path / "queue.sql"

@@ -21,11 +21,16 @@ from jsonschema import Draft202012Validator
 from queueproof.cli import run
 from queueproof.cli.ends import StoppedError
 from queueproof.cli.files import refuse_unwritable, write
-from queueproof.cli.options import ProfileName
+from queueproof.cli.options import ProfileName, Where
+from queueproof.cli.watching import Stamps, stamps, wait_for_change, watch
 from queueproof.errors import QueueproofError, ServerError
+from queueproof.examine.check import check_queue
 from queueproof.examine.profiles import PROFILES
+from queueproof.guarantees.catalogue import select
 from queueproof.postgres import open_server
+from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, MutantJudgement
+from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
@@ -137,7 +142,9 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert "\nHow to mend it: One statement locks and marks: " in ran.out
     assert "\nMore: queueproof explain single-claim\n" in ran.out
     assert f"  queueproof check {BROKEN} --replay {token}\n" in ran.out
-    assert ran.out.splitlines()[-1].startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
+    *_, mend, whole = ran.out.splitlines()
+    assert mend.endswith(f"is looked for by: queueproof check {BROKEN} --mend")
+    assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
 
 
 def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
@@ -191,6 +198,21 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     failure = cases[0].find("failure")
     assert failure is not None
     assert "held by two workers" in (failure.text or "")
+
+
+def test_a_number_that_the_header_contradicts_is_told_before_the_check(
+    check: Run, tmp_path: Path
+) -> None:
+    """A recovery with a lease of its own is named by its line, as it breaks what is no break."""
+    file = tmp_path / "q.sql"
+    text = Path(SOUND).read_text().replace("recover(lease)", "recover")
+    file.write_text(
+        text.replace("locked_at < now() - :lease", "locked_at < now() - '1h'::interval")
+    )
+    ran = check(file, "--only", "order", "--profile", "quick")
+    assert ran.code == 0
+    told = f"{file}:136: recover waits '1h', and the header's lease is 30 s: let both say the same"
+    assert ran.out.index(told) < ran.out.index("order: holds")
 
 
 def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
@@ -271,9 +293,10 @@ def test_the_queue_that_init_writes_passes(
     monkeypatch.chdir(tmp_path)
     ran = command("init", "my_queue.sql")
     assert (ran.code, "queueproof check my_queue.sql" in ran.out) == (0, True)
-    checked = check("my_queue.sql")
+    # By all of them CI checks it where it tries README.md's lines, with the wheel.
+    checked = check("my_queue.sql", "--only", "single-claim,fencing")
     assert checked.code == 0, checked.out
-    assert "inconclusive" not in checked.out
+    assert "2 hold" in checked.out
     again = command("init", "my_queue.sql")
     assert (again.code, "exists already" in again.err) == (4, True)
     assert command("init", "no/such/directory/q.sql").code == 4
@@ -606,3 +629,89 @@ def test_a_counter_gates_a_build(command: Run, tmp_path: Path) -> None:
     fewer = command(*only, "--fail-if", f"buffers_per_claim > 0.9 * {base}")
     assert fewer.code == 1
     assert "buffers_per_claim is" in fewer.err
+
+
+# --- while mending ------------------------------------------------------------------------------
+
+
+def test_a_watched_file_is_checked_again_after_each_change(
+    tmp_path: Path, dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last story goes first; an error in the file waits for the next change like a verdict."""
+    file = tmp_path / "queue.sql"
+    broken = Path(BROKEN).read_text(encoding="utf-8")
+    file.write_text(broken, encoding="utf-8")
+    told: list[str] = []
+    edits = iter(
+        [
+            broken + "\n-- edited\n",
+            broken.replace("-- name: claim", "-- name: clam"),
+            Path(SOUND).read_text(encoding="utf-8"),
+        ]
+    )
+
+    def edited(_: Stamps) -> None:
+        told.append(capsys.readouterr().out)
+        if (text := next(edits, None)) is None:
+            raise KeyboardInterrupt
+        file.write_text(text, encoding="utf-8")
+
+    def judge(lab: Lab, _: Callable[[str, float], None]) -> Card:
+        return check_queue(lab, select(["single-claim"]), profile="glance")
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(str(file), Where(dsn, trust=False), judge, edited)
+    first, again, wrong, mended = told
+    assert "single-claim: broken" in first
+    assert "It still happens" not in first
+    assert "It still happens: single-claim is broken. Now the rest." in again
+    assert "clam" in wrong
+    assert "single-claim:" not in wrong
+    assert "The last story of single-claim does not happen any more" in mended
+    assert "single-claim: holds" in mended
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_waiting_for_a_change(
+    dsn: str,
+    number: signal.Signals,
+    code: int,
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
+    """What the command says ends it does: one line, the code of the signal, nothing left behind."""
+    asked = ("--only", "single-claim", "--profile", "quick", "--watch")
+    process = start("check", BROKEN, *asked, dsn=dsn)
+    assert process.stdout is not None
+    told = iter(process.stdout.readline, "")
+    assert any(line == "Waiting for a change; Ctrl-C ends it.\n" for line in told)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (code, 1) == (process.returncode, len(STILL_AT_IT.sub("", err).splitlines()))
+    eventually(lambda: not databases(dsn))
+
+
+def test_a_change_of_an_included_file_is_seen(tmp_path: Path) -> None:
+    """The stamps of a queue's files differ once one was written anew, and once it is gone."""
+    schema, file = tmp_path / "schema.sql", tmp_path / "queue.sql"
+    sound = Path(SOUND).read_text(encoding="utf-8")
+    file.write_text(sound.replace("-- lease", '-- include = ["schema.sql"]\n-- lease', 1))
+    schema.write_text("CREATE TABLE other (id int);\n")
+    files = load(file).files
+    assert [one.name for one in files] == ["queue.sql", "schema.sql"]
+    seen = stamps(files)
+    schema.write_text("CREATE TABLE another (id int);\n")
+    wait_for_change(seen)
+    after = stamps(files)
+    assert after != seen
+    schema.unlink()
+    wait_for_change(after)
+    assert stamps(files)[files[1]] is None
+
+
+def test_what_is_written_once_does_not_go_with_watch(check: Run) -> None:
+    """Reports, a replay and a mend are for one check."""
+    ran = check(SOUND, "--watch", "--mend")
+    assert ran.code == 4
+    assert "--watch checks one file again and again" in ran.err
+    ran = check("queueproof.testing:Nothing", "--watch")
+    assert ran.code == 4

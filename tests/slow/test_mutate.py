@@ -240,7 +240,7 @@ CARD = Card("queue.sql", "PostgreSQL", 0, 1.0, (HOLDS, *OTHERS))
 
 def judged(mutants: Mutants, card: Card = CARD) -> dict[str, MutantJudgement]:
     """What became of each."""
-    *_, card = judge(mutants, card, postgres=None, profile="quick")
+    *_, card = judge(mutants, card, postgres=None, profile="glance")
     assert card.mutants is not None
     return {mutant.name: mutant for mutant in card.mutants}
 

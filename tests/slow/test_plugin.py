@@ -121,7 +121,7 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
         pytester.makefile(".sql", **{Path(name).name: text})
     queues = "--queue", "order_lifo.sql", "--queue", "skip_locked.sql"
     arguments = "--queueproof-profile", "quick", "-k", "test_order or not_early or concurrency"
-    results = [run(pytester, *queues, *arguments, "-n", count) for count in (0, 2)]
+    results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
     told = [
         re.findall(r"^(?:order_lifo|skip_locked) .*", one.stdout.str(), re.MULTILINE)
         for one in results
@@ -131,6 +131,10 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
         "skip_locked  2 hold; 1 not offered",
     ]
     assert sorted(told[0]) == sorted(told[1])
+    judged_by = set(
+        re.findall(r"^\[(gw\d)\] .*::\w+\[(\w+)\]", results[1].stdout.str(), re.MULTILINE)
+    )
+    assert sorted(queue for _, queue in judged_by) == ["order_lifo", "skip_locked"]
     for one in results:
         one.assert_outcomes(
             passed=3, failed=1, skipped=2, deselected=one.parseoutcomes().get("deselected", 0)

@@ -522,6 +522,7 @@ class TestDsn:
             dsn = f"postgresql://alice:s3cret@127.0.0.1:{port}/postgres"
             message = refusal(dsn, monkeypatch)
         assert f"host=127.0.0.1 port={port}" in message
+        assert "does not let us in: connection to server at" in message
         assert "Try the same address in psql." in message
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Work that processes do beside each other: the same is found, however many they are."""
+"""Work that processes do beside each other: same seed, same card, however many they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from queueproof.schedule.programs import JobSpec, Program, claim, script
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
 UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
-ASKED = ("single-claim", "claim-limit", "fencing", "non-blocking", "isolation")
+ASKED = ("single-claim", "claim-limit", "fencing", "retry-bound", "non-blocking", "isolation")
 
 
 @pytest.fixture(autouse=True)
@@ -39,12 +39,12 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["skip_locked", "select_then_update", "broken/fencing_id_only"])
-def test_the_number_of_processes_changes_nothing(name: str, server: Server) -> None:
-    """Verdicts, reasons, evidence, stories and tokens are the same."""
+def test_the_same_seed_gives_the_same_card(name: str, server: Server) -> None:
+    """Of one process and of three: verdicts, reasons, evidence, stories and tokens."""
     found = []
     for jobs in (1, 3):
         with open_lab(load(STRATEGIES / f"{name}.sql"), server) as lab:
-            card = check_queue(lab, select(ASKED), profile="glance", jobs=jobs)
+            card = check_queue(lab, select(ASKED), seed=3, profile="glance", jobs=jobs)
         found.append([asdict(judgement) | {"seconds": 0} for judgement in card.guarantees])
     one, three = found
     assert one == three
