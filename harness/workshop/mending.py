@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from queueproof.queues.sqlfile import load
 
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "strategies" / "broken"
+LOG = ROOT / "results" / "mend.jsonl"
 PAGE = ROOT / "results" / "mend.md"
 PROFILE = "quick"
 
@@ -136,14 +137,18 @@ def page(rows: Sequence[Row]) -> str:
     return "\n".join([*told, ""])
 
 
+def write(rows: Iterable[Row]) -> None:
+    """Write the page, sorted by name."""
+    PAGE.write_text(page(sorted(rows, key=lambda row: row.name)), encoding="utf-8")
+
+
 def main() -> None:
     """Measure the queues that were named, or all, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="stems of files in strategies/broken; all")
-    parser.add_argument("--log", type=Path, default=ROOT / "results" / ".cards" / "mend.jsonl")
+    parser.add_argument("--log", type=Path, default=LOG)
     parser.add_argument("--jobs", type=int, default=processors())
     given = parser.parse_args()
-    given.log.parent.mkdir(parents=True, exist_ok=True)
     lines = given.log.read_text(encoding="utf-8").splitlines() if given.log.exists() else []
     rows = {row.name: row for row in (Row(**json.loads(line)) for line in lines)}
     for name in given.names or sorted(path.stem for path in BROKEN.glob("*.sql")):
@@ -158,7 +163,8 @@ def main() -> None:
             log.write(json.dumps(asdict(row)) + "\n")
         outcome = f"mended by {row.lines} lines" if row.mended else "not mended"
         print(f"{name}: {outcome}, {row.tried} candidates, {row.seconds:.0f} s", flush=True)  # noqa: T201
-    PAGE.write_text(page(sorted(rows.values(), key=lambda row: row.name)), encoding="utf-8")
+        write(rows.values())
+    write(rows.values())
 
 
 if __name__ == "__main__":
