@@ -1,6 +1,7 @@
 """The conformance matrix: every queue of strategies/ by every guarantee, each break with its story.
 
-`python -m workshop.conformance`, which is `make results`.
+`python -m workshop.conformance [QUEUE…]`, which is `make results`: every queue, or those that are
+named (`QUEUES='broken/order_lifo'`), while what is recorded of the others stays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import shutil
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from queueproof.explain import defects
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.report.card import Break, Card, Verdict
+from queueproof.report.card import Break, Card, Judgement, Verdict
 from queueproof.report.data import to_data
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
@@ -54,6 +55,7 @@ from scenarios.matrix import (
 )
 
 CARDS = ".cards"  # beside the page, and not in git
+INDEX = "stories/index.json"  # what the page says of each story, and where all were judged
 MARKS: Mapping[Verdict, str] = {
     "holds": "✓",
     "broken": "✗",
@@ -98,6 +100,11 @@ class Row:
         """Guarantee id to verdict."""
         return {judgement.id: judgement.verdict for judgement in self.card.guarantees}
 
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Guarantee id to how it broke, of those with a story."""
+        return {j.id: j.reason for j in self.card.guarantees if j.story}
+
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
         if guarantee not in self.verdicts:
@@ -106,7 +113,7 @@ class Row:
         remark = self._remark(guarantee)
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
-        return f"[{mark}]({self.story_file(guarantee)})" if self._tells(guarantee) else mark
+        return f"[{mark}]({self.story_file(guarantee)})" if guarantee in self.reasons else mark
 
     def kept(self) -> str:
         """Whether the promise holds, and what it breaks by."""
@@ -124,10 +131,11 @@ class Row:
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
+        if guarantee in self.reasons:
+            told = f"[{self.reasons[guarantee]}]({self.story_file(guarantee)})"
+            return told.replace("|", "\\|")
         reason = next(j.reason for j in self.card.guarantees if j.id == guarantee)
-        if not self._tells(guarantee):
-            return f"{MARKS[self.verdicts[guarantee]]} {reason}"
-        return f"[{reason}]({self.story_file(guarantee)})".replace("|", "\\|")
+        return f"{MARKS[self.verdicts[guarantee]]} {reason}"
 
     def rest(self) -> str:
         """What the other guarantees say."""
@@ -155,9 +163,6 @@ class Row:
 
     def _remark(self, guarantee: str) -> Remark | None:
         return self.peer.remarks.get(guarantee) if self.peer else None
-
-    def _tells(self, guarantee: str) -> bool:
-        return any(j.id == guarantee and j.story for j in self.card.guarantees)
 
 
 def _data(told: object) -> str:
@@ -392,28 +397,79 @@ def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = 
     )
 
 
+def recorded(
+    names: Sequence[str], results: Path, directory: Path, postgres: str, pooler: str
+) -> list[Row]:
+    """Queues as an earlier run has found them: their verdicts, and a sentence for each story.
+
+    Args:
+        names: Their paths in strategies/, without `.sql`, or keys of `PROGRAMS`.
+        results: The directory that `write` wrote to.
+        directory: Where strategies/ is.
+        postgres: The server that the other queues of the page were judged on.
+        pooler: The PgBouncer that they were judged through.
+
+    Raises:
+        QueueproofError: One has no verdicts there, or they are another server's.
+    """
+    try:
+        verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
+        index = json.loads((results / INDEX).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise QueueproofError(f"{error.filename}: {error.strerror}: judge all queues") from error
+    if missing := [name for name in names if name not in verdicts]:
+        raise QueueproofError(f"never judged: {', '.join(missing)}; name them, too")
+    if (index["postgres"], index["pooler"]) != (postgres, pooler):
+        raise QueueproofError(
+            f"{results} is of {index['postgres']} and {index['pooler'] or 'no PgBouncer'}, and this"
+            f" machine has {postgres} and {pooler or 'no PgBouncer'}: judge all queues"
+        )
+    said, rows = _said(names, directory), []
+    for name in names:
+        reasons = index["reasons"].get(name, {})
+        judgements = tuple(
+            Judgement(id_, verdict, reasons.get(id_, ""), reasons.get(id_))
+            for id_, verdict in verdicts[name].items()
+        )
+        card = Card(name, postgres, SEED, 0.0, judgements)
+        rows.append(Row(name, card, _defect(name, directory), said.get(name)))
+    return rows
+
+
 def write(
-    rows: Sequence[Row], results: Path, failures: Sequence[Failure] = (), pooler: str = ""
+    rows: Sequence[Row],
+    results: Path,
+    failures: Sequence[Failure] = (),
+    pooler: str = "",
+    beside: Collection[str] = (),
 ) -> None:
     """Write the matrix, its data and the stories; stories of what no longer breaks go.
 
     What stands there of a queue that could not be judged stays, and the page says so.
 
     Args:
-        rows: The queues that were judged, in the order of the page.
+        rows: The queues, in the order of the page.
         results: The directory.
         failures: Those that could not be judged.
         pooler: Name and version of the one that was gone through; empty for none.
+        beside: The names of rows that an earlier run has judged, so that their stories stay.
     """
     stories = results / "stories"
     stories.mkdir(parents=True, exist_ok=True)
-    unjudged = {failure.stem for failure in failures}
+    judged = [row for row in rows if row.name not in beside]
+    stay = {one.stem for one in (*failures, *rows)} - {row.stem for row in judged}
     for old in stories.glob("*.*.*"):  # queue.guarantee.md, and its data
-        if old.name.partition(".")[0] not in unjudged:
+        if old.name.partition(".")[0] not in stay:
             old.unlink()
-    for row in rows:
+    for row in judged:
         for file, text in (row.stories() | row.drawn()).items():
             (results / file).write_text(text, encoding="utf-8")
+    path = results / INDEX
+    known = json.loads(path.read_text(encoding="utf-8"))["reasons"] if path.exists() else {}
+    reasons = {row.name: row.reasons for row in rows if row.reasons}
+    reasons |= {one.name: known[one.name] for one in failures if one.name in known}
+    index = {"postgres": rows[0].card.postgres, "pooler": pooler, "reasons": reasons}
+    path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     path = results / "conformance.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     data = {row.name: row.verdicts for row in rows}
@@ -423,9 +479,17 @@ def write(
     (results / "conformance.md").write_text(page, encoding="utf-8")
 
 
+def _chosen(asked: Sequence[str], everything: Sequence[str]) -> list[str]:
+    """The queues that are named, in the order of the page; all where none is."""
+    if unknown := sorted({*asked} - {*everything}):
+        raise QueueproofError(f"no queue of strategies/: {', '.join(unknown)}")
+    return [name for name in everything if name in (asked or everything)]
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Check every queue and write the matrix; the exit code."""
+    """Check every queue, or those that are named, and write the matrix; the exit code."""
     parser = argparse.ArgumentParser("python -m workshop.conformance", description=__doc__)
+    parser.add_argument("queues", nargs="*", help="such as broken/order_lifo; else all")
     parser.add_argument("--postgres", help="as `queueproof check` takes it")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
     parser.add_argument("--anew", action="store_true", help="keep no card of an earlier run")
@@ -434,29 +498,36 @@ def main(arguments: list[str] | None = None) -> int:
     pgbouncer = find_pgbouncer()
     if pgbouncer is None:
         console.print(f"real queues are not asked for pooler-safe: {MISSING}", markup=False)
+    pooler = version(pgbouncer) if pgbouncer else ""
     rows: list[Row] = []
     failures: list[Failure] = []
+    beside: list[str] = []
     kept = options.results / CARDS
     if options.anew:
         shutil.rmtree(kept, ignore_errors=True)
     try:
         with as_file(files("queueproof.strategies")) as directory:
             everything = [*names(directory), *peers(directory), *PROGRAMS]
-            for found in examine(everything, directory, options.postgres, kept):
+            todo = _chosen(options.queues, everything)
+            for found in examine(todo, directory, options.postgres, kept):
                 if isinstance(found, Failure):
                     failures.append(found)
                     told = f"not judged: {found.message}"
                 else:
                     rows.append(found)
                     told = f"{summary(found.card.guarantees)}; {found.card.seconds:.0f} s"
-                done = f"{len(rows) + len(failures)}/{len(everything)}"
+                done = f"{len(rows) + len(failures)}/{len(todo)}"
                 console.print(f"{done} {found.name}: {told}", markup=False)
+            beside = [name for name in everything if name not in todo]
+            if rows and beside:
+                there = rows[0].card.postgres, pooler
+                rows += recorded(beside, options.results, directory, *there)
     except QueueproofError as error:
         console.print(str(error), markup=False)
         return Exit.UNUSABLE
     rows.sort(key=lambda row: everything.index(row.name))
     if rows:
-        write(rows, options.results, failures, version(pgbouncer) if pgbouncer else "")
+        write(rows, options.results, failures, pooler, beside)
     counts = Counter(verdict for row in rows for verdict in row.verdicts.values())
     told = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     console.print(f"{len(rows)} queues: {told}; see {options.results / 'conformance.md'}")

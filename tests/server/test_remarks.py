@@ -16,6 +16,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, peers, read_remarks
 from workshop.conformance import (
+    INDEX,
     Failure,
     Row,
     _examine_all,
@@ -23,6 +24,7 @@ from workshop.conformance import (
     _said,
     _state,
     examine,
+    recorded,
     render,
     write,
 )
@@ -139,10 +141,36 @@ def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> N
     recorded = json.loads((tmp_path / "conformance.json").read_text())
     assert recorded.keys() == {"peers/other", "sound/lost"}
     told = {path.name for path in (tmp_path / "stories").iterdir()}
-    assert told == {"lost.fencing.md", "other.fencing.md", "other.fencing.json"}
+    assert told == {"lost.fencing.md", "other.fencing.md", "other.fencing.json", "index.json"}
+    assert json.loads((tmp_path / INDEX).read_text()) == {
+        "postgres": "PostgreSQL",
+        "pooler": "pgbouncer 1.18.0",
+        "reasons": {"peers/other": {"fencing": "because"}},
+    }
     page = (tmp_path / "conformance.md").read_text()
     assert "**sound/lost** could not be judged" in page
     assert "`pooler-safe` was asked with pgbouncer 1.18.0." in page
+
+
+def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
+    """What is recorded of the others stays: verdicts, stories, and the words of their rows."""
+    (tmp_path / "peers").mkdir()
+    (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
+    results = tmp_path / "results"
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.sql").write_text("-- breaks: order\n", encoding="utf-8")
+    found = (Judgement("order", "broken", "the | last came first", "a story", "token"),)
+    rows = [Row(name, Card(name, "PostgreSQL", 0, 1.0, found), "order") for name in ("one", "two")]
+    write(rows, results)
+    before = (results / "conformance.md").read_text(encoding="utf-8")
+    others = recorded(["two"], results, tmp_path, "PostgreSQL", "")
+    write([rows[0], *others], results, beside=["two"])
+    assert (results / "conformance.md").read_text(encoding="utf-8") == before
+    assert (results / "stories" / "two.order.md").exists()
+    with pytest.raises(QueueproofError, match=r"never judged: three; name them, too"):
+        recorded(["three"], results, tmp_path, "PostgreSQL", "")
+    with pytest.raises(QueueproofError, match=r"this machine has PostgreSQL 19.*: judge all"):
+        recorded(["two"], results, tmp_path, "PostgreSQL 19", "")
 
 
 def test_a_card_is_made_once_from_the_same(tmp_path: Path) -> None:
