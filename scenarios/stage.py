@@ -199,7 +199,7 @@ class Stage:
     """
 
     conninfo: str
-    observer: waits.Connection = field(repr=False)
+    observer: waits.LimitedConnection = field(repr=False)
     queue: SqlFileQueue = field(repr=False)
     workers: list[Worker] = field(default_factory=list)
 
@@ -266,7 +266,7 @@ def stage(conninfo: str, title: str, queue: SqlFileQueue) -> Iterator[Stage]:
         queue: For those who use it.
     """
     print(f"\n{title}")  # noqa: T201 - as the timeline below it
-    with waits.Connection.open(conninfo) as observer:
+    with waits.LimitedConnection.open(conninfo) as observer:
         opened = Stage(conninfo, observer, queue)
         try:
             yield opened

@@ -16,7 +16,7 @@ State: TypeAlias = Literal["here", "missing", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Tool:
     """One thing that a check can use.
 
     Attributes:
@@ -55,19 +55,19 @@ EXTRAS = {
 """Extras of the package: the distributions that they bring, and what for."""
 
 
-def look() -> Iterator[Finding]:
+def look() -> Iterator[Tool]:
     """Look for one thing after the other; nothing that is broken ends it."""
     for thing in _things():
         try:
             found = thing.look()
         except Exception as error:  # noqa: BLE001 - whatever is broken is what is asked for
             told = " ".join(str(error).split()) or type(error).__name__
-            yield Finding(thing.name, "broken", told, thing.adds, thing.get)
+            yield Tool(thing.name, "broken", told, thing.adds, thing.get)
         else:
             if found is None:
-                yield Finding(thing.name, "missing", "", thing.adds, thing.get)
+                yield Tool(thing.name, "missing", "", thing.adds, thing.get)
             else:
-                yield Finding(thing.name, "here", found, thing.adds, "")
+                yield Tool(thing.name, "here", found, thing.adds, "")
 
 
 def _things() -> Iterator[_Thing]:

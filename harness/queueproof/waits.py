@@ -298,7 +298,7 @@ def cancel(pgconn: PGconn) -> None:
 _UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
 
 
-class Connection(psycopg.Connection[TupleRow]):
+class LimitedConnection(psycopg.Connection[TupleRow]):
     """A connection of the harness's own, none of whose statements waits without an end.
 
     After a wait that was broken off it is closed: its answer may still come.

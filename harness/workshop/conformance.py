@@ -457,7 +457,7 @@ def write(
     stories = results / "stories"
     stories.mkdir(parents=True, exist_ok=True)
     judged = [row for row in rows if row.name not in beside]
-    stay = {one.stem for one in (*failures, *rows)} - {row.stem for row in judged}
+    stay = {row.stem for row in rows if row.name in beside} | {one.stem for one in failures}
     for old in stories.glob("*.*.*"):  # queue.guarantee.md, and its data
         if old.name.partition(".")[0] not in stay:
             old.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -239,3 +240,15 @@ def test_every_guarantee_says_how_it_breaks_and_how_it_is_kept() -> None:
         assert one.wild.endswith("."), one.id
         assert one.safe.endswith("."), one.id
         assert one.acknowledged or not one.life, one.id
+
+
+def test_a_name_means_one_class() -> None:
+    """Whoever reads a class's name need not ask which of two it is."""
+    places = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if TEMPLATES in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

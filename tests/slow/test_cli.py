@@ -19,7 +19,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from queueproof.cli import run
-from queueproof.cli.ends import StoppedError
+from queueproof.cli.ends import SignalledError
 from queueproof.cli.files import refuse_unwritable, write
 from queueproof.cli.options import ProfileName, Where
 from queueproof.cli.watching import Stamps, stamps, wait_for_change, watch
@@ -488,7 +488,7 @@ def test_a_signal_ends_a_check_in_order(
     ("stop", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "queueproof: interrupted after 1 of "),
-        (StoppedError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM after 1 of "),
+        (SignalledError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM after 1 of "),
     ],
 )
 def test_interrupted_mutants_are_told_as_far_as_they_came(

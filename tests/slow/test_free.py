@@ -16,7 +16,7 @@ import pytest
 
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.history.calls import Call, CallKind, History, Ref
-from queueproof.judge.checker import Findings, Violation, declare
+from queueproof.judge.checker import CheckResult, Violation, declare
 from queueproof.postgres import Server
 from queueproof.queues.model import Claim, Operation, Queue, Step
 from queueproof.queues.offer import Offer
@@ -288,7 +288,7 @@ def told(*calls: Call) -> Free:
     for n, call in enumerate(calls):
         call.index, call.invoked, call.returned = n, 2 * n + 1, 2 * n + 2
         call.began, call.ended = 100.0 + n, 100.5 + n
-    return Free(History(list(calls)), Findings(), [("kill", "claim", "at work")], 2, 7)
+    return Free(History(list(calls)), CheckResult(), [("kill", "claim", "at work")], 2, 7)
 
 
 def call(kind: CallKind, actor: str, *ids: str, **facts: Any) -> Call:  # noqa: ANN401

@@ -19,8 +19,8 @@ from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.fill import OwnSession, fill
-from queueproof.bench.hosted import MOST_JOBS, Crew
-from queueproof.bench.load import SCHEMA, Compiled, Loaded, NotApplicableError
+from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
+from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import TICK, Drivers, Pools, here
 from queueproof.bench.session import LoadSession, RejectedError, values
@@ -88,12 +88,12 @@ class Ground:
         with self._stack:  # so that what is there is undone if the rest fails
             self._pool = self._stack.enter_context(pools(server, workers))
             self._conninfo = self._stack.enter_context(server.database("queueproof_bench"))
-            connection = waits.Connection.open(self._conninfo)
+            connection = waits.LimitedConnection.open(self._conninfo)
             connection.seconds = waits.BULK
             self._conninfo = server.for_queue(self._conninfo)
             self._owner = server.owner
             self._admin = self._stack.enter_context(connection)
-            self._crew = self._stack.enter_context(ExitStack())  # of the last load
+            self._load_stack = self._stack.enter_context(ExitStack())  # of the last load
             self._autovacuum("off")
             if server.superuser:
                 # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
@@ -170,11 +170,11 @@ class Ground:
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
         """The same with workers that are programs, started anew."""
         self._clear()
-        crew = self._crew.enter_context(Crew(queue, self._conninfo, shape))
-        crew.fill(min(jobs, MOST_JOBS), self.pace.payload)
+        hosted = self._load_stack.enter_context(HostedWorkers(queue, self._conninfo, shape))
+        hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
         self._vacuum()
-        crew.begin()
-        return Prepared(crew, self._admin, crew.ids, message=crew.message)
+        hosted.begin()
+        return Prepared(hosted, self._admin, hosted.ids, message=hosted.message)
 
     def count(self, queue: Loaded, batch: int) -> dict[str, float]:
         """What a queue costs one worker alone, by the names of `counters.COUNTERS`.
@@ -222,7 +222,7 @@ class Ground:
             try:
                 work = _work(session, Worker(session, load, 0, [0]))
                 session.prepare(compiled.enqueue)
-                enduring = endure.Ground(
+                enduring = endure.EnduranceGround(
                     self._admin,
                     work,
                     lambda n: session.run(compiled.enqueue, {**known, "priority": b"%d" % n}),
@@ -239,7 +239,7 @@ class Ground:
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
         """A reader elsewhere in the same database, as a report or pg_dump is."""
-        with waits.Connection.open(self._conninfo) as reader:
+        with waits.LimitedConnection.open(self._conninfo) as reader:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1")
             yield
@@ -271,7 +271,7 @@ class Ground:
         )
 
     def _clear(self) -> None:
-        self._crew.close()
+        self._load_stack.close()
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
@@ -286,7 +286,7 @@ class Ground:
 
     def _install(
         self, queue: SqlFileQueue, shape: Shape, jobs: int
-    ) -> tuple[Compiled, list[bytes]]:
+    ) -> tuple[CompiledLoad, list[bytes]]:
         self._clear()
         try:
             setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
@@ -308,7 +308,7 @@ class Ground:
         return compiled, ids
 
 
-def _work(session: LoadSession, worker: Worker) -> counters.Work:
+def _work(session: LoadSession, worker: Worker) -> counters.CountedWork:
     answers: list[PGresult] = []
 
     def claim() -> int:
@@ -326,7 +326,7 @@ def _work(session: LoadSession, worker: Worker) -> counters.Work:
         session.command(counters.HAND_OVER)
         return True
 
-    return counters.Work(claim, complete, hand_over, lambda: session.trips)
+    return counters.CountedWork(claim, complete, hand_over, lambda: session.trips)
 
 
 class _Workers(Protocol):
@@ -347,7 +347,7 @@ class _Ours:
 
     pool: Drivers
     conninfo: str
-    compiled: Compiled
+    compiled: CompiledLoad
     warm_up: float
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:

@@ -11,7 +11,7 @@ from queueproof.bench.endure import NAPS, PHASES, slope
 from queueproof.bench.figures import Series
 from queueproof.bench.hosted import MOST_JOBS
 from queueproof.bench.measured import Measured
-from queueproof.bench.table import NOTHING, Table
+from queueproof.bench.table import NOTHING, TitledTable
 
 SHOWN = 3  # of what was waited for
 LEAST = 0.02  # share of samples; less is left out
@@ -27,7 +27,7 @@ UNDER_LOAD: dict[str, Callable[[Measured], float]] = {
 }
 
 
-def tables(entries: Sequence[Series], rate: float) -> list[Table]:
+def tables(entries: Sequence[Series], rate: float) -> list[TitledTable]:
     """The tables of which there are figures.
 
     Args:
@@ -39,7 +39,7 @@ def tables(entries: Sequence[Series], rate: float) -> list[Table]:
     return [table for table in (*every, _yardstick(entries)) if table.rows]
 
 
-def _open_loop(entries: Sequence[Series], rate: float) -> Table:
+def _open_loop(entries: Sequence[Series], rate: float) -> TitledTable:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         runs = [run for run in entry.runs if run.histogram]
@@ -53,7 +53,7 @@ def _open_loop(entries: Sequence[Series], rate: float) -> Table:
         where = (entry.queue, str(shape.workers), str(shape.batch), f"{rate:g}", done)
         rows.append((*where, *times, f"{late:,}", f"{skipped:,}"))
     times_of = (f"p{share:g}, ms" for share in latency.SHARES)
-    return Table(
+    return TitledTable(
         "Latency under a given rate",
         ("strategy", "workers", "batch", "jobs/s due", "done", *times_of, "max", "late", "skipped"),
         rows,
@@ -65,7 +65,7 @@ def _open_loop(entries: Sequence[Series], rate: float) -> Table:
     )
 
 
-def _endurance(entries: Sequence[Series]) -> Table:
+def _endurance(entries: Sequence[Series]) -> TitledTable:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         for phase in PHASES if entry.endured else ():
@@ -94,7 +94,7 @@ def _endurance(entries: Sequence[Series]) -> Table:
         *("buffers per claim", "per 1,000 claims", "p50, ms", "per 1,000 claims, ms"),
         *("dead rows", "MB", "autovacuum ran"),
     )
-    return Table(
+    return TitledTable(
         "Endurance: an old snapshot, and after it",
         header,
         rows,
@@ -110,14 +110,14 @@ def _signed(value: float) -> str:
     return ("+" if value >= 0 else "") + numbers.rounded(value, None)
 
 
-def _programs(entries: Sequence[Series]) -> Table:
+def _programs(entries: Sequence[Series]) -> TitledTable:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         runs = [run for run in entry.runs if run.message]
         if runs:
             where = (entry.queue, str(entry.shape.workers), str(entry.shape.batch))
             rows.append((*where, numbers.median([1e6 * run.message for run in runs])))
-    return Table(
+    return TitledTable(
         "Through their own worker programs",
         ("strategy", "workers", "batch", "a message, µs"),
         rows,
@@ -130,7 +130,7 @@ def _programs(entries: Sequence[Series]) -> Table:
     )
 
 
-def _yardstick(entries: Sequence[Series]) -> Table:
+def _yardstick(entries: Sequence[Series]) -> TitledTable:
     rows: list[tuple[str, ...]] = []
     for entry in entries:
         if entry.yardstick and len(entry.yardstick) == len(entry.runs):
@@ -142,7 +142,7 @@ def _yardstick(entries: Sequence[Series]) -> Table:
             ratio = f"{numbers.median(ratios)} ({low} to {high})"
             shape = entry.shape
             rows.append((entry.queue, str(shape.workers), str(shape.batch), shown, ratio))
-    return Table(
+    return TitledTable(
         "The harness beside pgbench",
         ("strategy", "workers", "batch", "pgbench, jobs/s", "harness ÷ pgbench"),
         rows,
@@ -152,7 +152,7 @@ def _yardstick(entries: Sequence[Series]) -> Table:
     )
 
 
-def _alone(entries: Sequence[Series]) -> Table:
+def _alone(entries: Sequence[Series]) -> TitledTable:
     rows: dict[tuple[str, int], tuple[str, ...]] = {}
     for entry in entries:
         if entry.counted:
@@ -160,7 +160,7 @@ def _alone(entries: Sequence[Series]) -> Table:
             shown = (NOTHING if figure is None else f"{figure:,.4g}" for figure in figures)
             rows[entry.queue, entry.shape.batch] = (entry.queue, str(entry.shape.batch), *shown)
     names = (name.replace("_", " ") for name in COUNTERS)
-    return Table(
+    return TitledTable(
         "Counted, one worker alone",
         ("strategy", "batch", *names),
         list(rows.values()),
@@ -171,7 +171,7 @@ def _alone(entries: Sequence[Series]) -> Table:
     )
 
 
-def _under_load(entries: Sequence[Series]) -> Table:
+def _under_load(entries: Sequence[Series]) -> TitledTable:
     rows = []
     for entry in entries:
         runs = [run for run in entry.runs if run.round_trips or run.rows_changed]
@@ -188,7 +188,7 @@ def _under_load(entries: Sequence[Series]) -> Table:
         where = (entry.queue, str(entry.shape.workers), str(entry.shape.batch), hold)
         rows.append((*where, *shown, _waits(runs)))
     header = ("strategy", "workers", "batch", "hold", *UNDER_LOAD, "the backends were")
-    return Table(
+    return TitledTable(
         "Counted under load, per job",
         header,
         rows,

@@ -87,7 +87,7 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
     waits.until(alone, waits.GONE, "the workers' sessions to end")
 
 
-class Work(NamedTuple):
+class CountedWork(NamedTuple):
     """One worker's operations, for counting.
 
     Attributes:
@@ -103,7 +103,7 @@ class Work(NamedTuple):
     trips: Callable[[], int]
 
 
-def count(admin: psycopg.Connection[Any], work: Work) -> dict[str, float]:
+def count(admin: psycopg.Connection[Any], work: CountedWork) -> dict[str, float]:
     """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
 
     A claim that holds its transaction open is not counted apart from its completion.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from queueproof.bench import counters
-from queueproof.bench.counters import Work
+from queueproof.bench.counters import CountedWork
 
 PHASES = ("clean", "old snapshot", "recovery")
 POINTS = 6  # measurements in a phase
@@ -57,7 +57,7 @@ class Point(NamedTuple):
     autovacuums: int
 
 
-class Ground(NamedTuple):
+class EnduranceGround(NamedTuple):
     """What it takes.
 
     Attributes:
@@ -68,7 +68,7 @@ class Ground(NamedTuple):
     """
 
     admin: psycopg.Connection[Any]
-    work: Work
+    work: CountedWork
     enqueue: Callable[[int], object]
     snapshot: Callable[[], AbstractContextManager[object]]
 
@@ -96,7 +96,7 @@ def _buffers(point: Point) -> float:
     return point.buffers
 
 
-def endure(ground: Ground, batch: int, seconds: float, points: list[Point]) -> None:
+def endure(ground: EnduranceGround, batch: int, seconds: float, points: list[Point]) -> None:
     """Go through the phases.
 
     Args:

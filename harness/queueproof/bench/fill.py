@@ -9,7 +9,7 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
-from queueproof.bench.load import PAYLOAD, Compiled, compile_queue
+from queueproof.bench.load import PAYLOAD, CompiledLoad, compile_queue
 from queueproof.bench.session import Command, LoadSession, RejectedError, values
 from queueproof.errors import QueueError
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -52,7 +52,7 @@ def fill(
     hold: float,
     jobs: int,
     payload: int = 0,
-) -> tuple[Compiled, list[bytes]]:
+) -> tuple[CompiledLoad, list[bytes]]:
     """Install a queue and put jobs in; what was compiled, and the jobs' ids.
 
     Args:
@@ -88,7 +88,7 @@ def fill(
     return compiled, ids
 
 
-def _pipelined(compiled: Compiled, session: LoadSession, jobs: int) -> list[bytes]:
+def _pipelined(compiled: CompiledLoad, session: LoadSession, jobs: int) -> list[bytes]:
     """Enqueue without waiting for each answer, in one transaction."""
     (command,) = compiled.enqueue.commands
     known = [compiled.constants[parameter] for parameter in command.parameters]

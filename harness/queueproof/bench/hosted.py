@@ -38,7 +38,7 @@ TICK = 0.05  # seconds between two looks at the server
 Steps: TypeAlias = Generator[Json | float, Any, None]  # what to ask next, or how long to pause
 
 
-class Crew:
+class HostedWorkers:
     """Workers of a queue whose tables are made; a context manager that ends them.
 
     Attributes:
@@ -68,7 +68,7 @@ class Crew:
         self._install()
 
     def __enter__(self) -> Self:
-        """Return the crew."""
+        """Return itself."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
-from queueproof.bench.session import Column, Command, Script
+from queueproof.bench.session import AnswerColumn, Command, Script
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
@@ -54,7 +54,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledLoad:
     """The blocks of a queue that a measurement takes.
 
     Attributes:
@@ -152,7 +152,7 @@ def literal_limit(text: str, limit: int) -> str:
 
 def compile_queue(
     queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float, jobs: int
-) -> Compiled:
+) -> CompiledLoad:
     """Compile an installed queue.
 
     Args:
@@ -191,7 +191,7 @@ class _Compiler:
             "lease": f"{lease:.6f} seconds".encode() if lease else None,
         }
 
-    def compile(self, batch: int, hold: float, jobs: int) -> Compiled:
+    def compile(self, batch: int, hold: float, jobs: int) -> CompiledLoad:
         queue = self._queue
         claim_block = queue.blocks["claim"]
         claim, fields = self._script(claim_block, _own("claim"), batch)
@@ -232,7 +232,7 @@ class _Compiler:
             )
         )
 
-    def _at_most_once(self, claim: Script, fields: list[Field], jobs: int) -> Compiled:
+    def _at_most_once(self, claim: Script, fields: list[Field], jobs: int) -> CompiledLoad:
         """A claim that takes its jobs out for good."""
         queue = self._queue
         return self._compiled(
@@ -248,7 +248,7 @@ class _Compiler:
             )
         )
 
-    def _compiled(self, load: Load) -> Compiled:
+    def _compiled(self, load: Load) -> CompiledLoad:
         queue = self._queue
         enqueue_block = queue.blocks["enqueue"]
         enqueue, answer = self._script(enqueue_block, _own("enqueue"))
@@ -262,10 +262,10 @@ class _Compiler:
                 self._column(jobs_block, answer, "id"),
                 self._column(jobs_block, answer, "state"),
             )
-        return Compiled(load, enqueue, enqueue_id, observed, columns, self._constants)
+        return CompiledLoad(load, enqueue, enqueue_id, observed, columns, self._constants)
 
     def _exchange(
-        self, block: Block, fields: list[Field], token: tuple[Column, ...], batch: int
+        self, block: Block, fields: list[Field], token: tuple[AnswerColumn, ...], batch: int
     ) -> Exchange:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
         own = _own(block.name)
@@ -273,7 +273,7 @@ class _Compiler:
         script, answer = self._script(block, {**arrays, **own}, batch)
         names = [fields[column.index].name for column in token]
         columns = tuple(
-            Column(self._column(block, answer, name), f"{name}s", column.plain)
+            AnswerColumn(self._column(block, answer, name), f"{name}s", column.plain)
             for name, column in zip(names, token, strict=True)
         )
         return Exchange(script, columns, self._column(block, answer, "completed"))
@@ -337,10 +337,10 @@ class _Compiler:
 
     def _columns(
         self, fields: list[Field], suffix: str, needed: set[str], *, leading: str = "id"
-    ) -> tuple[Column, ...]:
+    ) -> tuple[AnswerColumn, ...]:
         """The columns that are needed later, the leading one first and in any case."""
         columns = [
-            Column(index, field.name + suffix, field.oid in _PLAIN)
+            AnswerColumn(index, field.name + suffix, field.oid in _PLAIN)
             for index, field in enumerate(fields)
             if field.oid != VOID and (field.name + suffix in needed or field.name == leading)
         ]

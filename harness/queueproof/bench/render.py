@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from queueproof.bench import costs, numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.table import NOTHING, Table
+from queueproof.bench.table import NOTHING, TitledTable
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -148,7 +148,7 @@ def _would_have(found: Finding) -> str:
     return f"A difference of more than {most:.0%} is ruled out."
 
 
-def tables(report: BenchReport) -> list[Table]:
+def tables(report: BenchReport) -> list[TitledTable]:
     """Every table of a report."""
     plain = [entry for entry in report.entries if not entry.shape.hold]
     held = [entry for entry in report.entries if entry.shape.hold]
@@ -157,7 +157,7 @@ def tables(report: BenchReport) -> list[Table]:
     # A row of a matrix is a queue that was measured with all of its batch sizes.
     plain = [entry for entry in plain if entry.runs or entry.reason]
     matrix = [e for e in plain if (e.shape.workers, e.shape.batch) not in compared]
-    found: list[Table] = []
+    found: list[TitledTable] = []
     for workers in _distinct(e.shape.workers for e in matrix):
         part = [e for e in matrix if e.shape.workers == workers]
         found.append(_throughput(f"Jobs/s, {_count(workers)}", part))
@@ -190,7 +190,7 @@ def _by_key(entries: Sequence[Series]) -> dict[tuple[str, Shape], Series]:
     return {(entry.queue, entry.shape): entry for entry in entries}
 
 
-def _throughput(title: str, entries: list[Series]) -> Table:
+def _throughput(title: str, entries: list[Series]) -> TitledTable:
     shapes = sorted({entry.shape for entry in entries})
     found = _by_key(entries)
     base = entries[0].queue
@@ -198,7 +198,7 @@ def _throughput(title: str, entries: list[Series]) -> Table:
         (queue, *(_figure(found.get((queue, s)), found.get((base, s))) for s in shapes))
         for queue in _queues(entries)
     ]
-    return Table(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
+    return TitledTable(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
 
 
 def _figure(entry: Series | None, base: Series | None) -> str:
@@ -210,7 +210,7 @@ def _figure(entry: Series | None, base: Series | None) -> str:
     return f"{shown} ({numbers.median(entry.ratios(base))}x)"
 
 
-def _comparison(entries: list[Series]) -> Table:
+def _comparison(entries: list[Series]) -> TitledTable:
     found = _by_key(entries)
     base = entries[0].queue
     rows: list[tuple[str, ...]] = []
@@ -235,7 +235,7 @@ def _comparison(entries: list[Series]) -> Table:
         " worker that does something else in it. waiting: share of samples in which a worker's"
         " backend waited for a lock."
     )
-    return Table(
+    return TitledTable(
         "The convoy: waiting for locks, with and without a held transaction", header, rows, note
     )
 
@@ -244,7 +244,7 @@ def _share(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0%}" if values else NOTHING
 
 
-def _latency(title: str, entries: list[Series]) -> Table:
+def _latency(title: str, entries: list[Series]) -> TitledTable:
     shapes = sorted({entry.shape for entry in entries})
     found = _by_key(entries)
     rows = [
@@ -255,7 +255,9 @@ def _latency(title: str, entries: list[Series]) -> Table:
         "p50 / p95 / p99 in ms, from wanting jobs to having them: retries, pauses between them and"
         " empty answers included. Medians over the rounds; every sample was kept."
     )
-    return Table(title, ("strategy", *(f"batch {shape.batch}" for shape in shapes)), rows, note)
+    return TitledTable(
+        title, ("strategy", *(f"batch {shape.batch}" for shape in shapes)), rows, note
+    )
 
 
 def _percentiles(entry: Series | None) -> str:
@@ -265,7 +267,7 @@ def _percentiles(entry: Series | None) -> str:
     return " / ".join(numbers.median([1000 * value for value in column]) for column in columns)
 
 
-def _correctness(entries: Sequence[Series]) -> Table:
+def _correctness(entries: Sequence[Series]) -> TitledTable:
     rows: list[tuple[str, ...]] = []
     for queue in _queues(entries):
         runs = [run for entry in entries if entry.queue == queue for run in entry.runs]
@@ -298,7 +300,7 @@ def _correctness(entries: Sequence[Series]) -> Table:
         "Counted after every cell from the workers' own records and the queue's `jobs`. Jobs/s"
         " counts a job once however often it ran."
     )
-    return Table("Was every job handed out once and completed?", header, rows, note)
+    return TitledTable("Was every job handed out once and completed?", header, rows, note)
 
 
 def notes(report: BenchReport) -> list[str]:
@@ -357,7 +359,7 @@ class Section(NamedTuple):
     method: Sequence[str]
     comparison: Sequence[str]
     charts: Sequence[tuple[str, str, Sequence[str]]]
-    tables: Sequence[Table]
+    tables: Sequence[TitledTable]
     notes: Sequence[str]
 
 

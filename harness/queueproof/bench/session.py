@@ -30,7 +30,7 @@ Whoever drives it decides whether anything else goes on meanwhile.
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class AnswerColumn:
     """A column of an answer that something later needs.
 
     Attributes:
@@ -62,7 +62,7 @@ class Command:
     sql: bytes
     types: tuple[int, ...]
     parameters: tuple[str, ...]
-    arrays: tuple[Column, ...] = ()
+    arrays: tuple[AnswerColumn, ...] = ()
     where: str = ""
     wait: float = 0.0
 

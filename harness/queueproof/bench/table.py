@@ -7,7 +7,7 @@ from typing import NamedTuple
 NOTHING = "n/a"
 
 
-class Table(NamedTuple):
+class TitledTable(NamedTuple):
     """A table with its title and what there is to say about it."""
 
     title: str

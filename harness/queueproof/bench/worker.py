@@ -24,7 +24,7 @@ from psycopg import pq
 from psycopg.pq.abc import PGresult
 
 from queueproof.bench.session import (
-    Column,
+    AnswerColumn,
     Known,
     LoadSession,
     RejectedError,
@@ -56,7 +56,7 @@ class Exchange:
     """
 
     script: Script
-    token: tuple[Column, ...]
+    token: tuple[AnswerColumn, ...]
     completed: int
 
 
@@ -83,7 +83,7 @@ class Load:
     claim: Script
     complete: Script
     many: bool
-    token: tuple[Column, ...]
+    token: tuple[AnswerColumn, ...]
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
     jobs: int

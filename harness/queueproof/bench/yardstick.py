@@ -18,7 +18,7 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof import waits
-from queueproof.bench.load import Compiled, literal_limit
+from queueproof.bench.load import CompiledLoad, literal_limit
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server
@@ -52,7 +52,7 @@ def find(server: Server) -> Path:
     return find_embedded("").directory / "pgbench"
 
 
-def script(queue: SqlFileQueue, compiled: Compiled, batch: int) -> str | None:
+def script(queue: SqlFileQueue, compiled: CompiledLoad, batch: int) -> str | None:
     """What pgbench runs; None where a block has several statements or batches have no end.
 
     Args:
@@ -89,7 +89,7 @@ def _as_with(text: str, name: str) -> str:
 
 
 def rate(
-    pgbench: Path, conninfo: str, text: str, compiled: Compiled, *, workers: int, claims: int
+    pgbench: Path, conninfo: str, text: str, compiled: CompiledLoad, *, workers: int, claims: int
 ) -> float:
     """Run it; transactions per second, without the time to connect.
 
@@ -129,7 +129,7 @@ def rate(
     return float(tps[1])
 
 
-def _connection(conninfo: str, compiled: Compiled) -> tuple[str, Mapping[str, str]]:
+def _connection(conninfo: str, compiled: CompiledLoad) -> tuple[str, Mapping[str, str]]:
     """How pgbench connects; a password is for its environment, where nobody else reads it."""
     known = conninfo_to_dict(conninfo)
     settings = compiled.load.setup.decode().split(";")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 
-class StoppedError(KeyboardInterrupt):
+class SignalledError(KeyboardInterrupt):
     """A signal asks for an orderly end. Hypothesis would take a SystemExit for a finding."""
 
     def __init__(self, number: int) -> None:
@@ -40,7 +40,7 @@ def _name(number: int) -> str:
 
 def stop(number: int) -> NoReturn:
     """End the command for a signal, in order."""
-    raise KeyboardInterrupt if number == signal.SIGINT else StoppedError(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else SignalledError(number)
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     """
     found = causes(error)
     for cause in found:
-        if isinstance(cause, StoppedError):
+        if isinstance(cause, SignalledError):
             return say_once(f"stopped by {cause}", 128 + cause.number)
         if isinstance(cause, KeyboardInterrupt):
             return say_once(str(cause) or "interrupted", Exit.INTERRUPTED)

@@ -31,13 +31,13 @@ def ahead(conninfo: str) -> float:
         QueueproofError: The server does not answer, or does not let us in.
     """
     try:
-        with waits.Connection.open(conninfo) as connection:
+        with waits.LimitedConnection.open(conninfo) as connection:
             return min(_look(connection) for _ in range(LOOKS)).ahead
     except psycopg.Error as error:
         raise QueueproofError(f"no connection to the server: {error}") from None
 
 
-def _look(connection: waits.Connection) -> _Look:
+def _look(connection: waits.LimitedConnection) -> _Look:
     before = time.monotonic()
     ((now,),) = connection.execute(_NOW)
     assert isinstance(now, float)

@@ -67,7 +67,7 @@ class Violation(NamedTuple):
 
 
 @dataclass(slots=True)
-class Findings:
+class CheckResult:
     """What one history shows.
 
     Attributes:
@@ -140,7 +140,7 @@ def declare(offer: Offer) -> Declared:
     )
 
 
-def check(history: Told, declared: Declared, *, room: int | None = None) -> Findings:
+def check(history: Told, declared: Declared, *, room: int | None = None) -> CheckResult:
     """Judge one history against every guarantee that a history can show.
 
     Where not all jobs may be in memory, what is kept in it beside the calls that are open is bound
@@ -160,8 +160,8 @@ def check(history: Told, declared: Declared, *, room: int | None = None) -> Find
         lives.close()
 
 
-def _check(history: Told, declared: Declared, lives: Lives) -> Findings:
-    findings = Findings()
+def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
+    findings = CheckResult()
     limits, deadlocks, idle = _Limits(), _Deadlocks(), _Idle(declared)
     order, cap = _Order(declared, lives), _Cap(declared, findings)
     watchers = [lives, limits, deadlocks, idle, _Overlaps(findings)]
@@ -217,7 +217,7 @@ class _Blamed(NamedTuple):
     own: list[Violation]
 
 
-def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_Blamed]:
+def _check_lives(declared: Declared, lives: Lives, findings: CheckResult) -> list[_Blamed]:
     """Follow each job, in the order in which they came; those with violations."""
     found = []
     for job, life in lives.each():
@@ -235,7 +235,7 @@ def _check_lives(declared: Declared, lives: Lives, findings: Findings) -> list[_
     return sorted(found, key=lambda one: (one.number, one.job))
 
 
-def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> Findings:
+def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
     acts = life.acts()
     check = _JobCheck(declared, lives, job, life)
     check.run(lives.certain(acts))
@@ -265,7 +265,7 @@ def _check_routing(job: str, life: Life) -> list[Violation]:
     ]
 
 
-def _check_cleanup(job: str, life: Life, findings: Findings) -> list[Violation]:
+def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violation]:
     """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
 
     Judged between two looks that follow each other with nothing but the cleanup in between.
@@ -316,7 +316,7 @@ class _JobCheck:
         self.lives = lives
         self.job = job
         self.life = life
-        self.findings = Findings()
+        self.findings = CheckResult()
         self.contradicted = False  # by an observation
         self.starved: Violation | None = None  # if it is claimed later; otherwise it may be lost
         self.seen: tuple[State | None, float] = None, 0.0  # its state as last shown, and since when
@@ -676,7 +676,7 @@ class _Deadlocks(Watcher):
 class _Cap(Watcher):
     """When a claim answers, the jobs that are certainly running then are counted."""
 
-    def __init__(self, declared: Declared, findings: Findings) -> None:
+    def __init__(self, declared: Declared, findings: CheckResult) -> None:
         self.violations: list[Violation] = []
         self._cap = declared.cap or 0
         self._lease = FOREVER if declared.lease is None else declared.lease
@@ -753,7 +753,7 @@ class _Cap(Watcher):
 class _Overlaps(Watcher):
     """Counts the pairs of calls by different actors that were open at once."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: CheckResult) -> None:
         self._findings = findings
         self._pairs: Counter[tuple[str, str]] = Counter()
         self._open: list[Call] = []
@@ -802,7 +802,7 @@ class _Held:
 class _Fresh(Watcher):
     """Counts claims and recoveries that could have taken a job whose lease was fresh."""
 
-    def __init__(self, declared: Declared, findings: Findings) -> None:
+    def __init__(self, declared: Declared, findings: CheckResult) -> None:
         self._lease = FOREVER if declared.lease is None else declared.lease
         self._findings = findings
         self._all = 0  # claims and recoveries that have begun
@@ -861,7 +861,7 @@ class _Fresh(Watcher):
             self._let_go(ref)
 
 
-def _check_waits(history: History, declared: Declared, findings: Findings) -> None:
+def _check_waits(history: History, declared: Declared, findings: CheckResult) -> None:
     if any(violation.guarantee == "single-claim" for violation in findings.violations):
         return
     waited = [call for call in history.of_kind("claim", "heartbeat", "recover") if call.waits]

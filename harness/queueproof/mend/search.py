@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
         return not self.reason
 
 
-class State(NamedTuple):
+class Variant(NamedTuple):
     """A file on the way, and what is wrong with it."""
 
     text: str
@@ -198,7 +198,7 @@ class _Search:
             done.append(name)
         return text, what, done, left
 
-    def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[State]:
+    def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[Variant]:
         """The candidates that mend a guarantee, the smallest first."""
         stories = tuple(token for one in (*done, name) for token in self._stories.get(one, ()))
         stories += tuple(self._lost_since)
@@ -207,39 +207,39 @@ class _Search:
         if not begin.stories and text not in self._refused:
             whole = self._outcomes([text], Goal((), wanted))[0]
             if whole.is_sound:
-                yield State(text, (), name, whole.blocks, ())
+                yield Variant(text, (), name, whole.blocks, ())
                 return
         serial = count()
-        first = State(text, (), name, begin.blocks, begin.stories)
+        first = Variant(text, (), name, begin.blocks, begin.stories)
         frontier = [(0, 0, next(serial), first)]
         seen = {text}
         budget = self.tried + MOST
         while frontier and self.tried < budget:
-            depth, _, _, state = heapq.heappop(frontier)
+            depth, _, _, variant = heapq.heappop(frontier)
             branches = 0
-            for fix, outcome in self._asked(state, stories, wanted, seen, budget):
-                what = (*state.what, fix.what)
+            for fix, outcome in self._asked(variant, stories, wanted, seen, budget):
+                what = (*variant.what, fix.what)
                 if outcome.is_sound and fix.text not in self._refused:
-                    yield State(fix.text, what, name, outcome.blocks, ())
-                gone = set(state.stories) - set(outcome.stories)
-                better = gone or (not outcome.stories and outcome.flaw != state.target)
+                    yield Variant(fix.text, what, name, outcome.blocks, ())
+                gone = set(variant.stories) - set(outcome.stories)
+                better = gone or (not outcome.stories and outcome.flaw != variant.target)
                 if outcome.flaw and better and depth + 1 < DEPTH and branches < BRANCHES:
                     branches += 1
-                    blocks = outcome.blocks or state.blocks
-                    then = State(fix.text, what, outcome.flaw, blocks, outcome.stories)
+                    blocks = outcome.blocks or variant.blocks
+                    then = Variant(fix.text, what, outcome.flaw, blocks, outcome.stories)
                     size = changed(self.original, fix.text)
                     heapq.heappush(frontier, (depth + 1, size, next(serial), then))
 
     def _asked(
         self,
-        state: State,
+        variant: Variant,
         stories: tuple[str, ...],
         wanted: tuple[str, ...],
         seen: set[str],
         budget: int,
     ) -> Iterator[tuple[Fix, Outcome]]:
-        """Each safe form for a state, and what came of it; stories are asked first."""
-        ranked = self._ranked(state, seen)[: budget - self.tried]
+        """Each safe form for a variant, and what came of it; stories are asked first."""
+        ranked = self._ranked(variant, seen)[: budget - self.tried]
         told = self._outcomes([fix.text for fix in ranked], Goal(stories, ()))
         self.tried += len(ranked)
         left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
@@ -253,13 +253,13 @@ class _Search:
             )
             yield from zip(some, outcomes, strict=True)
 
-    def _ranked(self, state: State, seen: set[str]) -> list[Fix]:
-        """The safe forms for a state: of the story's blocks, adding, and small ones first."""
-        blocks = state.blocks | {"schema"}
-        draft = Draft(state.text, self.path)
-        found = [fix for fix in fixes(draft, state.target) if fix.text not in seen]
+    def _ranked(self, variant: Variant, seen: set[str]) -> list[Fix]:
+        """The safe forms for a variant: of the story's blocks, adding, and small ones first."""
+        blocks = variant.blocks | {"schema"}
+        draft = Draft(variant.text, self.path)
+        found = [fix for fix in fixes(draft, variant.target) if fix.text not in seen]
         found.sort(
-            key=lambda fix: (bool(state.blocks) and fix.block not in blocks, fix.last, fix.size)
+            key=lambda fix: (bool(variant.blocks) and fix.block not in blocks, fix.last, fix.size)
         )
         seen.update(fix.text for fix in found)
         return found

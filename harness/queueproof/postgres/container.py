@@ -114,7 +114,7 @@ def _wait(container: DockerContainer, conninfo: str) -> None:
     running = container.get_wrapped_container()
     while True:
         try:
-            waits.Connection.open(conninfo).close()
+            waits.LimitedConnection.open(conninfo).close()
         except (psycopg.OperationalError, waits.LimitError):
             running.reload()
             if running.status != "running" or limit.is_over():

@@ -56,8 +56,8 @@ class Pooler:
         self.conninfo = make_conninfo(entrance, dbname=DATABASE, connect_timeout=10)
         console = make_conninfo(entrance, dbname="pgbouncer", connect_timeout=10)
         # The console knows no prepared statements.
-        self._console = waits.Connection.open(console)
-        self._server = waits.Connection.open(server)
+        self._console = waits.LimitedConnection.open(console)
+        self._server = waits.LimitedConnection.open(server)
         self._counted = 0
 
     def renew(self) -> None:
@@ -71,7 +71,7 @@ class Pooler:
             "the backends of pgbouncer to end",
         )
         self._console.execute(f"RESUME {DATABASE}")
-        clients = [waits.Connection.open(self.conninfo) for _ in range(CONNECTIONS)]
+        clients = [waits.LimitedConnection.open(self.conninfo) for _ in range(CONNECTIONS)]
         for statement in ("BEGIN", _WARM):  # at the same time, so that each needs a connection
             for client in clients:
                 client.execute(statement)
@@ -177,7 +177,7 @@ def version(program: Path) -> str:
 
 def _configuration(conninfo: str, directory: Path) -> str:
     """pgbouncer.ini; libpq says where a DSN, its environment and its password file lead."""
-    with waits.Connection.open(conninfo) as connection:
+    with waits.LimitedConnection.open(conninfo) as connection:
         info = connection.info
         given = info.get_parameters()
         target = {

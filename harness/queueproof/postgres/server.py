@@ -150,7 +150,7 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         ServerUnavailableError: It cannot be reached, or a statement of the block fails.
     """
     try:
-        with waits.Connection.open(conninfo) as connection:
+        with waits.LimitedConnection.open(conninfo) as connection:
             yield connection
     except (psycopg.Error, waits.LimitError) as error:
         # libpq names host, port and user in its message, never the password
@@ -300,7 +300,7 @@ class Server:
 
     def _create(self, name: str, settings: Mapping[str, str]) -> None:
         named = sql.Identifier(name)
-        with waits.Connection.open(self._admin) as connection:
+        with waits.LimitedConnection.open(self._admin) as connection:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
             connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
@@ -314,12 +314,12 @@ class Server:
                 )
         if self._watchdog:  # its pg_hba.conf may let us into the databases that it names only
             new = make_conninfo(self._admin, dbname=name)
-            waits.Connection.open(new).close()
+            waits.LimitedConnection.open(new).close()
 
     def _drop(self, name: str) -> None:
         # the server may be gone: then so is the database, or the watchdog tries again at the end
         with suppress(psycopg.Error, waits.LimitError):
-            with waits.Connection.open(self._admin) as connection:
+            with waits.LimitedConnection.open(self._admin) as connection:
                 drop_database(connection, name)
             self._forget(name)
 

@@ -41,7 +41,7 @@ REWRITE = (
 )
 
 
-class Filling(NamedTuple):
+class TableState(NamedTuple):
     """How a table comes to hold what it holds, and what its statistics know of it.
 
     Attributes:
@@ -68,24 +68,24 @@ class Filling(NamedTuple):
 
 
 QUICK = (
-    Filling(0, 20, analyze=False, after=0),
-    Filling(0, 1, analyze=True, after=19),
-    Filling(0, 1, analyze=True, after=4),
-    Filling(0, 20, analyze=True, after=0),
+    TableState(0, 20, analyze=False, after=0),
+    TableState(0, 1, analyze=True, after=19),
+    TableState(0, 1, analyze=True, after=4),
+    TableState(0, 20, analyze=True, after=0),
 )
 DEFAULT = (
     *QUICK,
-    Filling(0, 0, analyze=True, after=20),
-    Filling(0, 1, analyze=True, after=200),
-    Filling(500, 0, analyze=True, after=50),
+    TableState(0, 0, analyze=True, after=20),
+    TableState(0, 1, analyze=True, after=200),
+    TableState(500, 0, analyze=True, after=50),
 )
-DEEP = (*DEFAULT, Filling(20_000, 0, analyze=True, after=500))
+DEEP = (*DEFAULT, TableState(20_000, 0, analyze=True, after=500))
 
 
 class Cell(NamedTuple):
     """One point of the grid; by which operation jobs are claimed there."""
 
-    filling: Filling
+    filling: TableState
     setting: str
     limit: int
     operation: str = "claim"
@@ -123,7 +123,7 @@ class PlanFindings:
     overclaim: Overclaim | None = None
 
 
-def walk(lab: Lab, offer: Offer, fillings: Sequence[Filling]) -> PlanFindings:
+def walk(lab: Lab, offer: Offer, fillings: Sequence[TableState]) -> PlanFindings:
     """Claim once in every cell of the grid, until one takes more than its limit.
 
     Args:
@@ -158,7 +158,7 @@ def replay(lab: Lab, offer: Offer, cell: Cell) -> Overclaim | None:
     return _claim_in(lab, offer, cell, PlanFindings())
 
 
-def _fill(lab: Lab, offer: Offer, filling: Filling) -> None:
+def _fill(lab: Lab, offer: Offer, filling: TableState) -> None:
     lab.reset(renew=True)
     takes = offer.queue.takes("enqueue")
     session = lab.session("producer")
@@ -249,6 +249,6 @@ def _running(lab: Lab) -> int:
     return sum(row.state == "running" for row in rows)
 
 
-def fillings(level: int) -> Iterator[Filling]:
+def fillings(level: int) -> Iterator[TableState]:
     """The grid's fillings by how thorough the check is: 0 quick, 1 default, 2 deep."""
     yield from (QUICK, DEFAULT, DEEP)[level]

@@ -35,7 +35,7 @@ QUICK_SIZE = 5  # jobs and operations of the programs of a quick look
 
 
 @dataclass(slots=True)
-class Passage:
+class PooledRuns:
     """What came of the programs that ran through a pooler.
 
     Attributes:
@@ -51,7 +51,7 @@ class Passage:
     failure: Failure | None = None
 
 
-def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
+def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> PooledRuns:
     """Run every program in which workers act in turn, until one breaks something.
 
     Args:
@@ -68,13 +68,13 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> Passage:
     if level == 0:
         programs = [program for program in programs if program.size <= QUICK_SIZE]
     with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
-        passage = Passage(pooler.name)
+        runs = PooledRuns(pooler.name)
         for program in programs:
-            failure = _break(lab, offer, pooler, program, passage)
+            failure = _break(lab, offer, pooler, program, runs)
             if failure is not None:
-                passage.failure = _smallest(lab, offer, pooler, failure)
+                runs.failure = _smallest(lab, offer, pooler, failure)
                 break
-        return passage
+        return runs
 
 
 def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure | None:
@@ -90,11 +90,11 @@ def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure 
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """
     with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
-        return _break(lab, offer, pooler, program, Passage(pooler.name))
+        return _break(lab, offer, pooler, program, PooledRuns(pooler.name))
 
 
 def _break(
-    lab: Lab, offer: Offer, pooler: Pooler, program: Program, passage: Passage
+    lab: Lab, offer: Offer, pooler: Pooler, program: Program, runs: PooledRuns
 ) -> Failure | None:
     """What a program breaks each time through a pooler, and not without it."""
     conditions = Conditions(pooler=pooler.name)
@@ -102,8 +102,8 @@ def _break(
     runner = Runner(lab, held=offer.held, conditions=conditions)
     with lab.through(pooler):
         run = _run_through(lab, runner, program, pooler)
-        passage.spread += pooler.busy_backends() > 1
-        passage.transactions += pooler.transactions()
+        runs.spread += pooler.busy_backends() > 1
+        runs.transactions += pooler.transactions()
     pooler.renew()  # what is locked by its connections would be in the way of others
     run.short = _short(lab, runner, program, run)
     violations = breaches(run, declared)
@@ -157,7 +157,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
     runner = Runner(lab, held=offer.held, conditions=failure.conditions)
     with lab.through(pooler):
         shorter = shrink(failure, one_by_one(runner, declare(offer), failure))
-    found = _break(lab, offer, pooler, shorter.program, Passage(pooler.name))
+    found = _break(lab, offer, pooler, shorter.program, PooledRuns(pooler.name))
     return found or failure
 
 

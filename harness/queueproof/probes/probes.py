@@ -113,7 +113,7 @@ class PlanGrid(Probe):
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The claim of one cell again."""
         filling, *cell = data
-        return plans.replay(lab, offer, plans.Cell(plans.Filling(*filling), *cell))
+        return plans.replay(lab, offer, plans.Cell(plans.TableState(*filling), *cell))
 
 
 class Backoff(Probe):

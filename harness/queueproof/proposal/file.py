@@ -7,12 +7,12 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from queueproof.proposal.pieces import Pieces
+from queueproof.proposal.pieces import TablePieces
 from queueproof.proposal.roles import values_of, words
 from queueproof.proposal.schema import Column, Table
 
 
-class Proposal(Pieces):
+class Proposal(TablePieces):
     """A queue file for a table.
 
     Args:

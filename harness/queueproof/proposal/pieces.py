@@ -11,7 +11,7 @@ from queueproof.proposal.schema import Table
 _UUID = "00000000-0000-0000-0000-000000000000"
 
 
-class Pieces:
+class TablePieces:
     """A table read as one of jobs, in pieces of SQL.
 
     Args:

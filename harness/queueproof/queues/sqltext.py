@@ -45,7 +45,7 @@ class ScriptStatement(NamedTuple):
     offset: int
 
 
-class Edit(NamedTuple):
+class Replaced(NamedTuple):
     """A stretch of the original that was replaced; offsets are half-open, from 0."""
 
     start: int
@@ -68,7 +68,7 @@ class Compiled:
     sql: str
     names: tuple[str, ...]
     offsets: tuple[int, ...]
-    edits: tuple[Edit, ...]
+    edits: tuple[Replaced, ...]
 
 
 class Token(NamedTuple):
@@ -342,14 +342,14 @@ def move_times(sql: str) -> str:
     return _replace(sql, sorted(replacements))[0]
 
 
-def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Edit, ...]]:
+def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
     pieces: list[str] = []
-    edits: list[Edit] = []
+    edits: list[Replaced] = []
     position = length = 0
     for start, end, new in replacements:
         length += start - position
         pieces += [sql[position:start], new]
-        edits.append(Edit(start, end, length, length + len(new)))
+        edits.append(Replaced(start, end, length, length + len(new)))
         position, length = end, length + len(new)
     return "".join([*pieces, sql[position:]]), tuple(edits)
 

@@ -20,7 +20,7 @@ from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueu
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Choice
 from queueproof.run.session import ConnectionLostError, execute, unanswered
-from queueproof.run.state import State, Terms
+from queueproof.run.state import RunState, Terms
 from queueproof.schedule.actors import DRAINER, PROMOTER, identity
 from queueproof.schedule.programs import (
     FAULTS,
@@ -76,7 +76,7 @@ class Execution:
     """
 
     def __init__(self, lab: Lab, terms: Terms, program: Program, schedule: Sequence[int]) -> None:
-        self.state = State(lab, terms, program)
+        self.state = RunState(lab, terms, program)
         self.lab = lab
         self.queue = lab.queue
         self._terms = terms

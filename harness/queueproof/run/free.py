@@ -24,7 +24,7 @@ from psycopg.conninfo import make_conninfo
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
 from queueproof.history.calls import Call, CallKind, History, Ref
-from queueproof.judge.checker import Declared, Findings, Violation, check
+from queueproof.judge.checker import CheckResult, Declared, Violation, check
 from queueproof.queues.model import FAILURE, OPERATIONS, Claim, Queue, State
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue, load
@@ -39,14 +39,14 @@ from queueproof.run.places import (
     AT_WORK,
     BETWEEN,
     SEVERAL,
-    Claimed,
+    ClaimedJob,
     FreeFault,
     Leftover,
     Pause,
     Pending,
-    Place,
     Strike,
     WorkerLife,
+    WorkerPlace,
     plan,
 )
 from queueproof.schedule.actors import DRAINER, identity
@@ -105,7 +105,7 @@ class Free:
     """
 
     history: History
-    findings: Findings
+    findings: CheckResult
     hits: Sequence[tuple[str, str, str]]
     workers: int
     seed: int
@@ -253,7 +253,7 @@ class _Run:
             self._queues.append("other")
         self._places = plan(jobs, workers, seed, faults, lease=self._lease, queues=self._queues)
         self._calls: list[Call] = []
-        self._named: list[tuple[Call, Sequence[Claimed]]] = []
+        self._named: list[tuple[Call, Sequence[ClaimedJob]]] = []
         self._lives: list[WorkerLife] = []
         self._pauses: list[Pause] = []
         self._leftovers: list[Leftover] = []
@@ -316,7 +316,7 @@ class _Run:
                 continue
             self._pump()
 
-    def _go_on(self, place: Place) -> None:
+    def _go_on(self, place: WorkerPlace) -> None:
         """Begin the next operation of a place whose worker is idle."""
         life = place.life
         if life is None or not life.idle:
@@ -385,7 +385,7 @@ class _Run:
 
     # --- lives ----------------------------------------------------------------------------------
 
-    def _start_life(self, place: Place) -> WorkerLife:
+    def _start_life(self, place: WorkerPlace) -> WorkerLife:
         """Start a worker process; it may be asked something once it is ready."""
         self._lives_of[place.role] += 1
         nth = self._lives_of[place.role]
@@ -467,7 +467,7 @@ class _Run:
         self,
         life: WorkerLife,
         kind: OperationKind,
-        named: Sequence[Claimed] = (),
+        named: Sequence[ClaimedJob] = (),
         **arguments: object,
     ) -> Call:
         """Ask a worker for an operation."""
@@ -508,14 +508,14 @@ class _Run:
         call.queue = queue
         return call
 
-    def _act(self, life: WorkerLife, kind: OperationKind, named: Sequence[Claimed]) -> Call:
+    def _act(self, life: WorkerLife, kind: OperationKind, named: Sequence[ClaimedJob]) -> Call:
         """Act on jobs that a worker has, or had."""
         named = tuple(named)
         if kind == "complete_many":
             return self._begin(life, kind, named, jobs=[one.claim for one in named])
         return self._begin(life, kind, named[:1], job=named[0].claim, error=FAILURE)
 
-    def _perform(self, place: Place, begin: Callable[[WorkerLife], Call]) -> Call:
+    def _perform(self, place: WorkerPlace, begin: Callable[[WorkerLife], Call]) -> Call:
         """An operation from its beginning to its end, with nobody else acting."""
         life = place.life or self._start_life(place)
         self._until(lambda: life.ready)
@@ -615,10 +615,10 @@ class _Run:
         else:
             read_answer(call, value)
             if call.kind == "claim":
-                life.held += [Claimed(call, claim) for claim in value]
+                life.held += [ClaimedJob(call, claim) for claim in value]
             if call.kind == "heartbeat" and isinstance(value, Claim):
                 (old,) = pending.named
-                life.held = [Claimed(old.call, value) if x is old else x for x in life.held]
+                life.held = [ClaimedJob(old.call, value) if x is old else x for x in life.held]
                 life.renewed[old.call.invoked, old.claim.id] += 1
             if pending.hit and call.answer == "rejected":
                 call.answer = "unknown"  # a library may have tried twice
@@ -820,7 +820,7 @@ class _Run:
 
     def _drain(self) -> Mapping[str, State] | None:
         """Claim and complete until every job has come out; what is seen of them then."""
-        drainer = Place(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
+        drainer = WorkerPlace(DRAINER, random.Random(0))  # noqa: S311 - it chooses nothing
         final: Mapping[str, State] | None = None
         for seconds in moves(self._queue.lease_seconds):
             if seconds:
@@ -833,7 +833,7 @@ class _Run:
                 break
         return final
 
-    def _sweep(self, drainer: Place) -> None:
+    def _sweep(self, drainer: WorkerPlace) -> None:
         """Recover and claim until nothing more comes."""
         began = self._lab.now()
         for _ in range(RETRIES if "recover" in self._queue.offers else 0):
@@ -847,13 +847,13 @@ class _Run:
                 self._empty(drainer, queue)
         self._note("sweep", DRAINER, began)
 
-    def _promote(self, drainer: Place) -> None:
+    def _promote(self, drainer: WorkerPlace) -> None:
         """Make claimable what has become due, until nothing more moves."""
         for _ in range(sum(call.kind == "enqueue" for call in self._calls)):
             if not self._perform(drainer, lambda life: self._begin(life, "promote")).moved:
                 break
 
-    def _empty(self, drainer: Place, queue: str) -> None:
+    def _empty(self, drainer: WorkerPlace, queue: str) -> None:
         """Claim and complete until nothing more comes."""
         one_each = self._queue.jobs_per_worker is not None
         batch = 1 if self._offer.held or one_each else DRAIN_BATCH

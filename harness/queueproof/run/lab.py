@@ -150,9 +150,9 @@ class Lab:
             self._admin.close()
             raise
 
-    def _connect(self) -> waits.Connection:
+    def _connect(self) -> waits.LimitedConnection:
         """The harness's own connection: its clock is the real one, its names are qualified."""
-        connection = waits.Connection.open(self.conninfo)
+        connection = waits.LimitedConnection.open(self.conninfo)
         connection.meanwhile = self._meanwhile
         # The database's setting would put the queue's schema and the moved clock first. And a name
         # that one connection reads must mean the same on the other: no schema of a queue is here.

@@ -44,7 +44,7 @@ class Strike(NamedTuple):
     way: str
 
 
-class Claimed(NamedTuple):
+class ClaimedJob(NamedTuple):
     """A claim of a worker: the call, and a job that it got."""
 
     call: Call
@@ -67,7 +67,7 @@ class Pending:
 
     call: Call
     request: Mapping[str, Any]
-    named: Sequence[Claimed]
+    named: Sequence[ClaimedJob]
     fate: Strike | None = None
     hit: bool = False
     calls: list[Call] = field(default_factory=list)
@@ -81,13 +81,13 @@ class WorkerLife:
     """A worker process from its start to its end: one name of a worker."""
 
     name: str
-    place: Place
+    place: WorkerPlace
     process: WorkerProcess
     started: bool = False  # it has been told to
     ready: bool = False
     pending: Pending | None = None
-    held: list[Claimed] = field(default_factory=list)  # claims that it has not ended
-    over: list[Claimed] = field(default_factory=list)  # some that have
+    held: list[ClaimedJob] = field(default_factory=list)  # claims that it has not ended
+    over: list[ClaimedJob] = field(default_factory=list)  # some that have
     holding: bool = False  # its connection stands in the transaction of its claim
     disturbed: bool = False  # a fault has hit its connections
     paused: bool = False
@@ -101,7 +101,7 @@ class WorkerLife:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class WorkerPlace:
     """A worker's place, which one process after another fills, and what is left to be done there.
 
     Attributes:
@@ -168,7 +168,7 @@ def plan(
     *,
     lease: float | None,
     queues: Sequence[str],
-) -> list[Place]:
+) -> list[WorkerPlace]:
     """Draw who does how much, and at which of its operations what happens.
 
     Args:
@@ -180,8 +180,8 @@ def plan(
         queues: Where workers claim from, in turn.
     """
 
-    def place(role: str, number: int = 0) -> Place:
-        return Place(role, random.Random(f"{seed} {role} {number}"))  # noqa: S311 - no secret
+    def place(role: str, number: int = 0) -> WorkerPlace:
+        return WorkerPlace(role, random.Random(f"{seed} {role} {number}"))  # noqa: S311 - no secret
 
     own = jobs // 2 // workers
     operations = max(10, PER_JOB * jobs // workers)

@@ -36,7 +36,7 @@ CONTRIB = frozenset(
 
 
 def hint(
-    error: ServerError, schema: Iterable[Step], admin: waits.Connection, server: Server
+    error: ServerError, schema: Iterable[Step], admin: waits.LimitedConnection, server: Server
 ) -> str:
     """What else to say of an error that a superuser, or another server, would not have met.
 

@@ -42,7 +42,7 @@ class Terms:
     conditions: Conditions
 
 
-class State:
+class RunState:
     """What is known in the middle of a run, and recorded of it; `Execution` acts on it.
 
     Args:

@@ -49,7 +49,7 @@ FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
 """
 
 
-def columns_of(admin: waits.Connection, table: str) -> str:
+def columns_of(admin: waits.LimitedConnection, table: str) -> str:
     """The columns that hold data of their own, as SQL.
 
     Args:
@@ -61,7 +61,7 @@ def columns_of(admin: waits.Connection, table: str) -> str:
 
 
 def back_to_the_beginning(
-    admin: waits.Connection, tables: Sequence[str], *, superuser: bool
+    admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool
 ) -> tuple[str, str]:
     """SQL that brings every table and sequence back to what they hold now.
 
@@ -110,7 +110,7 @@ def back_to_the_beginning(
     return "; ".join(swift), "; ".join(renewed)
 
 
-def _parents_first(admin: waits.Connection, tables: Sequence[str]) -> Sequence[str]:
+def _parents_first(admin: waits.LimitedConnection, tables: Sequence[str]) -> Sequence[str]:
     """The tables in an order in which foreign keys let their rows be put in."""
     sorter: TopologicalSorter[str] = TopologicalSorter(dict.fromkeys(tables, ()))
     for child, parent in admin.execute(_FOREIGN_KEYS).fetchall():

@@ -77,7 +77,7 @@ class JobSpec(NamedTuple):
     queue: str = "default"
 
 
-class Fault(NamedTuple):
+class FaultFacts(NamedTuple):
     """What may happen to a connection, a backend or the server, as a step of a program.
 
     Attributes:
@@ -91,10 +91,10 @@ class Fault(NamedTuple):
     of_server: bool = False
 
 
-FAULTS: Mapping[FaultKind, Fault] = {
-    "lose": Fault("answers lost", "cuts {} off from its next answer"),
-    "terminate": Fault("backends terminated", "ends the backend of {}"),
-    "restart": Fault("server kills", "kills the server, and starts it again", of_server=True),
+FAULTS: Mapping[FaultKind, FaultFacts] = {
+    "lose": FaultFacts("answers lost", "cuts {} off from its next answer"),
+    "terminate": FaultFacts("backends terminated", "ends the backend of {}"),
+    "restart": FaultFacts("server kills", "kills the server, and starts it again", of_server=True),
 }
 """Faults by the operation that causes one."""
 

@@ -16,7 +16,7 @@ EXHAUSTIVE = 2000  # schedules; beyond, only those with few preemptions are trie
 PREEMPTIONS = 2
 
 
-class Tried(NamedTuple):
+class TriedSchedule(NamedTuple):
     """One schedule and what came of it."""
 
     schedule: Schedule
@@ -25,7 +25,7 @@ class Tried(NamedTuple):
 
 def explore(
     runner: Runner, program: Program, *, budget: int, seed: int = 0, begin: Schedule = ()
-) -> Iterator[Tried]:
+) -> Iterator[TriedSchedule]:
     """Run a program under every schedule, or as many as the budget allows.
 
     Schedules with fewer preemptions come first: most races need one or two (M. Musuvathi and
@@ -51,7 +51,7 @@ def explore(
         run = runner.run(program, prefix)
         done += 1
         taken = tuple(choice.taken for choice in run.choices)
-        yield Tried(_trimmed(taken), run)
+        yield TriedSchedule(_trimmed(taken), run)
         # What follows a choice that the server made is another run's the next time.
         certain = len(taken) if run.certain is None else run.certain
         for place in range(len(prefix), certain):

@@ -22,7 +22,7 @@ _PRIVATE = frozenset(
 
 
 @dataclass(eq=False, slots=True)
-class Statement:
+class PreparedStatement:
     """What was prepared.
 
     Attributes:
@@ -34,13 +34,13 @@ class Statement:
     oids: tuple[int, ...]
 
 
-_UNKNOWN = Statement("", ())
+_UNKNOWN = PreparedStatement("", ())
 
 
 class Portal(NamedTuple):
     """A statement with parameters bound to it; formats are 0 for text and 1 for binary."""
 
-    statement: Statement = _UNKNOWN
+    statement: PreparedStatement = _UNKNOWN
     formats: tuple[int, ...] = ()
     values: tuple[bytes | None, ...] = ()
 
@@ -60,7 +60,7 @@ class Due(NamedTuple):
     """
 
     kind: str
-    statement: Statement = _UNKNOWN
+    statement: PreparedStatement = _UNKNOWN
     undo: Callable[[], None] | None = None
 
 
@@ -90,7 +90,7 @@ class Pipeline:
         self.skipping = False
         self._synced = True  # nothing was sent since the last Sync
         self._due: deque[Due] = deque()
-        self._statements: dict[str, Statement] = {}
+        self._statements: dict[str, PreparedStatement] = {}
         self._portals: dict[str, Portal] = {}
 
     @property
@@ -131,7 +131,7 @@ class Pipeline:
 
     def _parse(self, parse: protocol.Parse) -> Due:
         before = self._statements.get(parse.name)
-        statement = self._statements[parse.name] = Statement(parse.sql, parse.oids)
+        statement = self._statements[parse.name] = PreparedStatement(parse.sql, parse.oids)
 
         def undo() -> None:
             if before is None:

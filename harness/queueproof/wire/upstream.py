@@ -55,7 +55,7 @@ def resolve(conninfo: str) -> Upstream:
         )
     plain = make_conninfo(conninfo, sslmode="disable", gssencmode="disable")
     try:
-        with waits.Connection.open(plain) as connection:
+        with waits.LimitedConnection.open(plain) as connection:
             login = connection.pgconn
             family, address = _place(login.host.decode(), login.hostaddr.decode(), int(login.port))
             user, password, database = (
