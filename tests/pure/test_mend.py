@@ -42,6 +42,8 @@ FORMS = {
     "crash_safe_two_step_recover": "recover: BEGIN and COMMIT around it",
     "isolation_lock_after_snapshot": "claim: READ COMMITTED",
     "pooler_safe_currval": "enqueue: RETURNING id instead of currval",
+    "pooler_safe_session_lock": "claim: locks and settings of the transaction",
+    "pooler_safe_worker_setting": "claim: locks and settings of the transaction",
     "routing_pattern": "claim: queue = :queue asked instead",
 }
 """A safe form for a broken queue."""

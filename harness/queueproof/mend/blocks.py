@@ -70,10 +70,14 @@ def _shortened(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Of
     for index, statement in enumerate(block.statements):
         if sqltext.first_keyword(statement.text) in {"BEGIN", "START", "COMMIT", "END"}:
             continue
-        end = starts[index] + len(statement.text)
-        after = re.match(r"[ \t]*;[ \t]*\n?", draft.text[end:])
-        span = Span(starts[index], end + (after.end() if after else 0))
+        span = _with_end(draft, Span(starts[index], starts[index] + len(statement.text)))
         yield f"`{statement.text.split(maxsplit=2)[0]} …` dropped", [Edit(span)]
+
+
+def _with_end(draft: Draft, span: Span) -> Span:
+    """A statement with its semicolon, and its line's end."""
+    after = re.match(r"[ \t]*;[ \t]*\n?", draft.text[span.end :])
+    return Span(span.start, span.end + (after.end() if after else 0))
 
 
 def _answered(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
@@ -86,6 +90,38 @@ def _answered(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Off
     before = starts[index - 1] + len(texts[index - 1])
     if draft.text[before : starts[index]].strip() == ";":
         yield "RETURNING id instead of currval", [Edit(Span(before, end), "\nRETURNING id")]
+
+
+_SESSIONS = (  # what a session keeps, and the same for a transaction
+    (r"(?i)\b(pg_(?:try_)?advisory)_lock(_shared)?(?=\s*\()", r"\1_xact_lock\2"),
+    (r"(?i)(\bset_config\s*\([^()]*,\s*)false(?=\s*\))", r"\1true"),
+    (r"(?i)\ASET\s+(?!LOCAL\b|TRANSACTION\b)(?:SESSION\s+)?", "SET LOCAL "),
+)
+
+
+def _of_transaction(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """Locks and settings end with the transaction: the next one may run in another session."""
+    if block.name == "schema":
+        return
+    statements = list(zip(starts, (one.text for one in block.statements), strict=True))
+    edits = [
+        Edit(Span(start + m.start(), start + m.end()), m.expand(new))
+        for start, text in statements
+        for pattern, new in _SESSIONS
+        for m in re.finditer(pattern, text)
+    ]
+    if not edits:
+        return
+    edits += [
+        Edit(_with_end(draft, Span(start, start + len(text))))
+        for start, text in statements
+        if re.match(r"(?i)SELECT\s+pg_advisory_unlock\w*\s*\([^;]*\)\s*\Z", text)
+    ]
+    if sqltext.first_keyword(statements[0][1]) not in {"BEGIN", "START"}:
+        end = starts[-1] + len(statements[-1][1])
+        edits += [Edit(Span(starts[0], starts[0]), "BEGIN;\n")]
+        edits += [Edit(Span(end, end), ";\nCOMMIT")]
+    yield "locks and settings of the transaction", edits
 
 
 _TYPES = (
@@ -147,6 +183,7 @@ WHOLE: Sequence[tuple[Callable[[Block, Sequence[int], Draft], Iterator[Offer]], 
     (_swapped, "no-deadlock", False),
     (_locked_first, "no-deadlock", False),
     (_answered, "pooler-safe", False),
+    (_of_transaction, "pooler-safe", False),
     (_retyped, "server-clock crash-safe order", False),
     (_indexed, "steady-cost order", False),
     (
