@@ -368,7 +368,9 @@ def _dropped(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     """A condition less, but for those that every such operation needs."""
     if site.block not in {"claim", "recover", *HELD}:
         return
-    needed = [known.due, known.queue, known.worker, known.attempts, known.status, "id"]
+    needed = [known.due, known.queue, known.worker, known.status, "id"]
+    if site.block != "recover":  # which ends what has no attempt left, too
+        needed.append(known.attempts)
     plain = re.compile(rf"`(\w+\.)?({'|'.join(filter(None, needed))}) (=|<|<=) [^ ]+`")
     for change in conditions(site.parsed):
         if not plain.search(change.what):
