@@ -30,6 +30,7 @@ FORMS = {
     "fencing_batch_attempts": "complete_many: job.attempts = batch.attempt asked instead",
     "final_state_completed_lease": "recover: asks for status = 'running'",
     "live_lease_recover_all": "recover: asks for locked_at < now() - :lease",
+    "live_lease_heartbeat_adds": "heartbeat: sets visible_at = now() + :lease",
     "live_lease_heartbeat_ignored": "heartbeat: sets locked_at = now()",
     "stale_recovery_last_attempt": "recover: condition `attempts < max_attempts` dropped",
     "stale_recovery_null_lease": "claim: sets locked_at = now()",

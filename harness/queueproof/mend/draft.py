@@ -15,6 +15,7 @@ from queueproof.queues.block import Block, Statement
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
 from queueproof.queues.sqltree import Parsed, sites
 
+_ENDS = ("completed", "failed")
 NOW = exp.CurrentTimestamp | exp.CurrentTime | exp.Localtimestamp
 
 
@@ -155,7 +156,11 @@ class Draft:
                     found = _enqueued(insert) | found
         for site in (one for one in self.sites if one.block == "claim"):
             for update in site.parsed.tree.find_all(exp.Update):
-                found |= _claimed(update)
+                written = _claimed(update)
+                if "status" in written:
+                    found |= written
+                elif written.get("table") == found.get("table"):
+                    found = written | found
             for less in site.parsed.tree.find_all(exp.LT, exp.LTE):
                 column = less.this
                 if isinstance(column, exp.Column) and less.expression.find(NOW):
@@ -168,10 +173,22 @@ class Draft:
                 if isinstance(column, exp.Column) and now and column.name != found.get("due"):
                     found["lease"] = column.name
                     until = now is less.expression
+        if "lease" not in found and (given := self._given()):
+            found["lease"], until = given, True
         found.setdefault("lease", self._beaten(found.get("due", "")))
         found |= self._states(found.get("status", ""))
         known = {name: value for name, value in found.items() if name in Columns.__slots__}
         return Columns(**known, until=until)
+
+    def _given(self) -> str:
+        """The column that the heartbeat, else the claim computes from `:lease`."""
+        for block in ("heartbeat", "claim"):
+            for site in (one for one in self.sites if one.block == block):
+                for update in site.parsed.tree.find_all(exp.Update):
+                    for part in update.expressions:
+                        if any(one.this == "lease" for one in part.find_all(exp.Placeholder)):
+                            return str(part.this.name)
+        return ""
 
     def _beaten(self, due: str) -> str:
         """The column that the heartbeat, else that the claim sets to now."""
@@ -189,7 +206,7 @@ class Draft:
             return {}
         schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
         line = re.search(rf"\b{re.escape(status)}\s+\w+[^,]*?DEFAULT\s+('\w+')", schema)
-        ends = {name: f"'{name}'" for name in ("completed", "failed") if f"'{name}'" in self.text}
+        ends = {name: f"'{name}'" for name in _ENDS if f"'{name}'" in self.text}
         found = {
             "free": line[1] if line else "'queued'",
             "done": ends.get("completed", ""),
@@ -222,13 +239,13 @@ def _claimed(update: exp.Expr) -> dict[str, str]:
     for part in update.expressions:
         name, value = str(part.this.name), part.expression
         if isinstance(value, exp.Literal) and value.is_string:
+            if value.this in _ENDS or "error" in name:  # of a job that the claim buries
+                continue
             found |= {"status": name, "running": value.sql("postgres")}
         elif isinstance(value, exp.Placeholder) and value.this == "worker":
             found["worker"] = name
         elif isinstance(value, exp.Add) and value.this.name == name:
             found["attempts"] = name
-    if "status" not in found:
-        return {}
     for one in getattr(update.args.get("returning"), "expressions", ()):
         column = one.find(exp.Column)
         if column is not None and column.name == found.get("attempts"):
