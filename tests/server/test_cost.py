@@ -571,6 +571,17 @@ def test_a_load_ends_when_its_time_is_up(ground: Ground) -> None:
     assert 0 < found.completed == found.claimed < found.jobs
 
 
+def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
+    """`done` is completed where [states] says so: here too, as in a check."""
+    own = queue(
+        header='-- /// queue\n-- [states]\n-- done = "completed"\n-- ///\n',
+        complete=COMPLETE.replace("completed", "done"),
+    )
+    found = measured(ground, own)
+    assert found.exactly_once
+    assert found.completed == found.jobs
+
+
 def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
     """Rejected completions are an error with the counts, not a figure and not a hang."""
     refusing = queue(complete=COMPLETE.replace("= :id", "= :id AND state = 'queued'"))

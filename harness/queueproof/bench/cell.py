@@ -368,7 +368,8 @@ class _Ours:
         if answer is None:
             return {}
         job, state = (values(answer, column) for column in self.compiled.jobs_columns)
-        return {j or b"": s or b"" for j, s in zip(job, state, strict=True)}
+        named = self.compiled.states
+        return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
 
 
 @dataclass(slots=True)

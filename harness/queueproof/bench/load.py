@@ -63,6 +63,7 @@ class CompiledLoad:
         enqueue_id: Where the id stands in the answer of enqueue.
         jobs: What the table says at the end; None where the queue does not offer it.
         jobs_columns: Where id and state stand in the answer of jobs.
+        states: What the queue's own names of states stand for.
         constants: The parameters of all of these.
     """
 
@@ -71,6 +72,7 @@ class CompiledLoad:
     enqueue_id: int
     jobs: Script | None
     jobs_columns: tuple[int, int]
+    states: Mapping[bytes, bytes]
     constants: Mapping[str, bytes | None]
 
 
@@ -262,7 +264,8 @@ class _Compiler:
                 self._column(jobs_block, answer, "id"),
                 self._column(jobs_block, answer, "state"),
             )
-        return CompiledLoad(load, enqueue, enqueue_id, observed, columns, self._constants)
+        states = {own.encode(): state.encode() for own, state in queue.states.items()}
+        return CompiledLoad(load, enqueue, enqueue_id, observed, columns, states, self._constants)
 
     def _exchange(
         self, block: Block, fields: list[Field], token: tuple[AnswerColumn, ...], batch: int
