@@ -341,9 +341,17 @@ def test_what_a_class_yields_is_checked() -> None:
         def jobs(self) -> list[JobRow]:  # type: ignore[override]
             return []
 
+        def enqueue(self) -> Operation[list[str]]:
+            yield Step("SELECT %s", ["no name"])  # type: ignore[arg-type]
+            return []
+
     queue = Mine("", None)
     with pytest.raises(QueueError, match="install yielded 'SELECT 1', which is no Step"):
         answered(queue.begin("install"))
+    with pytest.raises(
+        QueueError, match=r"enqueue yielded Step\('SELECT %s', \['no name'\]\);.*:id"
+    ):
+        answered(queue.begin("enqueue"))
     with pytest.raises(QueueError, match=r"claim sent 10,000 statements without an answer"):
         answered(queue.begin("claim"))
     with pytest.raises(QueueError, match="jobs is no generator"):

@@ -338,6 +338,20 @@ def test_triggers_fire_again_after_a_reset(labs: dict[str, Lab], who: str) -> No
     assert value(lab.session("w1"), "SELECT count(*) FROM log") == "1"
 
 
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [("answered", "2"), ([1, 3], "2"), (["1", "3"], "2"), ([1, None], "1"), ([], "0")],
+)
+def test_a_list_is_sent_as_an_array(labs: dict[str, Lab], ids: object, found: str) -> None:
+    """Of what the server answered, or of values whose type it infers; an empty one too."""
+    session = labs["superuser"].session("w1")
+    rows = execute(session, Step("SELECT id::bigint FROM generate_series(1, 2) AS id")).rows
+    given = [row["id"] for row in rows] if ids == "answered" else ids
+    sql = "SELECT count(*) FROM generate_series(1::bigint, 3) AS id WHERE id = ANY (:ids)"
+    step = Step(sql, {"ids": given})  # type: ignore[dict-item]
+    assert str(execute(session, step).rows[0]["count"]) == found
+
+
 def test_a_reset_ends_what_sessions_left_open(labs: dict[str, Lab]) -> None:
     """A transaction that a run left open is rolled back, and its session's settings are gone."""
     lab = labs["superuser"]

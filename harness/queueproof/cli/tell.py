@@ -52,9 +52,11 @@ def tell(
     if topic is Topic.python_class:
         from inspect import getdoc
 
-        from queueproof.queues.model import Facts, Queue
+        from queueproof.queues.model import Claim, Facts, JobRow, Queue, Result, Step
 
-        text = f"{getdoc(Queue)}\n\n{getdoc(Facts)}"
+        parts = [getdoc(Queue), getdoc(Facts)]
+        parts += [f"{one.__name__}: {getdoc(one)}" for one in (Step, Result, Claim, JobRow)]
+        text = "\n\n".join(str(part) for part in parts)
     else:
         package, path = _REFERENCE[topic]
         text = files(package).joinpath(path).read_text(encoding="utf-8")

@@ -49,7 +49,8 @@ class Values(NamedTuple):
 
 
 Row: TypeAlias = Mapping[str, Value]
-Parameter: TypeAlias = Value | Values | str | int | bool | float | timedelta | None
+Scalar: TypeAlias = Value | str | int | bool | float | timedelta | None
+Parameter: TypeAlias = Values | Sequence[Scalar] | Scalar
 
 
 class Step(NamedTuple):
@@ -58,7 +59,8 @@ class Step(NamedTuple):
     Attributes:
         sql: A single statement; `:name` stands for a parameter bound by the server.
         params: A value for each `:name`. Python values are bound as int4/int8, float8, bool,
-            interval (timedelta) and, for str, as a literal whose type the server infers.
+            interval (timedelta) and, for str, as a literal whose type the server infers; a list
+            is an array: `{"ids": [row["id"] for row in result.rows]}`.
         source: Where the statement stands, if it stands in a file.
         request: What a worker process is asked to do, where it sends statements of its own; the
             SQL is empty then.
@@ -362,6 +364,11 @@ class Queue(Facts):
             while True:
                 if not isinstance(step, Step):
                     raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
+                if not isinstance(step.sql, str) or not isinstance(step.params, Mapping):
+                    raise ClassError(
+                        f"{self.name}: {operation} yielded Step({step.sql!r}, {step.params!r});"
+                        ' write Step("... :id", {"id": value}), with a name for each parameter'
+                    )
                 if (sent := sent + 1) > MOST_STEPS:
                     raise ClassError(
                         f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"

@@ -32,6 +32,8 @@ def literal(value: Parameter, types: Mapping[int, str]) -> str:
         case Values(texts=texts, oid=oid):
             listed = ("NULL" if text is None else _value(text, oid) for text in texts)
             return f"ARRAY[{', '.join(listed)}]::{types[oid]}[]"
+        case list():
+            return f"ARRAY[{', '.join(literal(one, types) for one in value)}]" if value else "'{}'"
         case None:
             return "NULL"
         case bool():

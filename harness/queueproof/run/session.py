@@ -306,10 +306,17 @@ class LibpqSession(Session):
                 if "\0" in value:  # libpq would end the text there
                     raise QueueproofError(f"PostgreSQL stores no NUL character: {value!r}")
                 return value.encode(), 0
+            case list():
+                encoded = [self._encode(one) for one in value]
+                oids = {oid for _, oid in encoded}
+                # Of one type that the server named; whatever else there is, it infers.
+                known = oids.pop() if len(oids) == 1 else 0
+                array = self._array_of(known) if known else 0
+                return array_literal(tuple(text for text, _ in encoded)), array
             case _:
                 raise QueueError(
                     f"a parameter is {value!r}; write a str, int, float, bool, timedelta, None, "
-                    "or what the server answered"
+                    "a list of these, or what the server answered"
                 )
 
     def _array_of(self, oid: int) -> int:
