@@ -75,8 +75,8 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; what went wrong is on stderr then.
     """
-    command = typer.main.get_command(app)
     try:
+        command = typer.main.get_command(app)  # takes its time, in which a signal may come
         # Not `command.main`: it has its own exit codes for mistakes and interrupts.
         with command.make_context("queueproof", [*arguments]) as context:
             return int(command.invoke(context) or 0)
