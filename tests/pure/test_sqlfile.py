@@ -335,7 +335,8 @@ def test_lease_needs_the_header() -> None:
         (None, "No such file"),
         (b"-- x\n\xff", ":2: the file is not UTF-8"),
         (b"\xef\xbb\xbf-- x", ":1: the file begins with a byte order mark"),
-        (b"", ":1: there is no block schema"),
+        (b"", ":1: there is no block schema; write `-- name: schema#`, or include ="),
+        (b"PGDMP\x01\xff", ":1: this is pg_dump's custom format; make it SQL: pg_restore -f"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -> None:

@@ -37,7 +37,7 @@ CREATE TABLE background_tasks (
   id uuid PRIMARY KEY DEFAULT gen_random_uuid(), tenant_id uuid NOT NULL REFERENCES tenants,
   args json NOT NULL, state task_state NOT NULL DEFAULT 'queued', tries smallint NOT NULL DEFAULT 0,
   scheduled_for timestamptz NOT NULL DEFAULT now(), worker_id uuid, lease_expires_at timestamptz,
-  finished_at timestamptz
+  finished_at timestamptz, last_err text
 );
 CREATE INDEX ON background_tasks (state, scheduled_for);
 """
@@ -112,7 +112,14 @@ def proposed(tmp_path: Path) -> Propose:
     ("shape", "parts"),
     [
         ("usual", ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"]),
-        ("enum", ["'dead' END::task_state", "INSERT INTO tenants (plan) VALUES ('free');"]),
+        (
+            "enum",
+            [
+                "'dead' END::task_state",
+                "last_err = :error",
+                "INSERT INTO tenants (plan) VALUES ('free');",
+            ],
+        ),
         (
             "numbered",
             [

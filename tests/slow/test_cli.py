@@ -404,7 +404,12 @@ def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("topic", "part"),
-    [("file-format", "## Blocks"), ("program", "JSON"), ("class", "def claim(self, worker")],
+    [
+        ("file-format", "## Blocks"),
+        ("program", "JSON"),
+        ("class", "def claim(self, worker"),
+        ("class", "Step: One statement"),
+    ],
 )
 def test_the_reference_is_printed(command: Run, topic: str, part: str) -> None:
     """It is installed, and read without a network."""
@@ -419,6 +424,8 @@ def test_sql_that_the_server_rejects_exits_4(check: Run, tmp_path: Path) -> None
     line = path.read_text().partition("RETURNING idd")[0].count("\n") + 1
     assert ran.code == 4
     assert ran.err.startswith(f"{path}:{line}: PostgreSQL rejected this SQL: column")
+    path.write_text(Path(SOUND).read_text().replace("-- name: jobs\n", "-- name: jobs\n\\timing\n"))
+    assert "Is it a command of psql?" in check(path).err
 
 
 @pytest.mark.parametrize(

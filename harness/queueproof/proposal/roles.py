@@ -54,7 +54,7 @@ _ROLES: Mapping[str, tuple[set[str], str]] = {
     ),
     "error": (
         {*_TEXT, "json"},
-        "last_error|last_error_message|error|error_message|error_text|failure_reason|last_failure",
+        "last_err|last_error|last_error_message|error|error_message|error_text|failure_reason|last_failure",
     ),
     "queue": (_TEXT, "queue|queue_name|topic|channel"),
     "completed": (

@@ -112,6 +112,8 @@ def read(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         message = "the file is not UTF-8; save it as UTF-8"
+        if content.startswith(b"PGDMP"):
+            message = "this is pg_dump's custom format; make it SQL: pg_restore -f schema.sql FILE"
         raise QueueError(message, Source(path, line)) from None
 
 

@@ -58,9 +58,14 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     if patterns := header.pop("include", None):
         files = [one for pattern in patterns for one in files_of(keys, pattern)]
         blocks["schema"] = including(keys, files, blocks.get("schema"))
-    for name in ("schema", "enqueue", "claim"):
+    for name, hint in (
+        ("schema", '#`, or include = ["schema.sql"] in the header'),
+        ("enqueue", "`"),
+        ("claim", "`"),
+    ):
         if name not in blocks:
-            raise FormatError(f"there is no block {name}; write `-- name: {name}`", file.source(0))
+            message = f"there is no block {name}; write `-- name: {name}{hint}"
+            raise FormatError(message, file.source(0))
     both = blocks.get("complete_and_claim")
     if both is not None and blocks.keys().isdisjoint({"complete", "complete_many"}):
         message = "complete_and_claim needs complete or complete_many, for a worker's last batch"

@@ -83,6 +83,8 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
             source = type(source)(source.path, source.line + line)
         text = step.sql.split("\n")[line]
         where = f"\n  {text}\n  {' ' * (column - 1)}^"
+        if text[column - 1 :].startswith("\\"):
+            where += "\nIs it a command of psql? The server has none of them: leave the line out."
     return QueueError(
         f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
     )
