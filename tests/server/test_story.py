@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
@@ -122,6 +124,17 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
     }
     assert len(stories) == 1
     assert "job 1" in stories.pop()
+
+
+def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
+    """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
+    broken = Path(__file__).parents[2] / "strategies/broken/retry_bound_hard_coded.sql"
+    lab = lab_of(broken.read_text())
+    card = check_queue(lab, [CATALOGUE["retry-bound"]], profile="quick")
+    told = str(card.guarantees[0].story)
+    assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
+    assert "drainer: recover [b] => job 1; recover => nothing" in told
+    assert "GREATEST(3, max_attempts)" in told
 
 
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:

@@ -442,6 +442,11 @@ class _Names:
         return text
 
 
+def _recovered(call: Call | None) -> bool:
+    """Whether it is a recovery that took jobs back: what it did to them is in its SQL."""
+    return call is not None and call.kind == "recover" and bool(call.ids)
+
+
 @dataclass(slots=True)
 class _Turn:
     """A turn that may go on."""
@@ -457,7 +462,8 @@ class _Turns:
     Args:
         calls: Of the run.
         names: How ids are shortened.
-        alone: Whether nobody acts but the drainer, whose statements are of no interest otherwise.
+        alone: Whether nobody acts but the drainer, of whose statements only a recovery's that took
+            jobs back are of interest otherwise.
     """
 
     def __init__(self, calls: Sequence[Call], names: _Names, *, alone: bool) -> None:
@@ -486,7 +492,7 @@ class _Turns:
         )
         if beat.event == "goes on" and stood:
             turn.facts.pop()  # nobody acted meanwhile
-        elif beat.event != "sql" or not drained or self._alone:
+        elif beat.event != "sql" or not drained or self._alone or _recovered(call):
             turn.facts += self._facts(beat, call, turn)
         if beat.event in {"done", "commit", "answer", "error", "crash", "lost"}:
             turn.uncommitted = beat.event == "done"
