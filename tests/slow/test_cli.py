@@ -454,6 +454,18 @@ def test_what_ends_a_check_has_its_exit_code(
     assert "Traceback" not in ran.err
 
 
+def test_a_signal_while_the_commands_are_built_ends_in_order(
+    command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes a while, before any command runs."""
+
+    def interrupted(_app: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", interrupted)
+    assert command("guarantees").code == 130
+
+
 def test_an_internal_error_shows_its_traceback_on_demand(
     check: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
