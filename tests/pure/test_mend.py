@@ -73,6 +73,30 @@ def test_the_safe_form_of_a_defect_is_offered(name: str) -> None:
     assert fix.size == changed(draft(name).text, fix.text)
 
 
+def test_a_recovery_without_a_lock_is_given_one() -> None:
+    """The reaper of every blog post is one UPDATE, which waits for whoever has the row."""
+    path = STRATEGIES / "skip_locked.sql"
+    head, _, rest = path.read_text(encoding="utf-8").partition("-- name: recover(lease)\n")
+    plain = (
+        "UPDATE jobs\nSET status = 'queued', locked_at = NULL\n"
+        "WHERE status = 'running'\n  AND locked_at < now() - :lease\nRETURNING id;\n\n"
+    )
+    text = f"{head}-- name: recover(lease)\n{plain}{rest[rest.index('-- name:') :]}"
+    found = {fix.what: fix for fix in fixes(Draft(text, path), "non-blocking")}
+    fix = found["recover: chooses rows FOR UPDATE SKIP LOCKED first"]
+    assert (
+        "WHERE id = ANY (ARRAY(\n"
+        "  SELECT id\n"
+        "  FROM jobs\n"
+        "  WHERE status = 'running'\n"
+        "    AND locked_at < now() - :lease\n"
+        "  ORDER BY id\n"
+        "  FOR UPDATE SKIP LOCKED\n"
+        "))\n"
+        "RETURNING id;\n"
+    ) in fix.text
+
+
 def test_every_form_says_what_it_may_mend() -> None:
     """Each names guarantees of the catalogue."""
     for _, mends, _last in (*FORMS_OF_ONE, *WHOLE):

@@ -47,6 +47,31 @@ def _locked(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
             yield "FOR UPDATE SKIP LOCKED added", [Edit(Span(end, end), wanted)]
 
 
+def _read_first(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """Rows that are free are read and locked in one order, past the others, and then changed."""
+    if site.block not in {"claim", "recover", "promote", "cleanup"}:
+        return
+    parsed = site.parsed
+    for node in changes_of(site, known.table):
+        where = node.args.get("where")
+        if where is None or node.args.get("from_") or node.args.get("using") or node.this.alias:
+            continue
+        if where.find(exp.Select):
+            continue
+        span = parsed.span(where)
+        start = parsed.text.rfind("\n", 0, span.start) + 1
+        indent = re.match(r"\s*", parsed.text[start:])
+        deeper = "\n" + (indent[0] if indent else "") + "  "
+        asked = parsed.source(span).replace("\n", "\n  ")
+        table = node.this.sql("postgres")
+        rows = f"SELECT id{deeper}FROM {table}{deeper}{asked}{deeper}ORDER BY id"
+        chosen = f"{deeper}{rows}{deeper}FOR UPDATE SKIP LOCKED{deeper[:-2]}"
+        yield (
+            "chooses rows FOR UPDATE SKIP LOCKED first",
+            [Edit(span, f"WHERE id = ANY (ARRAY({chosen}))")],
+        )
+
+
 def _asked_again(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
     """The statement that changes or locks a row asks again what was asked when it was read."""
     wanted = [f"{column} = {value}" for column, value in guards(site, known, queue) if column]
@@ -394,6 +419,7 @@ TWICE = "single-claim fencing live-lease final-state crash-safe retry-given conc
 
 FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], str, bool]] = (
     (_locked, f"{TWICE} non-blocking no-deadlock isolation", False),
+    (_read_first, "non-blocking no-deadlock", False),
     (_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound", False),
     (_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff", False),
     (_row_by_row, "fencing", False),
