@@ -167,6 +167,7 @@ def test_the_table_that_looks_like_jobs_is_taken(proposed: Propose) -> None:
         ("CREATE TABLE a (x int);", "b", "--table b: there is no such table; there are: a"),
         ("CREATE TABLE a (x int);", "a", "a has no primary key"),
         ("SELECT 1;", None, "There are: none"),
+        ("-- later", None, "schema.sql: there is no statement in it; give pg_dump's output"),
         ("CREATE TABLE a (x ints);", None, "schema.sql:1: PostgreSQL rejected this SQL"),
     ],
 )

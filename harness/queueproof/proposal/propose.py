@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from queueproof.errors import QueueError
+from queueproof.errors import FormatError, QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import open_server
 from queueproof.proposal.file import Proposal
@@ -57,7 +57,13 @@ def propose(
         QueueproofError: The schema cannot be installed, or no table in it is one of jobs.
     """
     include = Path(os.path.relpath(schema, path.parent)).as_posix()
-    stub = load_text(_STUB.format(include=json.dumps(include)), path)
+    try:
+        stub = load_text(_STUB.format(include=json.dumps(include)), path)
+    except FormatError as error:
+        if error.source and error.source.path == path:  # which nobody has written yet
+            message = "there is no statement in it; give pg_dump's output, a migration or a DSN"
+            raise QueueproofError(f"{schema}: {message}") from error
+        raise
     with open_server(postgres, trust=trust) as server:
         with open_lab(stub, server) as lab:
             tables = tables_of(lab)
