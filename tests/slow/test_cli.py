@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from jsonschema import Draft202012Validator
 
-from queueproof.cli import run
+from queueproof.cli import main, run
 from queueproof.cli.ends import SignalledError
 from queueproof.cli.files import refuse_unwritable, write
 from queueproof.cli.options import ProfileName, Where
@@ -464,6 +464,25 @@ def test_a_signal_while_the_commands_are_built_ends_in_order(
 
     monkeypatch.setattr("typer.main.get_command", interrupted)
     assert command("guarantees").code == 130
+
+
+def test_ctrl_c_while_the_commands_are_imported_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is the first quarter of a second."""
+
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "queueproof.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "queueproof.cli.app")
+    monkeypatch.delattr("queueproof.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "queueproof: interrupted\n"
 
 
 def test_an_internal_error_shows_its_traceback_on_demand(

@@ -1,5 +1,36 @@
-"""What people type: a module for each command, and what they have in common."""
+"""What people type: a module for each command, and what they have in common.
 
-from queueproof.cli.app import main, run
+The commands are imported late: that takes a quarter of a second, in which Ctrl-C may come.
+"""
 
-__all__ = ["main", "run"]
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from queueproof.errors import Exit
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its code."""
+    try:
+        from queueproof.cli import app
+    except KeyboardInterrupt:
+        sys.stderr.write("queueproof: interrupted\n")
+        sys.exit(Exit.INTERRUPTED)
+    app.main()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command.
+
+    Args:
+        arguments: As they stand after `queueproof`.
+
+    Returns:
+        The exit code; what went wrong is on stderr then.
+    """
+    from queueproof.cli import app
+
+    return app.run(arguments)
