@@ -53,8 +53,9 @@ strategies/peers/node_modules/.package-lock.json: strategies/peers/package-lock.
 venv: $(READY)
 
 $(READY): pyproject.toml constraints.txt
+	@echo "Making $(VENV) with all that the tests need: a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'   # -qq: errors alone
 	touch $@
 
 clean:
