@@ -18,6 +18,7 @@ from typing import NoReturn
 GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
 STOP = 1.9  # a signal has ended the process
 SOON = 0.001  # what was raised for it, and lost, is raised again
+AGAIN = 0.05  # and once more
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ends = math.inf  # by `time.monotonic`, when every wait of this process ends
@@ -62,6 +63,14 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
         stop()
         told(number)
 
+    def again(_number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is tell_again.__code__:  # where it would be lost once more
+                return
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        told(_signals[0])
+
     complain = sys.unraisablehook
 
     def tell_again(lost: sys.UnraisableHookArgs) -> None:
@@ -70,8 +79,9 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
         if not (_signals and isinstance(lost.exc_value, KeyboardInterrupt)):
             complain(lost)
             return
-        signal.signal(signal.SIGALRM, lambda _number, _frame: told(_signals[0]))
-        signal.setitimer(signal.ITIMER_REAL, SOON)
+        # Once might be just before a call that blocks, which would not notice: until it is heard.
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, SOON, AGAIN)
 
     sys.unraisablehook = tell_again
     woken, waker = socket.socketpair()

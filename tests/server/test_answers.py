@@ -378,7 +378,7 @@ def test_an_operation_sees_the_error_of_its_statement() -> None:
 
 @pytest.mark.parametrize(
     ("params", "message"),
-    [({}, "uses :id, and its parameters are none"), ({"id": [1]}, r"a parameter is \[1\]")],
+    [({}, "uses :id, and its parameters are none"), ({"id": {1}}, r"a parameter is \{1\}")],
 )
 def test_parameters_are_checked(lab_of: LabOf, params: dict[str, Any], message: str) -> None:
     """A statement's parameters are all given, and are values."""

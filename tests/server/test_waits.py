@@ -409,9 +409,26 @@ except KeyboardInterrupt as stopped:
 """
 
 
-def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again() -> None:
-    """In a callback of the garbage collector, say, of which Hypothesis has one."""
-    command = [sys.executable, "-c", LOST]
+EARLY = """
+import signal
+real = signal.setitimer
+
+def setitimer(which, seconds, interval=0.0):
+    real(which, seconds, interval)
+    if seconds:
+        signal.raise_signal(signal.SIGALRM)
+
+signal.setitimer = setitimer
+"""
+
+
+@pytest.mark.parametrize("before", ["", EARLY], ids=["soon", "at once"])
+def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(before: str) -> None:
+    """In a callback of the garbage collector, say, of which Hypothesis has one.
+
+    Also where the alarm for that comes while Python still tells what it ignores.
+    """
+    command = [sys.executable, "-c", before + LOST]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
     assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
 
