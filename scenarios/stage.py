@@ -38,12 +38,13 @@ class Worker:
     Args:
         stage: Where.
         name: As the timeline has it.
+        conninfo: Of another database of the server than the stage's.
     """
 
-    def __init__(self, stage: Stage, name: str) -> None:
+    def __init__(self, stage: Stage, name: str, conninfo: str | None = None) -> None:
         self.name = name
         self._stage = stage
-        self._session = LibpqSession(stage.conninfo, name)
+        self._session = LibpqSession(conninfo or stage.conninfo, name)
 
     @property
     def pid(self) -> int:
@@ -203,9 +204,9 @@ class Stage:
     queue: SqlFileQueue = field(repr=False)
     workers: list[Worker] = field(default_factory=list)
 
-    def worker(self, name: str) -> Worker:
-        """Somebody new."""
-        self.workers.append(Worker(self, name))
+    def worker(self, name: str, conninfo: str | None = None) -> Worker:
+        """Somebody new, in another database perhaps."""
+        self.workers.append(Worker(self, name, conninfo))
         return self.workers[-1]
 
     def enter(self, *names: str) -> list[Worker]:
@@ -246,6 +247,16 @@ class Stage:
         for blockers, locks in self.observer.execute(_WAITED_FOR, [worker.pid]):
             return blockers, [names.get(pid, str(pid)) for pid in blockers], ", ".join(locks)
         return [], [], ""
+
+    def until_nobody_is_older(self) -> None:
+        """Wait until each transaction of the server that writes now has ended.
+
+        `VACUUM` asks for those of its own database; `VACUUM FULL` and `CLUSTER` have a snapshot,
+        and keep each row that was deleted after anybody's oldest transaction began, elsewhere too.
+        """
+        now = self.asks("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint")
+        older = f"SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint < {now}"
+        waits.until(lambda: not self.asks(older), waits.GONE, "older transactions to end")
 
     def until_gone(self, workers: Sequence[Worker]) -> None:
         """Wait until backends have ended, and what they held is free."""

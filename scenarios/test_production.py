@@ -11,6 +11,7 @@ from importlib.resources import files
 
 import pytest
 
+from queueproof.postgres.server import Server
 from queueproof.queues.model import Parameter
 
 from .stage import Stage, Worker
@@ -165,8 +166,30 @@ def test_what_a_claim_costs_after_a_cleanup(
     assert price(worker.costs(CLAIM)) == ("cheap" if index else "dear")  # 4,000 are still waiting
     worker.runs(FINISH)
     for statement in CLEANUPS[cleanup]:
+        stage.until_nobody_is_older()  # of other tests' databases
         cleaner.runs(statement)
     assert price(worker.costs(CLAIM)) == told
+
+
+@pytest.mark.parametrize(("vacuum", "told"), [("VACUUM", "cheap"), ("VACUUM FULL", "dear")])
+def test_a_transaction_of_another_database_holds_up_vacuum_full_alone(
+    stage: Stage, server: Server, vacuum: str, told: str
+) -> None:
+    """VACUUM removes what nobody here can see; VACUUM FULL keeps what somebody elsewhere could."""
+    fill(stage)
+    stage.setup(RUNNABLE)
+    worker, cleaner = stage.enter("worker", "cleaner")
+    with server.database() as elsewhere:
+        stranger = stage.worker("stranger", elsewhere)
+        stranger.runs("BEGIN")
+        stranger.runs("SELECT pg_current_xact_id() IS NOT NULL")  # it is going to write
+        worker.runs(FINISH)
+        cleaner.runs(f"{vacuum} jobs")
+        assert price(worker.costs(CLAIM)) == told
+        stranger.crashes()
+    stage.until_nobody_is_older()  # of other tests' databases
+    cleaner.runs(f"{vacuum} jobs")
+    assert price(worker.costs(CLAIM)) == "cheap"
 
 
 def fill(stage: Stage, *, partitioned: bool = False) -> None:

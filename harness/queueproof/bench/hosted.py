@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from psycopg.conninfo import make_conninfo
@@ -345,8 +344,10 @@ def drive(
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used, all its threads; 0 where the system does not say."""
+    """What a process has used, all its threads; 0 where the system does not say.
+
+    Of its clock, in nanoseconds: /proc/PID/stat counts ticks of 10 ms, and a short load is none.
+    """
     with suppress(OSError):
-        _, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
-        return sum(map(int, rest.split()[11:13])) / 100
+        return time.clock_gettime(~pid << 3 | 2)  # what Linux's clock_getcpuclockid(3) answers
     return 0.0
