@@ -45,9 +45,10 @@ def install(server: Server) -> Iterator[Callable[[Queue], Lab]]:
 
 @contextmanager
 def frozen(*pids: int) -> Iterator[None]:
-    """Backends that do not answer."""
+    """Backends that do not answer; one that has ended in the meantime does not either."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
@@ -310,15 +311,13 @@ def test_a_signal_ends_a_run_whose_server_is_frozen(tmp_path: Path, number: sign
         (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
         postmaster = int(found[0].split()[0])
         with checking(str(own._admin), queue) as process:
-            backends: list[int] = []
+            asked = "SELECT pid FROM pg_stat_activity WHERE datname ~ '^queueproof_'"
 
-            def busy() -> bool:
-                asked = "SELECT pid FROM pg_stat_activity WHERE datname ~ '^queueproof_'"
-                backends[:] = [pid for (pid,) in admin.execute(asked).fetchall()]
-                return len(backends) > 3
+            def backends() -> list[int]:
+                return [pid for (pid,) in admin.execute(asked).fetchall()]
 
-            waits.until(busy, PATIENCE, "a run that is under way")
-            with frozen(postmaster, *backends):
+            waits.until(lambda: len(backends()) > 3, PATIENCE, "a run that is under way")
+            with frozen(postmaster), frozen(*backends()):  # all: none is begun any more
                 said = ends(process, number)
     assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
 
