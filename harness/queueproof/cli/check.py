@@ -366,7 +366,7 @@ def _mend(  # noqa: PLR0917 - what a check was made with
 
     doing = "looking for a remedy"
 
-    def note(what: str, done: float) -> None:
+    def note(what: str, done: float | None) -> None:
         nonlocal doing
         doing = what
         progress(what, done)

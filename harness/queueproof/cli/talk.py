@@ -29,14 +29,14 @@ def output(*reports: Path | None) -> Output:
 
 
 @contextmanager
-def now_and_then(doing: str) -> Iterator[Callable[[str, float], None]]:
+def now_and_then(doing: str) -> Iterator[Callable[[str, float | None], None]]:
     """Say what is being done, if it takes long; what is yielded is told of something else."""
     began, done = time.monotonic(), threading.Event()
     now = doing
 
-    def note(what: str, fraction: float) -> None:
+    def note(what: str, fraction: float | None) -> None:
         nonlocal now
-        now = f"{what}, {fraction:.0%} done"
+        now = what if fraction is None else f"{what}, {fraction:.0%} done"
 
     def speak() -> None:
         while not done.wait(QUIET_SECONDS):
@@ -52,8 +52,8 @@ def now_and_then(doing: str) -> Iterator[Callable[[str, float], None]]:
 @contextmanager
 def progress_bar(
     first: str = "trying every operation once",
-) -> Iterator[Callable[[str, float], None]]:
-    """A bar on a terminal, and a line now and then elsewhere."""
+) -> Iterator[Callable[[str, float | None], None]]:
+    """A bar on a terminal, and a line now and then elsewhere; None: nobody knows the end."""
     if not sys.stderr.isatty():
         with now_and_then(first) as note:
             yield note
@@ -75,8 +75,13 @@ def progress_bar(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda what, done: bar.update(task, description=what.ljust(16), completed=done)
+        task = bar.add_task("", total=None)
+
+        def note(what: str, done: float | None) -> None:
+            total = None if done is None else 1.0
+            bar.update(task, description=what.ljust(16), completed=done or 0.0, total=total)
+
+        yield note
 
 
 def say(message: str, code: int, *, prefix: str = "queueproof: ") -> int:

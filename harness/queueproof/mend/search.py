@@ -104,7 +104,7 @@ def mend(
     trust: bool = False,
     profile: str,
     jobs: int = 1,
-    progress: Callable[[str, float], None] = lambda _what, _done: None,
+    progress: Callable[[str, float | None], None] = lambda _what, _done: None,
 ) -> Mended:
     """Look for a small change of a queue's own SQL that mends what is broken.
 
@@ -115,7 +115,7 @@ def mend(
         trust: The same.
         profile: As for `check_queue`, of the last check.
         jobs: The same.
-        progress: The same.
+        progress: The same; while candidates are tried nobody knows how many it will take: None.
 
     Raises:
         QueueproofError: It is no SQL file, or has changed since.
@@ -147,9 +147,8 @@ class _Search:
     server: Server
     profile: str
     jobs: int
-    progress: Callable[[str, float], None]
+    progress: Callable[[str, float | None], None]
     tried: int = 0
-    most: int = MOST  # candidates, all broken guarantees together
     _pool: ProcessPoolExecutor = field(init=False)
     _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
     _lost_since: list[str] = field(default_factory=list)  # tokens of what a whole check broke
@@ -163,7 +162,6 @@ class _Search:
         for judgement in broken:
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):
-            self.most = self.tried + MOST * len(broken)
             with processes(self.server) as self._pool:  # ended before a check has some of its own
                 text, what, done, left = self._one_by_one([one.id for one in broken])
             if not done:
@@ -273,9 +271,8 @@ class _Search:
         asks = f"by {', '.join(goal.wanted)}" if goal.wanted else "by the story"
         for n, (text, outcome) in enumerate(zip(new, self._pool.map(judge, new), strict=True), 1):
             self._known[text, goal] = outcome
-            # Most searches end long before they have tried all they may.
             what = f"{self.tried} candidates tried; {n} of {len(new)} asked {asks}"
-            self.progress(what, (self.tried + n) / (self.most + MOST) / 2)
+            self.progress(what, None)
         return [self._known[text, goal] for text in texts]
 
     def _checked(self, text: str) -> Card:
@@ -286,9 +283,7 @@ class _Search:
                 seed=self.card.seed,
                 profile=self.profile,
                 jobs=self.jobs,
-                progress=lambda what, done: self.progress(
-                    f"the mended queue: {what}", 0.5 + done / 2
-                ),
+                progress=lambda what, done: self.progress(f"the mended queue: {what}", done),
             )
 
     def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
