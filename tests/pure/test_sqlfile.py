@@ -495,6 +495,18 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
     assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
 
 
+def test_the_last_statement_with_columns_is_said_to_answer() -> None:
+    """As where a notification follows the jobs that it is about."""
+    loaded = queue(
+        enqueue="\nINSERT INTO jobs DEFAULT VALUES RETURNING id;\nSELECT pg_notify('', '');"
+    )
+    told = (
+        "returned pg_notify; of several statements the last one with columns answers: put id there"
+    )
+    with pytest.raises(QueueError, match=told):
+        run(loaded.begin("enqueue"), rows(id=["7"]), rows(pg_notify=[""]))
+
+
 FAIL = "\n-- name: fail{}\nBEGIN;\nUPDATE jobs SET e = :error WHERE id = :id;\nSELECT 1;\nCOMMIT;"
 
 

@@ -184,6 +184,10 @@ def _rows(
             message = f"{block.name} must return a column {column}; it {returned}"
             if not columns:
                 message += f"; add RETURNING {column}"
+            elif len(block.statements) > 1:
+                message += (
+                    f"; of several statements the last one with columns answers: put {column} there"
+                )
             raise FormatError(message, block.source)
     return outcome.result.rows if outcome.result else ()
 
