@@ -26,6 +26,7 @@ from queueproof.schedule.programs import (
     Do,
     JobSpec,
     Program,
+    Stage,
     advance,
     claim,
     complete,
@@ -59,6 +60,10 @@ def _non_blocking(pieces: Pieces) -> Iterator[Program]:
         beat = script("w1", heartbeat())
         yield Program(TWO, (*mine[:1], (beat, rival)))
         yield Program(THREE, (*mine, (script("w1", whole(heartbeat())), others)))
+        if "complete_many" in pieces.offers and pieces.takes_limit:
+            batch = in_turn(script("w1", claim(2)), script("w2", claim()))
+            both: Stage = (script("w1", COMPLETE_ALL), script("w2", whole(heartbeat())))
+            yield Program(THREE, (*batch, both))
     yield from _late(pieces)
     yield Program(ONE, ((script("producer", Do("enqueue")), *pair),), reserve=ONE)
 
