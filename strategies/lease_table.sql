@@ -94,58 +94,35 @@ SELECT id, queue, payload, priority, attempts, 'completed', created_at
 FROM held;
 
 -- name: complete_many(ids, worker, attempts)
-WITH held AS MATERIALIZED (
-  SELECT lease.id
-  FROM (
-    SELECT id, worker, attempts
-    FROM leases
-    -- The batch in one scan: a prepared statement may have settled on a plan while leases was empty,
-    -- and would read all of it for each job.
-    WHERE id = ANY (:ids::bigint[])
-    -- One order for every batch: two that overlap wait, and do not deadlock.
-    ORDER BY id
-    FOR UPDATE
-  ) AS lease
-  JOIN unnest(:ids::bigint[], :attempts::int[]) AS batch (id, attempt) USING (id)
-  -- Of the version that was locked.
-  WHERE lease.worker = :worker
-    AND lease.attempts = batch.attempt
-),
-ended AS (
+WITH held AS (
   DELETE FROM leases
-  WHERE id = ANY (ARRAY(SELECT id FROM held))
+  -- Its own rows alone, whose attempt no other batch can name: two that overlap do not deadlock.
+  -- One scan, without a join: a prepared statement may have settled on a plan while leases was
+  -- empty, and would read all of it for each job.
+  WHERE id = ANY (:ids::bigint[])
+    AND worker = :worker
+    AND attempts = (:attempts::int[])[array_position(:ids::bigint[], id)]
   RETURNING *
 )
 INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
 SELECT id, queue, payload, priority, attempts, 'completed', created_at
-FROM ended
+FROM held
 RETURNING id;
 
 -- name: complete_and_claim(ids, worker, attempts, limit, queue)
 -- One round trip and one commit for a batch instead of two. It touches leases and ready rows, which
 -- stand in different tables: on a status column the two halves would lock each other's rows.
-WITH held AS MATERIALIZED (
-  SELECT lease.id
-  FROM (
-    SELECT id, worker, attempts
-    FROM leases
-    WHERE id = ANY (:ids::bigint[])
-    ORDER BY id
-    FOR UPDATE
-  ) AS lease
-  JOIN unnest(:ids::bigint[], :attempts::int[]) AS batch (id, attempt) USING (id)
-  WHERE lease.worker = :worker
-    AND lease.attempts = batch.attempt
-),
-done AS (
+WITH held AS (
   DELETE FROM leases
-  WHERE id = ANY (ARRAY(SELECT id FROM held))
+  WHERE id = ANY (:ids::bigint[])
+    AND worker = :worker
+    AND attempts = (:attempts::int[])[array_position(:ids::bigint[], id)]
   RETURNING *
 ),
 ended AS (
   INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
   SELECT id, queue, payload, priority, attempts, 'completed', created_at
-  FROM done
+  FROM held
   RETURNING id
 ),
 taken AS (
