@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -45,6 +46,19 @@ def eventually() -> Callable[[Callable[[], bool]], None]:
             time.sleep(0.01)
 
     return wait
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Begins a program that ends with the test, also where the test fails before it ends it."""
+    with ExitStack() as stack:
+
+        def program(*command: str, **how: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - Popen's
+            process = stack.enter_context(subprocess.Popen(command, text=True, **how))  # noqa: S603
+            stack.callback(process.kill)
+            return process
+
+        yield program
 
 
 @pytest.fixture(scope="session")

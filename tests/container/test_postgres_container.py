@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +22,7 @@ with open_server("container") as server, server.database() as conninfo:
 """
 
 
-def containers() -> list[str]:
+def containers() -> set[str]:
     """Return the names of this project's containers, running or not."""
     told = subprocess.run(
         ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", "name=queueproof-"],  # noqa: S607
@@ -31,14 +30,20 @@ def containers() -> list[str]:
         text=True,
         check=True,
     )
-    return told.stdout.split()
+    return set(told.stdout.split())
+
+
+@pytest.fixture
+def before() -> set[str]:
+    """The containers that were there before the test: another run's, or left by a power cut."""
+    return containers()
 
 
 @pytest.mark.container
-def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
+def test_runs_with_our_settings_and_is_gone_afterwards(before: set[str]) -> None:
     """A container's server has the settings of the others, and the container does not stay."""
     with open_server("container", durable=True) as server:
-        assert len(containers()) == 1
+        assert len(containers() - before) == 1
         image = os.environ.get("QUEUEPROOF_POSTGRES_IMAGE", "postgres:18")
         assert f"container:{image}" == server.source
         assert server.durable
@@ -46,22 +51,23 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
         assert server.label.endswith(f"container {image}, fsync=on, synchronous_commit=on")
         with server.database() as conninfo, psycopg.connect(conninfo) as connection:
             assert connection.execute("SHOW deadlock_timeout").fetchone() == ("1min",)
-    assert containers() == []
+    assert containers() == before
 
 
 @pytest.mark.container
-def test_is_gone_after_kill(eventually: Callable[[Callable[[], bool]], None]) -> None:
+def test_is_gone_after_kill(
+    before: set[str],
+    begin: Callable[..., subprocess.Popen[str]],
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
     """After kill -9 of the run its container is removed."""
-    with subprocess.Popen(  # noqa: S603 - our own script
-        [sys.executable, "-c", RUN],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline()
-        assert len(containers()) == 1
-        os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: not containers())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = begin(sys.executable, "-c", RUN, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout
+    assert process.stdout.readline()
+    assert len(containers() - before) == 1
+    process.kill()
+    eventually(lambda: containers() == before)
 
 
 @pytest.mark.container
@@ -76,7 +82,7 @@ def test_image_not_there() -> None:
 
 
 @pytest.mark.container
-def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_ends(monkeypatch: pytest.MonkeyPatch, before: set[str]) -> None:
     """A container that ends instead of becoming a server is reported at once, with its log."""
     monkeypatch.setattr(container, "settings", lambda **_: {"no_such_setting": "on"})
     with (
@@ -84,7 +90,7 @@ def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         open_server("container"),
     ):
         pass
-    assert containers() == []
+    assert containers() == before
 
 
 def test_docker_not_running(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -310,7 +309,11 @@ def test_a_password_goes_where_nobody_reads_it(
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
-def test_nothing_is_left_behind_when_the_run_is_killed(server: Server) -> None:
+def test_nothing_is_left_behind_when_the_run_is_killed(
+    server: Server,
+    begin: Callable[..., subprocess.Popen[str]],
+    eventually: Callable[[Callable[[], bool]], None],
+) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
         "import sys; from queueproof.postgres.pooler import *\n"
@@ -319,20 +322,14 @@ def test_nothing_is_left_behind_when_the_run_is_killed(server: Server) -> None:
         "    sys.stdin.read()\n"
     )
     with server.database() as conninfo:
-        run = subprocess.Popen(  # noqa: S603 - this very Python
-            [sys.executable, "-c", code, conninfo],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        run = begin(sys.executable, "-c", code, conninfo, **piped)
         assert run.stdout is not None
         entrance = run.stdout.readline().strip()
         host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
         pid = int((host / "pid").read_text())
-        os.kill(run.pid, signal.SIGKILL)
-        run.communicate()
-        while host.exists():  # pytest's own timeout ends a test that never sees it go
-            pass
+        run.kill()
+        eventually(lambda: not host.exists())
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 

@@ -35,14 +35,14 @@ signal.pause()
 
 
 def test_a_worker_of_pytest_does_not_outlive_it(
+    begin: Callable[..., subprocess.Popen[str]],
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """As with `pytest -n 2` that is killed: its workers end, and with them their servers."""
-    command = [sys.executable, "-c", PARENT, CHILD]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
-        assert parent.stdout
-        child = int(parent.stdout.readline())
-        parent.kill()
+    parent = begin(sys.executable, "-c", PARENT, CHILD, stdout=subprocess.PIPE)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    parent.kill()
     eventually(lambda: not is_running(child))
 
 
@@ -55,14 +55,15 @@ def is_running(pid: int) -> bool:
 
 
 def test_they_do_not_outlive_a_parent_that_was_killed(
-    tmp_path: Path, eventually: Callable[[Callable[[], bool]], None]
+    tmp_path: Path,
+    begin: Callable[..., subprocess.Popen[str]],
+    eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """Kill -9 leaves no time to tell them."""
     script = tmp_path / "parent.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    command = [sys.executable, str(script)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:  # noqa: S603
-        assert parent.stdout
-        child = int(parent.stdout.readline())
-        parent.kill()
+    parent = begin(sys.executable, str(script), stdout=subprocess.PIPE)
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    parent.kill()
     eventually(lambda: not Path(f"/proc/{child}").exists())

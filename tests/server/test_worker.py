@@ -504,7 +504,9 @@ def test_kill_ends_the_worker_and_all_that_it_started(
         worker.check()
 
 
-def test_a_killed_harness_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_a_killed_harness_leaves_no_worker_behind(
+    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Not even those that are paused, or do not look at their stdin."""
     code = (
         "import sys; from queueproof.queues.worker import WorkerQueue\n"
@@ -514,15 +516,13 @@ def test_a_killed_harness_leaves_no_worker_behind(tmp_path: Path) -> None:
         "workers[0].pause()\n"
         "print(*pids, flush=True); input()"
     )
-    harness = subprocess.Popen(  # noqa: S603 - our own
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
-    )
-    with harness:
-        assert harness.stdout is not None
-        pids = [int(pid) for pid in harness.stdout.readline().split()]
-        assert len(pids) == 4
-        assert not any(gone(pid) for pid in pids)
-        harness.send_signal(signal.SIGKILL)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    harness = begin(sys.executable, "-c", code, cwd=tmp_path, **piped)
+    assert harness.stdout is not None
+    pids = [int(pid) for pid in harness.stdout.readline().split()]
+    assert len(pids) == 4
+    assert not any(gone(pid) for pid in pids)
+    harness.send_signal(signal.SIGKILL)
     wait_for(lambda: all(gone(pid) for pid in pids))
 
 
@@ -539,7 +539,7 @@ APART = (
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, None])
 def test_who_has_left_a_workers_session_ends_with_the_harness(
-    tmp_path: Path, how: signal.Signals | None
+    tmp_path: Path, how: signal.Signals | None, begin: Callable[..., subprocess.Popen[str]]
 ) -> None:
     """Be the harness killed, stopped or at its end, and the worker that started it gone."""
     code = (
@@ -548,19 +548,18 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
         "print(worker.ask({'op': 'x'})['pid'], flush=True)\n"
         "worker.kill(); print('killed', flush=True); input()"
     )
-    harness = subprocess.Popen(  # noqa: S603 - our own
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
-    )
-    with harness:
-        assert harness.stdout is not None
-        assert harness.stdin is not None
-        pid = int(harness.stdout.readline())
-        assert harness.stdout.readline() == b"killed\n"
-        assert not gone(pid)
-        if how is None:
-            harness.stdin.write(b"\n")
-        else:
-            harness.send_signal(how)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    harness = begin(sys.executable, "-c", code, cwd=tmp_path, **piped)
+    assert harness.stdout is not None
+    assert harness.stdin is not None
+    pid = int(harness.stdout.readline())
+    assert harness.stdout.readline() == "killed\n"
+    assert not gone(pid)
+    if how is None:
+        harness.stdin.write("\n")
+        harness.stdin.flush()
+    else:
+        harness.send_signal(how)
     wait_for(lambda: gone(pid))
 
 

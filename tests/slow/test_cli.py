@@ -47,6 +47,7 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+Start = Callable[..., subprocess.Popen[str]]
 STILL_AT_IT = re.compile(r"^queueproof: after \d+ s: .*\n", re.MULTILINE)
 
 
@@ -88,15 +89,13 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
 
 
-def start(*arguments: str, dsn: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def start(dsn: str, begin: Callable[..., subprocess.Popen[str]]) -> Start:
     """Begin a command in a process of its own."""
-    return subprocess.Popen(  # noqa: S603 - our own command
-        [sys.executable, "-m", "queueproof", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
-    )
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "QUEUEPROOF_POSTGRES": dsn}
+    command = (sys.executable, "-m", "queueproof")
+    return lambda *arguments: begin(*command, *arguments, env=environment, **piped)
 
 
 def databases(dsn: str) -> set[str]:
@@ -128,9 +127,15 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     arguments = ["check", BROKEN, "--profile", "quick", "--only", "single-claim,order"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
-    process = start(*arguments, dsn=dsn)
-    out, err = process.communicate(timeout=120)
-    return ended(process.returncode, out, err), directory
+    run = subprocess.run(  # noqa: S603 - our own command
+        [sys.executable, "-m", "queueproof", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
+        timeout=120,
+    )
+    return ended(run.returncode, run.stdout, run.stderr), directory
 
 
 def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
@@ -507,12 +512,13 @@ def test_an_internal_error_shows_its_traceback_on_demand(
 )
 def test_a_signal_ends_a_check_in_order(
     dsn: str,
+    start: Start,
     number: signal.Signals,
     code: int,
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """The database goes, and there is one line instead of a traceback."""
-    process = start("check", SOUND, "--profile", "deep", dsn=dsn)
+    process = start("check", SOUND, "--profile", "deep")
     assert process.stdout is not None
     process.stdout.readline()  # the header: the queue is installed
     assert databases(dsn)
@@ -560,9 +566,9 @@ def test_a_stream_that_cannot_be_written_changes_no_exit_code(
 
 
 @pytest.mark.parametrize(("queue", "code"), [(SOUND, 0), (BROKEN, 1), ("nowhere.sql", 4)])
-def test_readers_that_leave_change_no_exit_code(dsn: str, queue: str, code: int) -> None:
+def test_readers_that_leave_change_no_exit_code(start: Start, queue: str, code: int) -> None:
     """As with `2>&1 | head -1`, be it the reader of the card or of the errors."""
-    process = start("check", queue, "--only", "single-claim", "--profile", "quick", dsn=dsn)
+    process = start("check", queue, "--only", "single-claim", "--profile", "quick")
     for stream in (process.stdout, process.stderr):
         assert stream is not None
         stream.close()
@@ -712,13 +718,14 @@ def test_a_watched_file_is_checked_again_after_each_change(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_waiting_for_a_change(
     dsn: str,
+    start: Start,
     number: signal.Signals,
     code: int,
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
     asked = ("--only", "single-claim", "--profile", "quick", "--watch")
-    process = start("check", BROKEN, *asked, dsn=dsn)
+    process = start("check", BROKEN, *asked)
     assert process.stdout is not None
     told = iter(process.stdout.readline, "")
     assert any(line == "Waiting for a change; Ctrl-C ends it.\n" for line in told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -181,18 +181,18 @@ def test_what_ends_every_worker_is_not_tried_for_ever(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_everywhere(
-    number: signal.Signals, code: int, cluster: Cluster, tmp_path: Path
+    number: signal.Signals,
+    code: int,
+    cluster: Cluster,
+    tmp_path: Path,
+    begin: Callable[..., subprocess.Popen[str]],
 ) -> None:
     """The workers' processes and servers are gone, the workers themselves stay."""
     cluster.add(2)
     queue = str(STRATEGIES / "skip_locked.sql")
-    check = subprocess.Popen(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", "check", queue, *BRIEF, "--cluster", cluster.address],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
+    asked = ("check", queue, *BRIEF, "--cluster", cluster.address)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    check = begin(sys.executable, "-m", "queueproof", *asked, cwd=tmp_path, **piped)
     left = cluster.wait_for_servers()
     check.send_signal(number)
     _, said = check.communicate(timeout=60)
@@ -202,17 +202,17 @@ def test_a_signal_ends_it_everywhere(
     assert all(worker.is_running() for worker in cluster.workers)
 
 
-def test_a_check_that_was_killed_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_check_that_was_killed_leaves_nothing(
+    cluster: Cluster, tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
     """Not even where nobody could tell the workers."""
     cluster.add()
     queue = str(STRATEGIES / "skip_locked.sql")
-    check = subprocess.Popen(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", "check", queue, *BRIEF, "--cluster", cluster.address],
-        cwd=tmp_path,
-    )
+    asked = ("check", queue, *BRIEF, "--cluster", cluster.address)
+    check = begin(sys.executable, "-m", "queueproof", *asked, cwd=tmp_path)
     left = cluster.wait_for_servers()
     check.kill()
-    check.wait()
+    check.wait(LONG)
     cluster.wait_for_end(left)
 
 

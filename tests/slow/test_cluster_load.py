@@ -205,17 +205,30 @@ def test_a_report_says_who_drove_the_load(dsn: str, cluster: Cluster, tmp_path: 
     cluster.wait_for_end(loading(cluster))
 
 
+@pytest.fixture
+def begun(
+    dsn: str, cluster: Cluster, tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> subprocess.Popen[str]:
+    """A benchmark, in the middle of a long load."""
+    asked = ("--rate", "20", "--workers", "2", "--seconds", "60", "--rounds", "1")
+    where = ("--postgres", dsn, "--cluster", cluster.address)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = (sys.executable, "-m", "queueproof", "bench", str(REFERENCE), *asked, *where)
+    process = begin(*command, cwd=tmp_path, **piped)
+    waits.until(lambda: backends(dsn) == 2, LONG, "both to claim")
+    return process
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_load_everywhere(
-    number: signal.Signals, code: int, dsn: str, cluster: Cluster, tmp_path: Path
+    number: signal.Signals, code: int, cluster: Cluster, begun: subprocess.Popen[str]
 ) -> None:
     """The processes at the workers are gone, and the workers stay."""
-    process = begun(dsn, cluster, tmp_path)
     left = loading(cluster)
     assert left
-    process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == code
+    begun.send_signal(number)
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == code
     assert len(said.splitlines()) == 1, said
     cluster.wait_for_end(left)
     assert all(worker.is_running() for worker in cluster.workers)
@@ -223,13 +236,12 @@ def test_a_signal_ends_a_load_everywhere(
 
 @pytest.mark.parametrize("what", ["client", "worker", "scheduler"])
 def test_nothing_is_left_of_a_load_whose_end_nobody_could_tell(
-    what: str, dsn: str, cluster: Cluster, tmp_path: Path
+    what: str, cluster: Cluster, begun: subprocess.Popen[str]
 ) -> None:
     """Whoever is killed: the processes that drove it end soon, in the middle of their time."""
-    process = begun(dsn, cluster, tmp_path)
     left = loading(cluster)
     victims: dict[str, Callable[[], None]] = {
-        "client": process.kill,
+        "client": begun.kill,
         "worker": cluster.workers[0].kill,
         "scheduler": cluster.scheduler.kill,
     }
@@ -237,26 +249,9 @@ def test_nothing_is_left_of_a_load_whose_end_nobody_could_tell(
     victims[what]()
     cluster.wait_for_end(mine)
     if what == "scheduler":
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 4
+        _, said = begun.communicate(timeout=60)
+        assert begun.returncode == 4
         assert "went away in the middle of the work" in said
-    process.kill()
-    process.communicate()
-
-
-def begun(dsn: str, cluster: Cluster, folder: Path) -> subprocess.Popen[str]:
-    """A benchmark, in the middle of a long load."""
-    asked = ("--rate", "20", "--workers", "2", "--seconds", "60", "--rounds", "1")
-    where = ("--postgres", dsn, "--cluster", cluster.address)
-    process = subprocess.Popen(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", "bench", str(REFERENCE), *asked, *where],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-    )
-    waits.until(lambda: backends(dsn) == 2, LONG, "both to claim")
-    return process
 
 
 def test_a_load_needs_a_server_for_all(cluster: Cluster, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -159,19 +158,16 @@ with open_server("embedded") as server, server.database() as conninfo:
 
 
 def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
-    eventually: Eventually,
+    begin: Callable[..., subprocess.Popen[str]], eventually: Eventually
 ) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
-    with subprocess.Popen(  # noqa: S603 - our own script
-        [sys.executable, "-c", textwrap.dedent(RESTARTS)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as process:
-        assert process.stdout
-        directory = Path(process.stdout.readline().strip())
-        assert process.stdout.readline() == "again\n"
-        os.kill(process.pid, signal.SIGKILL)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    code = textwrap.dedent(RESTARTS)
+    process = begin(sys.executable, "-c", code, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout
+    directory = Path(process.stdout.readline().strip())
+    assert process.stdout.readline() == "again\n"
+    process.kill()
     eventually(lambda: not (directory.parent.exists() or serving(directory)))
 
 
