@@ -43,9 +43,11 @@ GUARANTEES = (
             "claim walks over them all."
         ),
         safe=(
-            "Claims that leave nothing dead in their own way: rows that are only ever inserted, "
-            "with a claim that begins behind the last one. Else end such sessions: "
-            "idle_in_transaction_session_timeout, and transaction_timeout from PostgreSQL 17."
+            "Claims that begin behind what is dead: where rows are only ever inserted, behind the "
+            "last one that was claimed; else at a mark below which nothing can appear, "
+            "pg_snapshot_xmin(pg_current_snapshot()), while jobs stand in line by "
+            "pg_current_xact_id(). Else end such sessions: idle_in_transaction_session_timeout, "
+            "and transaction_timeout from PostgreSQL 17."
         ),
         asks='promises = ["old-snapshot"] in the header',
         needs=_promised_snapshot,

@@ -100,8 +100,8 @@ _REMEDIES = {
     "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
     "which a step moves it when its time has come.",
     "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
-    "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or never change "
-    "what a claim searches: put in a row for each claim.",
+    "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or begin the claim "
+    "at a mark below which no job can appear any more.",
 }
 _UNSEEN = (
     "Give that statement an index that holds only what it looks for, in its order; a claim: "
