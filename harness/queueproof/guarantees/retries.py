@@ -268,12 +268,14 @@ GUARANTEES = (
         wild=(
             "The cap is applied after the power: from some attempt on the product is no interval "
             "any more, and fail itself fails. Or the wait counts from now(), which stands still in "
-            "a long transaction, and is over before it begins."
+            "a long transaction, and is over before it begins. Or what was caught does not fit, and "
+            "fail itself fails: a column of 255 characters, JSON put together by hand."
         ),
         safe=(
             "Cap the exponent, then the wait, and count from the real time: run_at = "
             "clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^ "
-            "least(attempts - 1, 16))."
+            "least(attempts - 1, 16)). What was caught goes into a text column, cut, or through "
+            "to_jsonb: it has quotes, line ends and the length of a traceback."
         ),
         asks="fail, and backoff in the header",
         needs=_waiting,

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from queueproof.errors import ServerError
 from queueproof.guarantees.programs import MOST_ATTEMPTS
-from queueproof.queues.model import FAILURE, Claim, JobRow, Operation, Queue
+from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Operation, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive
@@ -89,8 +89,9 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         failed_at = lab.now()
         sent: list[str] = []
         waits.sent = sent
+        caught = FAILURE if attempt == 1 else TRACEBACK
         try:
-            accepted = _end(lab, "fail", job, sent=sent)
+            accepted = _end(lab, "fail", job, sent=sent, caught=caught)
         except ServerError as error:
             waits.broken = f"fail at attempt {attempt} answered ERROR {error}"
             break
@@ -239,10 +240,15 @@ def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
 
 
 def _end(
-    lab: Lab, operation: str, job: Claim, worker: str = "w1", sent: list[str] | None = None
+    lab: Lab,
+    operation: str,
+    job: Claim,
+    worker: str = "w1",
+    sent: list[str] | None = None,
+    caught: str = FAILURE,
 ) -> bool:
     session = lab.session(worker)
-    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": FAILURE}
+    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": caught}
     asked = lab.start(operation, **arguments)
     try:
         return bool(drive(session, asked if sent is None else _noted(asked, sent)))

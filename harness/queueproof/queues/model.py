@@ -131,6 +131,12 @@ class JobRow:
 
 FAILURE = 'KeyError: "it\'s"\n'
 """What a worker tells a fail: what it caught, with the quotes and line ends of real ones."""
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    + '  File "/srv/app/worker.py", line 214, in run\n    self.handlers[job.kind](job)\n' * 12
+    + FAILURE
+)
+"""The same with where it was caught: as long as those are."""
 
 OPERATIONS: Mapping[str, frozenset[str]] = {
     "install": frozenset(),
