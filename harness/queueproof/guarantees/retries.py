@@ -268,8 +268,8 @@ GUARANTEES = (
         wild=(
             "The cap is applied after the power: from some attempt on the product is no interval "
             "any more, and fail itself fails. Or the wait counts from now(), which stands still in "
-            "a long transaction, and is over before it begins. Or what was caught does not fit, and "
-            "fail itself fails: a column of 255 characters, JSON put together by hand."
+            "a long transaction, and is over before it begins. Or what was caught does not fit, "
+            "and fail itself fails: a column of 255 characters, JSON put together by hand."
         ),
         safe=(
             "Cap the exponent, then the wait, and count from the real time: run_at = "

@@ -245,6 +245,7 @@ def _end(
     job: Claim,
     worker: str = "w1",
     sent: list[str] | None = None,
+    *,
     caught: str = FAILURE,
 ) -> bool:
     session = lab.session(worker)
