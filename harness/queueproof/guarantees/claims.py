@@ -39,6 +39,7 @@ MINUTE = 61.0  # seconds; what is counted from an aligned clock ends at the same
 FRACTION = 61.47  # seconds; of which rounding takes more than a margin
 _PREFIXED = "default.high"  # a queue whose name begins as another's
 _PATTERN = "default_high"  # and one whose name, to LIKE, is that
+_LONG = "mail-" * 13  # longer than the 63 bytes of the server's own names
 
 
 def _ordered(offer: Offer) -> str | None:
@@ -97,6 +98,9 @@ def _order(pieces: Pieces) -> Iterator[Program]:
     yield Program(jobs, in_turn(SETTLE, turned, script("w1", claim())))
     yield Program(jobs, in_turn(SETTLE, script("w1", claim(), claim())))
     if ranks[-1]:
+        # Less than none, which was put in first.
+        less = (JobSpec(priority=-1), JobSpec())
+        yield Program(less, in_turn(SETTLE, script("w1", claim())))
         # Behind more than a page of others.
         yield Program((jobs[0],) * PAGE + jobs[2:], in_turn(SETTLE, script("w1", claim())))
         # However long the other one has waited.
@@ -144,7 +148,8 @@ def _routing(pieces: Pieces) -> Iterator[Program]:
     for ender in pieces.enders():
         yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
     if not isinstance(pieces.offer.queue, WorkerQueue):  # which may know two queues and no third
-        pairs = (("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED))
+        pairs = [("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED)]
+        pairs.append((f"{_LONG}in", f"{_LONG}out"))
         for mine, theirs in pairs:
             yield Program((JobSpec(queue=theirs),), in_turn(script("w1", claim(1, mine))))
     other = in_turn(script("w1", claim(1, "other")))

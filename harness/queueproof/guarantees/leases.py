@@ -50,6 +50,10 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
     if 1 in pieces.bounds():
         yield Program((JobSpec(bound=1),), in_turn(gone))
     yield Program(TWO, in_turn(gone, script("w2", claim())))
+    if pieces.lease is not None:
+        # Another worker comes before anybody has looked for what is stale.
+        over = script("clock", advance(past(pieces.lease)))
+        yield Program(ONE, in_turn(gone, over, script("w2", claim())))
     yield Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
     if pieces.takes_limit:
         yield Program(TWO, in_turn(script("w1", claim(2), crash())))
@@ -230,6 +234,17 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
         yield Program(TWO, (*batch, *over, race))
 
 
+def _overtaken(pieces: Pieces) -> Iterator[Program]:
+    """Programs in which somebody late is overtaken between its check and its change."""
+    if pieces.lease is None or pieces.offer.held:
+        return
+    stale = in_turn(script("w1", claim()), script("clock", advance(past(pieces.lease))))
+    takes_over = [*(do for _, dos in pieces.reaper() for do in dos), claim()]
+    for late in pieces.enders():
+        race: Stage = (script("w1", late), script("w2", *map(whole, takes_over)))
+        yield Program(ONE, (*stale, race))
+
+
 GUARANTEES = (
     Guarantee(
         id="stale-recovery",
@@ -313,6 +328,7 @@ GUARANTEES = (
         ),
         needs=_losing,
         programs=_fencing,
+        late=_overtaken,
         life=True,
         acknowledged=True,
         lacking="operations with a lost claim refused",

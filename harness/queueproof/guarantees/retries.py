@@ -104,15 +104,23 @@ def _retry_given(pieces: Pieces) -> Iterator[Program]:
     yield from _retry_bound(pieces)
     if "fail" in pieces.offers and pieces.bound is not None and pieces.bound > 1:
         yield _repeated(pieces, fail())
+        # A claim that comes away empty has counted nothing.
+        yield Program(_two_tries(pieces), ((script("w1", claim(), fail()), script("w2", claim())),))
 
 
 def _repeated(pieces: Pieces, late: Do) -> Program:
     """A fail that leaves attempts is sent twice: it counts once, and requeues once.
 
-    Of two attempts none is left where it counts twice.
+    Of two attempts none is left where it counts twice; where it requeues twice, two get the job.
     """
-    left = (JobSpec(bound=2),) if 2 in pieces.bounds() else ONE  # noqa: PLR2004 - two attempts
-    return Program(left, in_turn(script("w1", claim(), fail()), script("w1", late)))
+    twice = in_turn(script("w1", claim(), fail()), script("w1", late))
+    others = in_turn(script("w2", claim()), script("w3", claim()))
+    return Program(_two_tries(pieces), (*twice, *pieces.wait_out(), *others))
+
+
+def _two_tries(pieces: Pieces) -> tuple[JobSpec, ...]:
+    """A job with two attempts, where that can be said."""
+    return (JobSpec(bound=2),) if 2 in pieces.bounds() else ONE  # noqa: PLR2004 - two attempts
 
 
 def _final_state(pieces: Pieces) -> Iterator[Program]:
@@ -167,13 +175,15 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         yield Program(TWO, ((script("w1", claim(), complete()), CLEAN),))
         yield from _kept(pieces)
     if "fail" in pieces.offers and pieces.bound is not None:
+        # What is left of a job that has ended, and of its cleanup, is in no other job's way.
+        later = in_turn(*([CLEAN] if "cleanup" in pieces.offers else []), NEW)
         for bound in pieces.bounds():
             tries = tuple(
                 stage
                 for n in range(bound)
                 for stage in (*in_turn(script("w1", claim(), fail(n))), *pieces.wait_out())
             )
-            yield Program((JobSpec(bound=bound),), tries)
+            yield Program((JobSpec(bound=bound),), (*tries, *later), reserve=ONE)
 
 
 def _arrivals(pieces: Pieces) -> Iterator[Program]:

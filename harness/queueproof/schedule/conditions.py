@@ -25,7 +25,7 @@ _ZONES: tuple[Mapping[str, str], ...] = (
     {"TimeZone": "Pacific/Niue", "DateStyle": "SQL, DMY"},  # 11 hours behind it
     {"TimeZone": "America/St_Johns", "DateStyle": "Postgres, MDY"},
 )
-_FAR = ("w1", "w2", "reaper")
+_PLACES = {"w1": 0, "w2": 1, "reaper": 2, "producer": 0}  # of the zones; who else there is: 2
 _AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1}  # seconds
 
 Gate: TypeAlias = Literal["statement", "row", "every", "query"]
@@ -67,7 +67,7 @@ class Conditions:
         if self.isolation:
             wanted["default_transaction_isolation"] = f"'{self.isolation}'"
         if self.clocks:
-            zone = _ZONES[_FAR.index(actor) if actor in _FAR else len(_FAR) - 1]
+            zone = _ZONES[_PLACES.get(actor, 2)]
             wanted |= {name: f"'{value}'" for name, value in self._differing(zone).items()}
         return wanted
 
@@ -87,8 +87,8 @@ class Conditions:
             return f"Every session: default_transaction_isolation = '{self.isolation}'."
         if self.clocks:
             shown = "; ".join(
-                f"{name}: {', '.join(self._differing(zone).values())}, {_AHEAD[name]:+g} s"
-                for name, zone in zip(_FAR, _ZONES, strict=True)
+                f"{name}: {', '.join(self._differing(_ZONES[at]).values())}, {_AHEAD[name]:+g} s"
+                for name, at in _PLACES.items()
             )
             what = ", ".join(self._differing(_ZONES[0]))
             return f"Sessions differ in {what} and clock ({shown})."

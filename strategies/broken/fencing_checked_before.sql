@@ -1,0 +1,181 @@
+-- breaks: fencing
+-- differs from: ../sound/plpgsql_function.sql
+-- The function that completes a job looks first whether it still is the worker's, and changes it by its id:
+-- who comes in between has its attempt completed by another.
+
+-- /// queue
+-- lease = "30 seconds"
+-- max_attempts = 3
+-- backoff = "5 seconds"
+-- order = "priority, fifo"
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (
+  id           bigserial   PRIMARY KEY,
+  payload      jsonb       NOT NULL,
+  status       text        NOT NULL DEFAULT 'queued',
+  priority     int         NOT NULL DEFAULT 0,
+  attempts     int         NOT NULL DEFAULT 0,
+  max_attempts int         NOT NULL DEFAULT 3,
+  run_at       timestamptz NOT NULL DEFAULT now(),
+  lease_until  timestamptz,
+  locked_by    text,
+  last_error   text,
+  ended_at     timestamptz
+);
+CREATE INDEX jobs_runnable_idx ON jobs (priority DESC, run_at, id) WHERE status = 'queued';
+CREATE INDEX jobs_stuck_idx ON jobs (lease_until) WHERE status = 'running';
+
+-- Doubles from 5 s to an hour. The exponent is capped first: a late cap is an overflow.
+CREATE FUNCTION backoff(attempt int) RETURNS interval
+LANGUAGE sql IMMUTABLE
+RETURN LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempt - 1, 10));
+
+CREATE FUNCTION job_enqueue(payload jsonb, priority int, delay interval, max_attempts int)
+RETURNS bigint
+LANGUAGE plpgsql
+AS $$
+DECLARE
+  new_id bigint;
+BEGIN
+  INSERT INTO jobs (payload, priority, run_at, max_attempts)
+  VALUES (payload, priority, now() + delay, max_attempts)
+  RETURNING jobs.id INTO new_id;
+  RETURN new_id;
+END
+$$;
+
+CREATE FUNCTION job_claim(worker text, most int, lease interval)
+RETURNS TABLE (id bigint, attempt int, payload jsonb)
+LANGUAGE plpgsql
+-- The schema of this moment, whatever the caller's search_path is.
+SET search_path FROM CURRENT
+AS $body$
+DECLARE
+  now_at timestamptz := now();
+BEGIN
+  RETURN QUERY
+  UPDATE jobs
+  SET status      = 'running',
+      locked_by   = worker,
+      lease_until = now_at + lease,
+      attempts    = jobs.attempts + 1
+  WHERE jobs.id = ANY (ARRAY(
+    SELECT j.id
+    FROM jobs AS j
+    WHERE j.status = 'queued'
+      AND j.run_at <= now_at
+    ORDER BY j.priority DESC, j.run_at, j.id
+    LIMIT most
+    FOR UPDATE SKIP LOCKED
+  ))
+  RETURNING jobs.id, jobs.attempts, jobs.payload;
+END
+$body$;
+
+CREATE FUNCTION job_complete(job bigint, worker text, attempt int) RETURNS SETOF bigint
+LANGUAGE plpgsql
+AS $$
+BEGIN
+  PERFORM
+  FROM jobs
+  WHERE jobs.id = job
+    AND jobs.locked_by = worker
+    AND jobs.attempts = attempt;
+  IF NOT found THEN
+    RETURN;
+  END IF;
+  RETURN QUERY
+  UPDATE jobs
+  SET status      = 'completed',
+      ended_at    = now(),
+      locked_by   = NULL,
+      lease_until = NULL
+  WHERE jobs.id = job
+    AND jobs.status = 'running'
+  RETURNING jobs.id;
+END
+$$;
+
+CREATE FUNCTION job_fail(job bigint, worker text, attempt int, error text) RETURNS SETOF bigint
+BEGIN ATOMIC
+  UPDATE jobs
+  SET status      = CASE WHEN jobs.attempts < jobs.max_attempts THEN 'queued' ELSE 'failed' END,
+      ended_at    = CASE WHEN jobs.attempts < jobs.max_attempts THEN NULL ELSE now() END,
+      run_at      = now() + backoff(jobs.attempts),
+      locked_by   = NULL,
+      lease_until = NULL,
+      last_error  = left(error, 2000)
+  WHERE jobs.id = job
+    AND jobs.status = 'running'
+    AND jobs.locked_by = worker
+    AND jobs.attempts = attempt
+  RETURNING jobs.id;
+END;
+
+CREATE FUNCTION job_heartbeat(job bigint, worker text, attempt int, lease interval)
+RETURNS SETOF bigint
+LANGUAGE sql
+AS $$
+  UPDATE jobs
+  SET lease_until = now() + lease
+  WHERE jobs.id = job
+    AND jobs.status = 'running'
+    AND jobs.locked_by = worker
+    AND jobs.attempts = attempt
+  RETURNING jobs.id
+$$;
+
+CREATE FUNCTION job_recover() RETURNS SETOF jobs
+LANGUAGE plpgsql
+AS $$
+BEGIN
+  RETURN QUERY
+  UPDATE jobs
+  SET status      = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
+      ended_at    = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
+      locked_by   = NULL,
+      lease_until = NULL,
+      last_error  = 'lease expired: no heartbeat'
+  WHERE id = ANY (ARRAY(
+    SELECT id
+    FROM jobs
+    WHERE status = 'running'
+      AND lease_until < now()
+    FOR UPDATE SKIP LOCKED
+  ))
+  RETURNING *;
+END
+$$;
+
+-- name: enqueue(payload, priority, delay, max_attempts)
+SELECT job_enqueue(:payload, :priority, :delay, :max_attempts) AS id;
+
+-- name: claim(worker, limit, lease)
+SELECT id, attempt, payload FROM job_claim(:worker, :limit, :lease);
+
+-- name: complete(id, worker, attempt)
+SELECT job_complete(:id, :worker, :attempt);
+
+-- name: fail(id, worker, attempt, error)
+SELECT job_fail(:id, :worker, :attempt, :error);
+
+-- name: heartbeat(id, worker, attempt, lease)
+SELECT job_heartbeat(:id, :worker, :attempt, :lease);
+
+-- name: recover
+SELECT id, status, attempts FROM job_recover();
+
+-- name: cleanup(age)
+DELETE FROM jobs
+WHERE id = ANY (ARRAY(
+  SELECT id
+  FROM jobs
+  WHERE ended_at < now() - :age
+  FOR UPDATE SKIP LOCKED
+));
+
+-- name: jobs
+SELECT id, status AS state, attempts
+FROM jobs;
