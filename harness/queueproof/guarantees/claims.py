@@ -64,6 +64,9 @@ def _single_claim(pieces: Pieces) -> Iterator[Program]:
     yield Program(ONE, ((*pair, script("w3", claim())),))
     if pieces.takes_limit:
         yield Program(TWO, ((script("w1", claim(2)), script("w2", claim(2))),))
+    # What a claim has set aside for some seconds, in a step of its own, is over before the next.
+    later = script("w2", advance(0.6 * (pieces.lease or MINUTE)), whole(claim()))
+    yield Program(ONE, ((script("w1", claim()), later),))
     for ender in pieces.enders():
         yield Program(ONE, ((script("w1", claim(), ender), script("w2", claim())),))
     first = in_turn(script("w1", claim()))
