@@ -38,8 +38,8 @@ def _losing(offer: Offer) -> str | None:
         return missing
     if offer.held:
         return "a claim is its open transaction: nobody acts with one that has ended"
-    if offer.queue.lease is None and not offer.retries:
-        return "nobody loses a job: no lease is declared, and what failed is not tried again"
+    if offer.queue.lease_seconds is None and not offer.retries:
+        return "nobody loses a job and lives: no lease runs out, and what failed is not tried again"
     return None
 
 

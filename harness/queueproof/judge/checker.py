@@ -28,6 +28,7 @@ from queueproof.judge.spec import (
     FINISHED,
     FOREVER,
     SHORT,
+    SLACK,
     Act,
     Breach,
     Job,
@@ -459,9 +460,13 @@ class _JobCheck:
         return Violation("no-starvation", because, self.job, act.call.index)
 
     def _due_by(self, job: Job) -> float:
-        """The moment from which the job is certainly due: its enqueue was over by its answer."""
-        enqueues = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
-        return max([job.due, *(call.ended + call.delay for call in enqueues)]) + SHORT
+        """The moment from which the job is certainly ready: its enqueue was over by its answer.
+
+        A delay may be kept in whole minutes: what comes late waits for nobody else.
+        """
+        calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
+        late = SLACK if any(call.delay for call in calls) else SHORT
+        return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""

@@ -19,6 +19,7 @@ from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
 SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
+SLACK = 61.0  # seconds; by so much a job that was delayed may come late, by itself
 
 
 LONG = 10.0  # seconds; of more than that nobody asks for fractions
