@@ -109,12 +109,7 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
             for other in (*pieces.reaper(), script("w1", claim(2))):
                 yield Program(TWO, (*backwards, *over, (script("w2", COMPLETE_ALL), other)))
             # Two batches that share no job: what both count in has an order, too.
-            mine, other, theirs = (
-                script("w1", claim(2)),
-                script("w3", claim()),
-                script("w2", claim(2)),
-            )
-            apart = in_turn(mine, other, theirs)
+            apart = in_turn(script("w1", claim(2)), script("w3", claim()), script("w2", claim(2)))
             both: Stage = (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL))
             yield Program((JobSpec(),) * 5, (*apart, both))
             if pieces.lease is not None:
