@@ -187,6 +187,10 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
         jobs = (JobSpec(priority=top),) * SPENT + ready
         dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
         yield Program(jobs, in_turn(SETTLE, script("w1", *dos)))
+    if "fail" in pieces.offers and "cleanup" in pieces.offers and 1 in pieces.bounds():
+        # What is left of a job that has failed, once it is cleaned up.
+        over = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
+        yield Program((JobSpec(bound=1),), (*over, *in_turn(CLEAN, NEW)), reserve=ONE)
     spent = JobSpec(priority=top, bound=1)
     if "max_attempts" in takes and pieces.bound is not None:
         jobs = (spent,) * SPENT + ready
