@@ -170,6 +170,8 @@ def test_what_is_never_closed_is_located(text: str, opened: str) -> None:
         ("timestamp 'Now' - x", "clock.now()::timestamp - x"),
         ("CAST('now' AS timestamptz(3))", "CAST(clock.now() AS timestamptz(3))"),
         ("a timestamptz DEFAULT CURRENT_TIMESTAMP", "a timestamptz DEFAULT clock.now()"),
+        ("'now'::text::timestamptz", "clock.now()::timestamptz"),
+        ("CAST('now'::text AS date)", "CAST(clock.now() AS date)"),
     ],
 )
 def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
@@ -182,6 +184,7 @@ def test_forms_of_the_time_follow_the_clock(text: str, sent: str) -> None:
     "text",
     [
         "SELECT now(), clock_timestamp(), 'now', 'now'::text, now, \"current_date\"",
+        "SELECT ('now'::text), 'now'::text::text, ('now'::text) AS now",
         "SELECT 'CURRENT_TIMESTAMP', $$ CURRENT_TIMESTAMP $$, E'pg_catalog.now()'",
         "SELECT 1 AS current_date, t.current_timestamp -- CURRENT_TIMESTAMP\n/* LOCALTIME */, 1",
         "CREATE TABLE t (a timestamptz DEFAULT 'now'::timestamptz)",
@@ -240,6 +243,13 @@ def test_nothing_else_is_rewritten(text: str) -> None:
 def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None:
     """A search_path keeps the clock, and SQL in quotes is SQL, however often it is quoted."""
     assert sqltext.compile_statement(written).sql == sent
+
+
+def test_a_default_that_is_read_late_follows_the_clock() -> None:
+    """What older versions of pg_dump write is the time of the insert; a bare literal is not."""
+    table = "CREATE TABLE t (a timestamptz DEFAULT ({})::timestamp with time zone)"
+    sent = sqltext.compile_statement(table.format("'now'::text")).sql
+    assert sent == table.format("clock.now()")
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
     calls.add("claim", "7")
     assert calls.told() == (
         "jobs: jobs left out job 7, which had been enqueued and not ended, and it was claimed "
-        "afterwards"
+        "afterwards; list it, or leave the block out"
     )
 
 
@@ -233,11 +233,17 @@ STATE = {
 }
 TWO_IDS = "RETURNING id;\nSELECT unnest(ARRAY[max(id), -max(id)]) AS id FROM jobs;\n-- name: claim"
 BATCH = "held.id\nRETURNING jobs.id"
+READY = "AND run_at <= now()"
+# The second job's turn comes late.
+SHARDED = "id % 16 = (SELECT (nextval('jobs_id_seq') * 3 + 8) % 16)"
+UNMOVED = "AND run_at <= ('no' || 'w')::timestamptz"
 WRONG = [
     ("enqueue", "the id 7 for two jobs", ENQUEUED, "RETURNING 7 AS id;\n-- name: claim"),
     ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
     ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
     ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
+    ("claim", "nothing 15 times.*look into the next", READY, f"{READY}\n    AND {SHARDED}"),
+    ("claim", "does not see that the database's clock was moved", READY, UNMOVED),
     ("complete_many", "the id 50\\d", BATCH, f"{BATCH} + 500 AS id"),
     ("jobs", "id is NULL", JOBS, JOBS.replace("id,", "NULL AS id,")),
     *(("jobs", message, JOBS, JOBS + rest) for message, rest in LIST.items()),

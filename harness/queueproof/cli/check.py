@@ -436,6 +436,7 @@ def _tell_breaks(out: Output, target: Queue, card: Card, *, mend: bool) -> None:
             continue
         where = target.source_of_break(judgement.id) or target.name
         if judgement.verdict == "holds":
-            out.say(f"{where}: {judgement.id} was not seen to break: take it out of [breaks]")
+            mended = "where it is mended, take it out of [breaks]"
+            out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
         elif why.startswith("TODO"):
             out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from typing import Literal
 
 from queueproof.errors import QueueError
-from queueproof.guarantees.programs import DELAY, ONE, SETTLE, TWO
+from queueproof.guarantees.programs import DELAY, NEW, ONE, SETTLE, TWO
 from queueproof.history.calls import Call
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
-from queueproof.schedule.actors import DRAINER
+from queueproof.run.session import drive
+from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
@@ -37,7 +40,13 @@ from queueproof.schedule.programs import (
 )
 
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
+SHORT = 1.0  # seconds; a delay that really passes
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
+_LOOKS, _MISSES = 40, 3  # claims after one job, and how many of them may pass it by
+_ELSEWHERE = (
+    "a later one got it. Where each looks into a part of the queue, have it look into the next one"
+    " as well, or check the queue with fewer parts"
+)
 
 
 def calibrate(lab: Lab) -> Offer:
@@ -97,7 +106,60 @@ def calibrate(lab: Lab) -> Offer:
         done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
         for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
+    _must_be_seen(lab, runner)
+    _must_follow_the_clock(lab, runner)
     return offer
+
+
+def _must_be_seen(lab: Lab, runner: Runner) -> None:
+    """A job that is ready is got by one of the next claims: who stops looking takes it for lost.
+
+    Raises:
+        QueueError: It takes more of them.
+    """
+    looks = in_turn(SETTLE, *[script("w1", claim())] * _LOOKS)
+    stages = (*looks, *in_turn(NEW), *looks, *in_turn(NEW), *looks)
+    added: set[str] = set()
+    missed = 0
+    for call in runner.run(Program(ONE, stages, reserve=TWO)).history.calls:
+        match call.kind:
+            case "enqueue":
+                added, missed = set(call.ids), 0
+            case "claim" if call.actor != DRAINER and added and added.isdisjoint(call.ids):
+                missed += 1
+            case "claim" if call.actor != DRAINER and missed > _MISSES and added:
+                message = f"claim returned nothing {missed} times, although a job was ready"
+                raise QueueError(f"{message}; {_ELSEWHERE}", lab.queue.source_of("claim"))
+            case "claim":
+                added.clear()
+            case _:
+                pass
+
+
+def _must_follow_the_clock(lab: Lab, runner: Runner) -> None:
+    """A job with a delay comes out when the clock moves, if it does when real time passes.
+
+    Raises:
+        QueueError: It comes in real time alone: the queue has a time that nobody can move.
+    """
+    if "delay" not in lab.queue.takes("enqueue") or lab.unmoved:
+        return
+    run = runner.run(Program((JobSpec(delay=DELAY),), in_turn(SETTLE)))
+    if any(call.ids for call in run.history.of_kind("claim")):
+        return
+    lab.reset()
+    soon = {**lab.defaults(), "delay": timedelta(seconds=SHORT)}
+    drive(lab.session("producer"), lab.start("enqueue", **soon))
+    time.sleep(2 * SHORT)
+    lab.promote(1)
+    arguments = {**lab.defaults(), "worker": identity("w1"), "limit": 1}
+    if drive(lab.session("w1"), lab.start("claim", **arguments)):
+        message = (
+            "claim does not see that the database's clock was moved: a job with a delay of "
+            f"{SHORT:g} s comes when that has really passed, and one of {DELAY:g} s not in ten "
+            "years of a moved clock. Read the time by now(), CURRENT_TIMESTAMP or clock_timestamp()"
+        )
+        raise QueueError(message, lab.queue.source_of("claim"))
 
 
 def _various(lab: Lab) -> tuple[JobSpec, ...]:
@@ -188,6 +250,8 @@ def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
         return
     if call.kind == "claim":
         message = "claim returned nothing, although a job was enqueued and nobody acted"
+        if any(later.ids for later in run.history.of_kind("claim")):
+            message += f"; {_ELSEWHERE}"
     else:
         message = f"{call.kind} was refused to the job's only holder, just after its claim"
     raise QueueError(message, lab.queue.source_of(call.kind))

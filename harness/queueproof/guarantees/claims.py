@@ -69,6 +69,9 @@ def _single_claim(pieces: Pieces) -> Iterator[Program]:
     yield Program(ONE, ((script("w1", claim()), later),))
     for ender in pieces.enders():
         yield Program(ONE, ((script("w1", claim(), ender), script("w2", claim())),))
+    if pieces.lease is None:
+        for begins in pieces.beginning(claim()):
+            yield Program(ONE, ((script("w1", claim()), begins),))
     first = in_turn(script("w1", claim()))
     if "fail" in pieces.offers:
         failed = in_turn(script("w1", claim(), fail()))

@@ -54,6 +54,8 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         # Another worker comes before anybody has looked for what is stale.
         over = script("clock", advance(past(pieces.lease)))
         yield Program(ONE, in_turn(gone, over, script("w2", claim())))
+        for begins in pieces.beginning():
+            yield Program(ONE, in_turn(gone, over, begins, *pieces.reaper()))
     yield Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
     if pieces.takes_limit:
         yield Program(TWO, in_turn(script("w1", claim(2), crash())))
@@ -124,6 +126,9 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
     first = in_turn(script("w1", claim()))
     steal = in_turn(*pieces.reaper(), script("w2", claim()))
     yield Program(ONE, (*first, *steal))
+    # Who begins may take back what seems to run, as if nobody else were there.
+    for begins in pieces.beginning(claim()):
+        yield Program(ONE, ((script("w1", claim()), begins),))
     if pieces.lease is None:
         yield Program(ONE, (*first, *pieces.wait_out(), *steal))
         return
@@ -282,7 +287,8 @@ GUARANTEES = (
         wild=(
             "The reaper reads the stale jobs and frees them by id, or by UPDATE ... WHERE id IN "
             "(SELECT ...) without a lock: a heartbeat or a new claim that came in between is "
-            "undone. Or the heartbeat moves a column that the reaper does not read."
+            "undone. Or the heartbeat moves a column that the reaper does not read. Or each worker "
+            "that begins requeues all that runs, as if no other were there."
         ),
         safe=(
             "The statement that frees a job asks of the row that it locks whether the lease has "

@@ -11,6 +11,7 @@ from queueproof.schedule.programs import (
     ALIGN,
     PROMOTE,
     RECOVER,
+    START,
     Do,
     DoKind,
     JobSpec,
@@ -77,6 +78,14 @@ class Pieces:
         """The scripts of a reaper and a promoter, where there is something to reap with."""
         reaper = (script("reaper", RECOVER),) if "recover" in self.offers else ()
         return (*reaper, script(PROMOTER, PROMOTE)) if "promote" in self.offers else reaper
+
+    def beginning(self, *dos: Do) -> list[Script]:
+        """The script of a worker whose life begins beside others'; none where nothing shows it.
+
+        Args:
+            *dos: What it does then.
+        """
+        return [script("w2", START, *dos)] if "start" in self.offers else []
 
     def within(self) -> Script:
         """A move of the clock well inside a lease; two of them are past it."""

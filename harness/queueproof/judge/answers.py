@@ -141,7 +141,8 @@ def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | No
             said = _misjudged(calls, n, job)
             later = _life(calls, n, job, by_worker=by_worker) if said else ""
             if said and later:
-                return Contradiction("jobs", f"jobs {said}, and it was {later} afterwards")
+                how = "; list it, or leave the block out" if job not in call.ids else ""
+                return Contradiction("jobs", f"jobs {said}, and it was {later} afterwards{how}")
     return None
 
 
@@ -159,7 +160,7 @@ def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
     """What a list said of a job against the answers before it; empty where they agree."""
     enqueued = max(k for k, c in enumerate(calls[:n]) if c.kind == "enqueue" and job in c.ids)
     since = calls[enqueued + 1 : n]
-    if any(c.kind == "cleanup" or (c.kind == "recover" and job in c.ids) for c in since):
+    if any(c.kind in {"cleanup", "start"} or (c.kind == "recover" and job in c.ids) for c in since):
         return ""
     state = (calls[n].states or {}).get(job)
     ended = {

@@ -27,8 +27,8 @@ from queueproof.judge.lives import UNHINDERED, Life, Lives, Watcher, over, read
 from queueproof.judge.spec import (
     FINISHED,
     FOREVER,
+    ROUNDED_UP,
     SHORT,
-    SLACK,
     Act,
     Breach,
     Job,
@@ -465,7 +465,7 @@ class _JobCheck:
         A delay may be kept in whole minutes: what comes late waits for nobody else.
         """
         calls = [entry.call for entry in self.life.entries if entry.kind == "enqueue"]
-        late = SLACK if any(call.delay for call in calls) else SHORT
+        late = ROUNDED_UP if any(call.delay for call in calls) else SHORT
         return max([job.due, *(call.ended + call.delay for call in calls)]) + late
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
@@ -932,7 +932,7 @@ class _Allowed:
         """
         if blocker is None:
             return False
-        if blocker.kind == "cleanup":
+        if blocker.kind in {"cleanup", "start"}:
             return True
         before = self._calls[call.index - 1]
         if call.kind == "claim" and call.is_one_with(before):

@@ -309,7 +309,7 @@ class Lives(Watcher):
                 self.queues.add(call.queue)
             case "claim":
                 self.claims += 1
-            case "recover":
+            case "recover" | "start":  # who begins may take back what it thinks nobody has
                 self._recovering += 1
             case "cleanup":
                 self.cleaned = True
@@ -413,7 +413,7 @@ class Lives(Watcher):
 
     def settle(self, call: Call) -> None:
         """A recovery is over, or a claim has taken jobs over."""
-        if call.kind == "recover":
+        if call.kind in {"recover", "start"}:
             self._recovering -= 1
             self._recovered = call.returned or 0
         if call.kind != "claim":

@@ -19,9 +19,7 @@ from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
 SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
-SLACK = 61.0  # seconds; by so much a job that was delayed may come late, by itself
-
-
+ROUNDED_UP = 61.0  # seconds; by so much a delay may be longer that is kept in whole minutes
 LONG = 10.0  # seconds; of more than that nobody asks for fractions
 
 
@@ -241,6 +239,7 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             | "jobs"
             | "cleanup"
             | "promote"
+            | "start"
             | "advance"
             | "rewrite"
             | "sweep"
@@ -344,7 +343,8 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     mine = holder.actor == call.actor
     owner = "the same claim" if holder is call else f"{holder.actor}"
     raced = holder.overlaps(call)
-    taken_over = (
+    leased = rules.lease is not None or rules.tied
+    taken_over = leased and (
         rules.takes_over or call.began - holder.ended > SHORT or act.recovery > holder.invoked
     )
     if not raced and (job.recovered or taken_over):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 Mode: TypeAlias = Literal["", "!", "#"]
+_NO_ROW = "where a function always answers a row, add WHERE id IS NOT NULL"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,23 @@ def _rows(
             returned = f"returned {listed(columns)}" if columns else "returned no columns"
             message = f"{block.name} must return a column {column}; it {returned}"
             if not columns:
-                message += f"; add RETURNING {column}"
+                message += f"; {_unanswered(block, f'add RETURNING {column}')}"
             elif len(block.statements) > 1:
                 message += (
                     f"; of several statements the last one with columns answers: put {column} there"
                 )
             raise FormatError(message, block.source)
     return outcome.result.rows if outcome.result else ()
+
+
+def _unanswered(block: Block, how: str) -> str:
+    """What to do where a block has no columns to answer with."""
+    if any("RETURNING" in statement.text.upper() for statement in block.statements):
+        return (
+            "PostgreSQL answered nothing to its RETURNING, as where a rule makes another statement"
+            " of it: SELECT the answer in a statement behind it, or write `!` behind its name"
+        )
+    return how
 
 
 def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]]:
@@ -203,7 +214,8 @@ def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[C
 
 def _claimed(block: Block, row: Mapping[str, Value]) -> Claim:
     if row["id"].text is None:
-        raise FormatError(f"{block.name} returned a row whose id is NULL", block.source)
+        message = f"{block.name} returned a row whose id is NULL; {_NO_ROW}"
+        raise FormatError(message, block.source)
     return Claim(str(row["id"]), dict(row))
 
 
@@ -216,7 +228,8 @@ def _job_rows(
 
 def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
     if row["id"].text is None:
-        raise FormatError(f"{block.name} returned a row whose id is NULL", block.source)
+        message = f"{block.name} returned a row whose id is NULL; {_NO_ROW}"
+        raise FormatError(message, block.source)
     found = str(row["state"])
     state = states.get(found) or next((s for s in get_args(State) if s == found), None)
     if state is None:
@@ -277,7 +290,8 @@ def _is_accepted(block: Block, outcome: _Outcome) -> bool:
         # Taken literally this rejects every job; the author forgot to say what accepts one.
         listed_ = "" if block.parameters is None else f"({', '.join(block.parameters)})"
         marked = f"`-- name: {block.name}{listed_}!`"
-        message = f"{block.name} returned no columns; add RETURNING id, or write {marked}"
+        how = _unanswered(block, f"add RETURNING id, or write {marked}")
+        message = f"{block.name} returned no columns; {how}"
         raise FormatError(message, block.source)
     if outcome.cut:
         return False

@@ -450,8 +450,8 @@ def _times(found: Sequence[Token], *, literals: bool) -> Iterator[Replacement]:
     index = 0
     while index < len(found):
         keyword = _keyword_at(found, index)
-        qualified = keyword or _qualified_at(found, index)
-        hit = qualified or (_literal_at(found, index) if literals else None)
+        running = keyword or _qualified_at(found, index) or _read_late_at(found, index)
+        hit = running or (_literal_at(found, index) if literals else None)
         if hit:
             last, new = hit
             yield found[index].start, found[last].end, new
@@ -506,6 +506,21 @@ def _literal_at(found: Sequence[Token], index: int) -> Hit | None:
     if not end or not _is_now(found, end):
         return None
     return end, f"clock.now()::{' '.join(_raws(found, index, end - index))}"
+
+
+def _read_late_at(found: Sequence[Token], index: int) -> Hit | None:
+    """`('now'::text)::timestamptz`, which is read when it runs, in a DEFAULT as well."""
+    if not _is_now(found, index):
+        return None
+    match found[index + 1 : index + 3]:
+        case [Token(raw="::"), Token() as text] if text.name in {"text", "varchar"}:
+            behind = index + 3
+        case _:
+            return None
+    while behind < len(found) and found[behind].raw == ")":
+        behind += 1
+    cast = behind < len(found) and found[behind].raw.upper() in {"::", "AS"}
+    return (index + 2, "clock.now()") if cast and _after_type(found, behind + 1) else None
 
 
 def _is_now(found: Sequence[Token], index: int) -> bool:

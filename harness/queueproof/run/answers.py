@@ -112,7 +112,7 @@ def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an oper
             return f"job {', '.join(call.ids)}"
         case "recover":
             return f"job {', '.join(call.ids)}" if call.ids else "nothing"
-        case "promote":
+        case "promote" | "start":
             return f"{call.moved} jobs" if call.moved else "done"
         case "complete_many" if call.answer == "accepted":
             return f"job {', '.join(call.ids)} accepted" if call.ids else "rejected"

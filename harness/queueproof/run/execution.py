@@ -25,6 +25,7 @@ from queueproof.schedule.actors import DRAINER, PROMOTER, identity
 from queueproof.schedule.programs import (
     FAULTS,
     HEARTBEATS,
+    START,
     Do,
     FaultKind,
     OperationKind,
@@ -90,7 +91,8 @@ class Execution:
         """Enqueue the program's jobs, and have its stages follow one another."""
         program = self._program
         names = dict.fromkeys([*(name for stage in program.stages for name, _ in stage), DRAINER])
-        self.lab.prepare(names)
+        later = {name for stage in program.stages for name, dos in stage if START in dos}
+        self.lab.prepare(name for name in names if name not in later)
         for name in names:
             if identity(name) in self.lab.started:
                 self.state.actor(name)  # which lives, and beats, before it does anything
@@ -203,6 +205,7 @@ class Execution:
                 | "jobs"
                 | "cleanup"
                 | "promote"
+                | "start"
             ):
                 return self._begin(actor, do, kind)
             case _:
@@ -372,6 +375,8 @@ class Execution:
         if claim is not None:
             claim.limit, claim.queue = call.limit, do.queue
         generator = self.lab.start(kind, actor.name, **arguments)
+        if kind == "start":
+            self.lab.started.add(actor.identity)
         self.state.note(actor, "start", call=call)
         session = self.state.connection(actor, call)
         try:

@@ -141,6 +141,8 @@ class RunState:
                 return bool(self.reserve)
             case "advance" | "align" | "until" | "rewrite":
                 return True
+            case "start":
+                return "start" in self.queue.offers and actor.identity not in self.lab.started
             case "recover" | "jobs" | "cleanup" | "promote":
                 return do.kind in self.queue.offers
             case _:

@@ -19,9 +19,10 @@ OperationKind: TypeAlias = Literal[
     "jobs",
     "cleanup",
     "promote",
+    "start",
 ]
-"""What actors ask a queue for. `install` and `start` come before a program begins, and
-`complete_and_claim` counts as two operations."""
+"""What actors ask a queue for. `install` comes before a program begins, and so does the `start` of
+a worker whose script does not say when; `complete_and_claim` counts as two operations."""
 
 FaultKind: TypeAlias = Literal["lose", "terminate", "restart"]
 """What happens to connections, backends and the server."""
@@ -246,6 +247,7 @@ ALIGN = Do("align")
 RESTART = Do("restart")
 RECOVER = Do("recover")
 PROMOTE = Do("promote")
+START = Do("start")
 REWRITE = Do("rewrite")
 HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connection of its own
 MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
