@@ -34,6 +34,7 @@ from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import (
     RESTART,
+    START,
     Program,
     advance,
     claim,
@@ -350,6 +351,22 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     lab.reset()
     lab.session("w1")  # as what measures without a runner has it
     assert lab.execute("SELECT count(*) FROM queue.workers") == [(1,)]
+
+
+def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:
+    """Its program says when, and its statements stop as any others do."""
+    lab = lab_of(
+        ('        case "claim":', REGISTERS),
+        ('"operations": [', '"operations": ["start", '),
+        ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
+    )
+    beside = Program(ONE, ((script("w1", claim()), script("w2", START, claim())),))
+    made = Runner(lab).run(beside, [1, 1])
+    assert [(c.actor, c.kind) for c in made.history.calls if c.actor in {"w1", "w2"}][:2] == [
+        ("w2", "start"),
+        ("w1", "claim"),
+    ]
+    assert [kind for kind, _, _ in answers(made, "start")] == ["w2"]
 
 
 def test_a_table_that_a_worker_makes_is_refused(lab_of: LabOf) -> None:
