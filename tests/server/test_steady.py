@@ -9,7 +9,7 @@ import pytest
 
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server
-from queueproof.probes.buffers import ONE_BY_ONE, Content, Slope, measure
+from queueproof.probes.buffers import ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probes import PROBES
 from queueproof.queues.sqlfile import load
@@ -482,6 +482,14 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     assert (
         "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
     ) in story
+
+
+def test_a_plan_that_hides_a_function_says_so() -> None:
+    """An index is no advice where nobody has seen what is read: it may be there already."""
+    dear = Cost(Content("waiting", MANY), [("SELECT id FROM take()", 251)])
+    found = Slope([dear], guilty=("SELECT id FROM take()", "Function Scan on take  (rows=1)"))
+    assert "inside take;" in found.remedy
+    assert "CREATE INDEX" not in found.remedy
 
 
 def test_a_probe_tells_its_story_again(server: Server) -> None:

@@ -107,6 +107,12 @@ _UNSEEN = (
     "Give that statement an index that holds only what it looks for, in its order; a claim: "
     "`CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
 )
+_INSIDE = (
+    "This plan does not show what happens inside {}; `auto_explain.log_nested_statements` does. A "
+    "query that PL/pgSQL reads by FOR or a cursor without a LIMIT is planned for all of its rows: "
+    "give it a LIMIT, and see that it has an index in its order that holds only what can run."
+)
+_FUNCTION = re.compile(r"Function Scan on (\S+)")
 _SERVED = (
     "An index in the order of the claim is there: see what the plan reads beside it. A page that "
     "is filtered afterwards or a sort comes before the LIMIT; or a join reads the whole table, "
@@ -203,7 +209,8 @@ class Slope:
         if "{}" not in remedy:
             return remedy
         if self.index is None:
-            return _UNSEEN
+            called = _FUNCTION.search(self.guilty[1]) if self.guilty else None
+            return _INSIDE.format(called[1]) if called else _UNSEEN
         return _SERVED if self.served else remedy.format(self.index)
 
     @property
