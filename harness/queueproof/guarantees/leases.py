@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing
-from queueproof.guarantees.programs import ALIGNED, ONE, PAGE, SPENT, TWO, Pieces
+from queueproof.guarantees.programs import ALIGNED, ELSEWHERE, ONE, PAGE, SPENT, TWO, Pieces
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
@@ -71,6 +71,8 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         yield Program(TWO, (*paused, *pieces.lapse(), *in_turn(*pieces.reaper(), gone)))
     yield from _behind_live(pieces)
     yield from _beside_beaten(pieces)
+    if pieces.routes():
+        yield Program(ELSEWHERE, in_turn(script("w1", claim(queue="other"), crash())))
     by_session = pieces.offer.queue.by_session
     if (pieces.lease is not None or by_session) and (pieces.bound is None or pieces.bound > 1):
         again = in_turn(script("w2", claim(), crash()))
@@ -145,6 +147,10 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
         yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
         yield Program(ONE, (*first, *beat, *beat[1:], *steal))
+        if pieces.routes():
+            elsewhere = in_turn(script("w1", claim(queue="other")))
+            taker = in_turn(*pieces.reaper(), script("w2", claim(queue="other")))
+            yield Program(ELSEWHERE, (*elsewhere, *beat, *taker))
         yield Program(ONE, (*first, *beat, *beat[1:] * BEATS, *steal))
         over = in_turn(script("clock", advance(past(pieces.lease))))
         # A late one, while nobody else has the job, counts from when it came.

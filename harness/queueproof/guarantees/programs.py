@@ -39,6 +39,7 @@ PAGE = 30  # more than a batch; so many that shrinking takes no more than second
 SPENT = 12
 NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))
+ELSEWHERE = (JobSpec(queue="other"),)
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from queueproof.guarantees.guarantee import Guarantee, finishing
 from queueproof.guarantees.programs import (
     CLEAN,
+    ELSEWHERE,
     NEW,
     ONE,
     SPENT,
@@ -104,6 +105,9 @@ def _retry_given(pieces: Pieces) -> Iterator[Program]:
     yield from _retry_bound(pieces)
     if "fail" in pieces.offers and pieces.bound is not None and pieces.bound > 1:
         yield _repeated(pieces, fail())
+        if pieces.routes():
+            mine = script("w1", claim(queue="other"), fail())
+            yield Program(ELSEWHERE, (*in_turn(mine), *pieces.wait_out()))
         # A claim that comes away empty has counted nothing.
         yield Program(_two_tries(pieces), ((script("w1", claim(), fail()), script("w2", claim())),))
 
@@ -203,7 +207,8 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
     early = in_turn(script("janitor", OBSERVE, Do("cleanup", seconds=DAY), OBSERVE))
     late, most = in_turn(script("clock", advance(DAY))), script("clock", advance(0.6 * DAY))
     take = in_turn(script("w1", claim()))
-    yield Program(ONE, (*in_turn(script("w1", claim(), crash())), *late, *early))
+    for job in (ONE, (JobSpec(bound=1),)) if 1 in pieces.bounds() else (ONE,):
+        yield Program(job, (*in_turn(script("w1", claim(), crash())), *late, *early))
     for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
         end = in_turn(script("w1", ender))
         yield Program(ONE, (*take, *end, *early))
