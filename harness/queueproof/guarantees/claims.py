@@ -19,7 +19,7 @@ from queueproof.guarantees.programs import (
 )
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     REWRITE,
     Do,
@@ -134,6 +134,9 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         yield Program((), ((script("producer", Do("enqueue")), take),), reserve=late)
         yield Program((JobSpec(priority=urgent, delay=DELAY),), in_turn(take))
         yield Program(late, in_turn(take, half, take, half, take))
+        # Of a long one whatever but its seconds may be lost, or its days.
+        long = (JobSpec(delay=2 * DAY + HOUR),)
+        yield Program(long, in_turn(script("clock", advance(DAY)), take))
         new, almost = script("producer", Do("enqueue")), script("clock", until(MINUTE))
         yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
         # Of a delay itself the fraction may be lost.

@@ -141,8 +141,12 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
     yield Program(ONE, (*aligned, *later, *steal))
     if pieces.takes_limit:  # what is claimed in a batch is held for as long
         yield Program(TWO, (*in_turn(ALIGNED, script("w1", claim(2))), *later, *steal))
-    if "fail" in pieces.offers:  # what takes long ends as well as what does not
-        yield Program(ONE, (*first, *in_turn(pieces.within(), script("w1", fail()))))
+    # What takes long ends as well as what does not.
+    if "fail" in pieces.offers:
+        yield Program(ONE, (*aligned, *later, *in_turn(script("w1", fail()))))
+    if "complete_many" in pieces.offers and pieces.takes_limit:
+        batch = in_turn(ALIGNED, script("w1", claim(2)))
+        yield Program(TWO, (*batch, *later, *in_turn(script("w1", COMPLETE_ALL))))
     if "heartbeat" in pieces.offers:
         beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
         yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
