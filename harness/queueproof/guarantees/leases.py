@@ -141,12 +141,7 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
     yield Program(ONE, (*aligned, *later, *steal))
     if pieces.takes_limit:  # what is claimed in a batch is held for as long
         yield Program(TWO, (*in_turn(ALIGNED, script("w1", claim(2))), *later, *steal))
-    # What takes long ends as well as what does not.
-    if "fail" in pieces.offers:
-        yield Program(ONE, (*aligned, *later, *in_turn(script("w1", fail()))))
-    if "complete_many" in pieces.offers and pieces.takes_limit:
-        batch = in_turn(ALIGNED, script("w1", claim(2)))
-        yield Program(TWO, (*batch, *later, *in_turn(script("w1", COMPLETE_ALL))))
+    yield from _ends_late(pieces, later)
     if "heartbeat" in pieces.offers:
         beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
         yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
@@ -193,6 +188,21 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
             ONE,
             (*first, *pieces.lapse(), *taken, *in_turn(*pieces.reaper(), script("w3", claim()))),
         )
+
+
+def _ends_late(pieces: Pieces, later: tuple[Stage, ...]) -> Iterator[Program]:
+    """What takes as long as its lease ends as well as what does not.
+
+    Args:
+        pieces: What the queue offers.
+        later: A move of the clock nearly to the lease's end.
+    """
+    if "fail" in pieces.offers:
+        single = in_turn(ALIGNED, script("w1", claim()))
+        yield Program(ONE, (*single, *later, *in_turn(script("w1", fail()))))
+    if "complete_many" in pieces.offers and pieces.takes_limit:
+        batch = in_turn(ALIGNED, script("w1", claim(2)))
+        yield Program(TWO, (*batch, *later, *in_turn(script("w1", COMPLETE_ALL))))
 
 
 def _fencing(pieces: Pieces) -> Iterator[Program]:
