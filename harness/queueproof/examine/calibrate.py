@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
-from queueproof.errors import QueueError
+from queueproof.errors import QueueError, ServerError
 from queueproof.guarantees.programs import DELAY, NEW, ONE, SETTLE, TWO
 from queueproof.history.calls import Call
 from queueproof.queues.offer import Offer
@@ -107,7 +109,7 @@ def calibrate(lab: Lab) -> Offer:
         for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
             _must_work(lab, run, call, answered=call.answer != "rejected")
     _must_be_seen(lab, runner)
-    _must_follow_the_clock(lab, runner)
+    _must_follow_the_clock(lab)
     return offer
 
 
@@ -136,30 +138,39 @@ def _must_be_seen(lab: Lab, runner: Runner) -> None:
                 pass
 
 
-def _must_follow_the_clock(lab: Lab, runner: Runner) -> None:
-    """A job with a delay comes out when the clock moves, if it does when real time passes.
+def _must_follow_the_clock(lab: Lab) -> None:
+    """A job with a delay comes when the clock moves, if it does when real time passes.
 
     Raises:
         QueueError: It comes in real time alone: the queue has a time that nobody can move.
     """
     if "delay" not in lab.queue.takes("enqueue") or lab.unmoved:
         return
-    run = runner.run(Program((JobSpec(delay=DELAY),), in_turn(SETTLE)))
-    if any(call.ids for call in run.history.of_kind("claim")):
+    if _comes(lab, partial(lab.advance, DAY)) or not _comes(lab, partial(time.sleep, 2 * SHORT)):
         return
+    message = (
+        "claim does not see that the database's clock was moved: a job with a delay of "
+        f"{SHORT:g} s comes when that has really passed, and does not when the clock is moved by a "
+        "day. Read the time by now(), CURRENT_TIMESTAMP or clock_timestamp()"
+    )
+    raise QueueError(message, lab.queue.source_of("claim"))
+
+
+def _comes(lab: Lab, pass_time: Callable[[], object]) -> bool:
+    """Whether a job with a short delay is claimed once time has passed."""
     lab.reset()
     soon = {**lab.defaults(), "delay": timedelta(seconds=SHORT)}
     drive(lab.session("producer"), lab.start("enqueue", **soon))
-    time.sleep(2 * SHORT)
-    lab.promote(1)
+    pass_time()
     arguments = {**lab.defaults(), "worker": identity("w1"), "limit": 1}
-    if drive(lab.session("w1"), lab.start("claim", **arguments)):
-        message = (
-            "claim does not see that the database's clock was moved: a job with a delay of "
-            f"{SHORT:g} s comes when that has really passed, and one of {DELAY:g} s not in ten "
-            "years of a moved clock. Read the time by now(), CURRENT_TIMESTAMP or clock_timestamp()"
-        )
-        raise QueueError(message, lab.queue.source_of("claim"))
+    for _ in range(_MISSES):  # a claim may do what a promoter does elsewhere, and answer nothing
+        lab.promote(1)
+        with suppress(ServerError):  # judged where claims are
+            if drive(lab.session("w1"), lab.start("claim", **arguments)):
+                return True
+        if lab.session("w1").in_transaction:
+            lab.session("w1").run("ROLLBACK")
+    return False
 
 
 def _various(lab: Lab) -> tuple[JobSpec, ...]:
