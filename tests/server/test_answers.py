@@ -233,6 +233,7 @@ STATE = {
 }
 TWO_IDS = "RETURNING id;\nSELECT unnest(ARRAY[max(id), -max(id)]) AS id FROM jobs;\n-- name: claim"
 BATCH = "held.id\nRETURNING jobs.id"
+NEWEST = "AS attempt, (SELECT max(payload::text) FROM jobs) AS payload;"
 READY = "AND run_at <= now()"
 # The second job's turn comes late.
 SHARDED = "id % 16 = (SELECT (nextval('jobs_id_seq') * 3 + 8) % 16)"
@@ -242,6 +243,7 @@ WRONG = [
     ("enqueue", "no id", ENQUEUED, "RETURNING id;\nSELECT 1 AS id WHERE false;\n-- name: claim"),
     ("enqueue", "2 ids", ENQUEUED, TWO_IDS),
     ("claim", "the id 1001", "RETURNING id, attempts AS", "RETURNING id + 1000 AS id, attempts AS"),
+    ("claim", "job 1 with the payload of job 2", "AS attempt, payload;", NEWEST),
     ("claim", "nothing 15 times.*look into the next", READY, f"{READY}\n    AND {SHARDED}"),
     ("claim", "does not see that the database's clock was moved", READY, UNMOVED),
     ("complete_many", "the id 50\\d", BATCH, f"{BATCH} + 500 AS id"),

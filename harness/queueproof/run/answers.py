@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,29 @@ def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, ob
         "max_attempts": _bound(queue, spec) or DEFAULT_BOUND,
         "queue": spec.queue,
     }
+
+
+def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
+    """What is wrong with claims that answer a job with another one's payload; else nothing.
+
+    Args:
+        calls: Those so far; an enqueue's payload says which one it was.
+        claims: The answer of a claim. A payload that the queue has changed says nothing.
+    """
+    for claim in claims:
+        payload = claim.token.get("payload")
+        if not isinstance(payload, dict):  # which a program's answer may hold
+            try:
+                payload = json.loads(str(payload))
+            except ValueError:
+                continue
+        match payload:
+            case {"call": int(n)} if len(payload) == 1 and 0 <= n < len(calls):
+                owner = calls[n].ids if calls[n].kind == "enqueue" else ()
+                others = (c.ids for c in calls if c.kind == "enqueue" and claim.id in c.ids)
+                if owner and claim.id not in owner and any(others):
+                    return f"claim answered job {claim.id} with the payload of job {owner[0]}"
+    return ""
 
 
 def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:

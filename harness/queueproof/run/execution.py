@@ -16,7 +16,13 @@ from queueproof.queues.model import FAILURE, Claim, Result, Step
 from queueproof.queues.sqltext import first_keyword, only_selects
 from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
-from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueue, told
+from queueproof.run.answers import (
+    enqueue_arguments,
+    mistaken,
+    read_answer,
+    record_enqueue,
+    told,
+)
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Choice
 from queueproof.run.session import ConnectionLostError, execute, unanswered
@@ -452,6 +458,8 @@ class Execution:
             )
         ):
             raise QueueError(found, self.queue.source_of(flight.do.kind))
+        if call.kind == "claim" and (wrong := mistaken(self.state.record.history.calls, value)):
+            raise QueueError(wrong, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
         if flight.session.in_transaction:
             self._stays_open(actor, flight)
