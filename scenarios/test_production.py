@@ -108,7 +108,8 @@ def test_a_claim_held_open_keeps_every_dead_row(stage: Stage, *, held: bool) -> 
     others.crashes()  # its statistics are there then, and VACUUM has the last word
     stage.setup("VACUUM jobs")
     dead = stage.asks("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'jobs'")
-    assert dead == (FINISHED if held else 0)
+    # It passes over a page that is pinned just then, as by who writes the pages out.
+    assert dead == FINISHED if held else dead < FINISHED / 20
     xid = f"SELECT backend_xid::text FROM pg_stat_activity WHERE pid = {worker.pid}"
     assert (stage.asks(xid) is not None) == held  # behind which VACUUM stays
     assert price(w2.costs(CLAIM)) == ("dear" if held else "cheap")
