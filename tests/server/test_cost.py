@@ -720,6 +720,47 @@ def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     assert ground.yardstick(limit, Shape(1, 1), 10) is None
 
 
+REGISTERED = """\
+-- name: schema#
+CREATE TABLE jobs (id bigserial, state text NOT NULL DEFAULT 'new', note text);
+CREATE TABLE workers (name text PRIMARY KEY, pid int NOT NULL);
+
+-- name: start(worker)!
+INSERT INTO workers VALUES (:worker, pg_backend_pid());
+
+-- name: promote
+UPDATE jobs SET state = 'queued' WHERE id IN (SELECT id FROM jobs WHERE state = 'new' LIMIT 7);
+
+-- name: claim(worker, limit)
+UPDATE jobs SET state = 'running'
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+AND EXISTS (SELECT FROM workers WHERE name = :worker AND pid = pg_backend_pid())
+RETURNING id;
+"""
+
+
+def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
+    """Nobody claims who has not started, and nothing that no promoter has made ready."""
+    registered = load_text(f"{REGISTERED}\n{ENQUEUE}\n{COMPLETE}\n{JOBS}", "q.sql")
+    found = measured(ground, registered)
+    assert found.drained
+    assert found.exactly_once
+    assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote
+    assert ground.count(registered, 1)["round_trips_per_job"] == 2
+    assert ground.yardstick(registered, Shape(1, 1), 10) is None
+    (entry,) = run([registered], [1], [1], endure=BRIEF, pace=Pace(backlog=30)).entries
+    assert len(entry.endured) == len(PHASES) * endure.POINTS
+
+
+def test_a_start_that_never_succeeds_is_told(ground: Ground) -> None:
+    """What the server rejects is an error, with its place."""
+    twice = REGISTERED.replace("VALUES (:worker", "VALUES (left(:worker, 1)")
+    with pytest.raises(QueueError, match=r"q\.sql:6: duplicate key value"):
+        measured(ground, load_text(f"{twice}\n{ENQUEUE}\n{COMPLETE}\n{JOBS}", "q.sql"))
+
+
 def test_a_queue_that_is_no_file_is_refused() -> None:
     """A class that gives SQL step by step has neither a text to compile nor a program to ask."""
     with pytest.raises(QueueError, match="bench measures queue files, and queues whose workers"):
@@ -813,11 +854,19 @@ def test_a_worker_program_that_is_broken_is_told(ground: Ground, claim: str, tol
 
 
 def test_a_worker_program_without_an_end_is_refused(ground: Ground) -> None:
-    """There is nothing to measure up to, or nobody who makes jobs ready."""
+    """There is nothing to measure up to."""
     with pytest.raises(QueueError, match="offer no complete"):
         ground.prepare(scripted(operations='"fail"'), Shape(1, 1), 1)
-    with pytest.raises(QueueError, match="bench does not run promote"):
-        ground.prepare(scripted(operations='"complete", "promote"'), Shape(1, 1), 1)
+
+
+def test_worker_programs_start_and_promote(ground: Ground) -> None:
+    """Each worker starts before its first claim, and somebody promotes before that."""
+    told = ground.prepare(scripted(operations='"complete", "start", "promote"'), Shape(1, 2), 10)
+    told.run(BRIEF)
+    assert told.verdict().completed
+    refused = 'answer = {"jobs": []}\n    elif asked["op"] == "promote":\n        sys.exit(3)'
+    with pytest.raises(QueueError, match="ended with exit status 3"):
+        ground.prepare(scripted(refused, operations='"complete", "promote"'), Shape(1, 1), 1)
 
 
 @pytest.mark.parametrize("pace", [Pace(rate=9.0), Pace(backlog=9), Pace(warm_up=1.0)])

@@ -18,7 +18,7 @@ from queueproof import waits
 from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
-from queueproof.bench.fill import OwnSession, fill
+from queueproof.bench.fill import OwnSession, fill, promote
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
 from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
@@ -222,12 +222,13 @@ class Ground:
             try:
                 work = _work(session, Worker(session, load, 0, [0]))
                 session.prepare(compiled.enqueue)
-                enduring = endure.EnduranceGround(
-                    self._admin,
-                    work,
-                    lambda n: session.run(compiled.enqueue, {**known, "priority": b"%d" % n}),
-                    self._old_snapshot,
-                )
+                session.prepare(compiled.promote)
+
+                def enqueue(number: int) -> None:
+                    session.run(compiled.enqueue, {**known, "priority": b"%d" % number})
+                    promote(compiled, session, 1)
+
+                enduring = endure.EnduranceGround(self._admin, work, enqueue, self._old_snapshot)
                 endure.endure(enduring, batch, seconds, points)
             finally:
                 session.pgconn.finish()

@@ -79,13 +79,37 @@ def fill(
         long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)
         compiled = replace(compiled, constants={**compiled.constants, "payload": long})
     session.prepare(compiled.enqueue)
+    session.prepare(compiled.promote)
+    ids = _enqueued(compiled, session, jobs)
+    promote(compiled, session, jobs)
+    return compiled, ids
+
+
+def promote(compiled: CompiledLoad, session: LoadSession, jobs: int) -> None:
+    """Make jobs claimable that were put in, where that takes a step of its own.
+
+    Args:
+        compiled: The queue.
+        session: A connection on which its `promote` is prepared.
+        jobs: How many there may be; a function, which does not tell what it has changed, runs once.
+
+    Raises:
+        RejectedError: The server rejected it.
+    """
+    for _ in range(jobs if compiled.promote.commands else 0):
+        _, changed = session.run(compiled.promote, {})
+        if not changed:
+            return
+
+
+def _enqueued(compiled: CompiledLoad, session: LoadSession, jobs: int) -> list[bytes]:
     if len(compiled.enqueue.commands) == 1:
-        return compiled, _pipelined(compiled, session, jobs)
+        return _pipelined(compiled, session, jobs)
     ids: list[bytes] = []
     for _ in range(jobs):
         answer, _ = session.run(compiled.enqueue, dict(compiled.constants))
         ids += [text or b"" for text in values(answer, compiled.enqueue_id)] if answer else []
-    return compiled, ids
+    return ids
 
 
 def _pipelined(compiled: CompiledLoad, session: LoadSession, jobs: int) -> list[bytes]:

@@ -61,6 +61,7 @@ class CompiledLoad:
         load: For the workers.
         enqueue: For the preload.
         enqueue_id: Where the id stands in the answer of enqueue.
+        promote: For what was put in; no command where the queue does not offer it.
         jobs: What the table says at the end; None where the queue does not offer it.
         jobs_columns: Where id and state stand in the answer of jobs.
         states: What the queue's own names of states stand for.
@@ -70,6 +71,7 @@ class CompiledLoad:
     load: Load
     enqueue: Script
     enqueue_id: int
+    promote: Script
     jobs: Script | None
     jobs_columns: tuple[int, int]
     states: Mapping[bytes, bytes]
@@ -98,11 +100,6 @@ def refuse(queue: Queue) -> Loaded:
         raise QueueError(
             f"{queue.name}: bench measures from claim to completion, and the queue has no block"
             " complete; write `-- name: complete(id, worker)!`"
-        )
-    for name in {"start", "promote"} & queue.offers:
-        raise QueueError(
-            f"{queue.name}: bench does not run the block {name}, without which little would be"
-            " claimed as in earnest; `queueproof check` does"
         )
     return queue
 
@@ -223,6 +220,7 @@ class _Compiler:
         return self._compiled(
             Load(
                 setup=self._setup(),
+                start=self._of_itself("start"),
                 claim=claim,
                 complete=complete,
                 many=many,
@@ -240,6 +238,7 @@ class _Compiler:
         return self._compiled(
             Load(
                 setup=self._setup(),
+                start=self._of_itself("start"),
                 claim=claim,
                 complete=Script(()),
                 many=True,
@@ -265,7 +264,15 @@ class _Compiler:
                 self._column(jobs_block, answer, "state"),
             )
         states = {own.encode(): state.encode() for own, state in queue.states.items()}
-        return CompiledLoad(load, enqueue, enqueue_id, observed, columns, states, self._constants)
+        promote = replace(self._of_itself("promote"), counts=True)
+        return CompiledLoad(
+            load, enqueue, enqueue_id, promote, observed, columns, states, self._constants
+        )
+
+    def _of_itself(self, operation: str) -> Script:
+        """A block that takes nothing of any job; no command where the queue does not have it."""
+        block = self._queue.blocks.get(operation)
+        return self._script(block, _own(operation))[0] if block else Script(())
 
     def _exchange(
         self, block: Block, fields: list[Field], token: tuple[AnswerColumn, ...], batch: int

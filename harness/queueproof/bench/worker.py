@@ -66,6 +66,7 @@ class Load:
 
     Attributes:
         setup: SQL for a new connection.
+        start: What a worker does once, before all else; no command: nothing.
         claim: The claim.
         complete: The completion, of one job or of all that a claim got; no command where the
             claim itself is the end of its jobs.
@@ -80,6 +81,7 @@ class Load:
     """
 
     setup: bytes
+    start: Script
     claim: Script
     complete: Script
     many: bool
@@ -141,13 +143,16 @@ class Worker:
     def __init__(
         self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
     ) -> None:
-        """Prepare the statements.
+        """Prepare the statements, and start.
 
         Args:
             session: Its connection.
             load: What to do.
             number: Which worker this is; its pauses are drawn by it.
             accepted: Completions by worker; it writes its own, and reads all to see the end.
+
+        Raises:
+            RejectedError: The server rejected a statement.
         """
         self._session = session
         self._load = load
@@ -160,10 +165,26 @@ class Worker:
         self._wanted: Known = {**load.constants, **self._own}
         self._held: Known = dict(self._own)  # the parameters of a completion
         self.tally = Tally()
+        session.prepare(load.start)
+        self._start()
         session.prepare(load.claim)
         session.prepare(load.complete)
         if load.exchange:
             session.prepare(load.exchange.script)
+
+    def _start(self) -> None:
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._session.run(self._load.start, self._own.copy())
+            except Retryable as error:
+                if time.monotonic() > until:
+                    message = f"start failed with {error.sqlstate} for {PATIENCE:g} s"
+                    raise RejectedError(message) from None
+                time.sleep(self._random.uniform(0, PAUSE))
+            else:
+                self._session.trips = 0  # what is counted is what jobs cost
+                return
 
     def work(self, begin: float, until: float) -> Steps[Tally]:
         """Claim and complete until all jobs are done or the time is up.

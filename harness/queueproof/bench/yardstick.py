@@ -53,7 +53,7 @@ def find(server: Server) -> Path:
 
 
 def script(queue: SqlFileQueue, compiled: CompiledLoad, batch: int) -> str | None:
-    """What pgbench runs; None where a block has several statements or batches have no end.
+    """What pgbench runs; None where it cannot: a start, several statements, batches without an end.
 
     Args:
         queue: The queue.
@@ -61,7 +61,7 @@ def script(queue: SqlFileQueue, compiled: CompiledLoad, batch: int) -> str | Non
         batch: Jobs per claim.
     """
     load = compiled.load
-    if not load.complete.commands:
+    if not load.complete.commands or load.start.commands:
         return None
     claims = queue.blocks["claim"].statements
     ends = queue.blocks["complete_many" if load.many else "complete"].statements
