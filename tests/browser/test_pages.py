@@ -1,0 +1,218 @@
+"""The pages, opened in headless Chromium: on a desk and on a phone, without a network."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120.0  # seconds
+DESK, PHONE = 1280, 390  # pixels
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+# What a page does is asked from outside it, so that a page without scripts can be asked as well.
+AROUND = """<!doctype html><title>not loaded</title>
+<iframe style="width: {width}px; height: 900px; border: 0" src="{name}"></iframe>
+<script>
+document.querySelector("iframe").onload = event => {{
+  const page = event.target.contentDocument
+  const drawn = [...page.querySelectorAll("svg")].filter(svg => svg.checkVisibility())
+  document.title = JSON.stringify({{
+    title: page.title,
+    width: page.documentElement.scrollWidth,
+    drawings: drawn.length,
+    empty: drawn.filter(svg => !svg.getBoundingClientRect().height).length,
+    foreign: event.target.contentWindow.performance.getEntriesByType("resource")
+      .map(entry => entry.name).filter(name => !name.startsWith(location.origin)),
+    text: page.body.textContent,
+  }})
+}}
+</script>
+"""
+CONSOLE = re.compile(r":CONSOLE[:(]\d+\)?\] (.*)")
+TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
+EVIL = "</script><script>document.title = 'evil'</script><img src=x onerror=alert(1)>"
+
+
+class Opened(NamedTuple):
+    """What was seen of a page.
+
+    Attributes:
+        said: The console's lines, of which a sound page has none.
+        title: The page's.
+        width: Pixels that it takes; more than the window's: a reader has to scroll sideways.
+        drawings: Visible SVG elements.
+        empty: Those of them without a height.
+        foreign: Addresses elsewhere that it loads from, or tries to.
+        text: All that is in it, opened or not.
+    """
+
+    said: list[str]
+    title: str
+    width: int
+    drawings: int
+    empty: int
+    foreign: list[str]
+    text: str
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and says nothing of it."""
+
+    def log_message(self, *_: Any) -> None:  # noqa: ANN401 - the base class's
+        """Say nothing."""
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine; where."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
+    """Open a page.
+
+    Args:
+        page: Its file.
+        width: Of the window, in pixels.
+        folder: What is served; the page's own if there is none.
+    """
+    chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
+    assert chromium, "there is no Chromium here: apt-get install chromium"
+    folder = folder or page.parent
+    around = folder / f"around-{page.stem}-{width}.html"
+    name = page.relative_to(folder).as_posix()
+    around.write_text(AROUND.format(width=width, name=name), encoding="utf-8")
+    with serving(folder) as address:
+        done = subprocess.run(  # noqa: S603 - the browser
+            [
+                chromium,
+                *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--enable-logging=stderr", "--virtual-time-budget=10000", "--dump-dom"),
+                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                f"--user-data-dir={folder / 'profile'}",
+                f"--window-size={width + 20},900",
+                f"{address}/{around.name}",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+    told = TITLE.search(done.stdout)
+    assert told, done.stdout
+    said = [line for line in CONSOLE.findall(done.stderr) if "favicon.ico" not in line]
+    return Opened(said, **json.loads(html.unescape(told[1])))
+
+
+def command(*arguments: str, exits: int = 0) -> None:
+    """Run queueproof."""
+    done = subprocess.run(  # noqa: S603 - our own
+        [sys.executable, "-m", "queueproof", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == exits, done.stderr
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The card of a queue that breaks a guarantee, and whose SQL would like to be a page."""
+    folder = tmp_path_factory.mktemp("card")
+    text = (ROOT / "strategies/broken/retry_given_fail_ends.sql").read_text(encoding="utf-8")
+    assert text.count("left(:error,") == 1
+    queue = folder / "q.sql"
+    queue.write_text(text.replace("left(:error", f"left(:error || $${EVIL}$$"), encoding="utf-8")
+    page = folder / "card.html"
+    command("check", str(queue), "--only", "retry-given,order", "--html", str(page), exits=1)
+    return page
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that is recorded in results/."""
+    page = tmp_path_factory.mktemp("report") / "report.html"
+    recorded = [str(ROOT / "results" / name) for name in ("throughput.json", "conformance.json")]
+    command("report", *recorded, "--html", str(page))
+    return page
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The documentation."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(build, cwd=ROOT, timeout=PATIENCE, check=True)  # noqa: S603 - as `make docs`
+    return folder
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_a_card_opens(card: Path, width: int) -> None:
+    """The story is drawn, or listed where that has no room; what the queue's SQL says is text."""
+    found = opened(card, width)
+    assert not found.said + found.foreign
+    assert "evil" not in found.title
+    assert found.width <= width
+    assert found.drawings == (width == DESK)
+    assert not found.empty
+    assert EVIL in found.text
+
+
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_the_report_opens(report: Path, width: int) -> None:
+    """Its charts are drawn, and it fits."""
+    found = opened(report, width)
+    assert not found.said + found.foreign
+    assert found.width <= width
+    assert found.drawings
+    assert not found.empty
+    assert "lease_table" in found.text
+
+
+@pytest.mark.parametrize("name", ["", "tutorial", "guarantees/fencing", "howto/bench"])
+def test_the_site_opens(site: Path, name: str) -> None:
+    """Its pages load what they need from their own folder, and fit."""
+    found = opened(site / name / "index.html", PHONE, site)
+    assert not found.said + found.foreign
+    assert found.width <= PHONE
+    assert found.text
+
+
+def test_a_page_that_fails_is_seen(tmp_path: Path) -> None:
+    """What is asked here can be answered otherwise."""
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<!doctype html><title>one</title><script>undefined.one</script>"
+        "<img src=https://example.org/a.png><svg height=0></svg>"
+        "<body><div style='width: 2000px'>two</div>"
+        "<style onload=\"document.title = 'evil'\"></style>",
+        encoding="utf-8",
+    )
+    found = opened(page, PHONE)
+    assert ["TypeError" in line for line in found.said] == [True]
+    assert found.foreign == ["https://example.org/a.png"]
+    assert (found.title, found.drawings, found.empty, found.text) == ("evil", 1, 1, "two")
+    assert found.width > PHONE
