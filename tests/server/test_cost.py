@@ -19,6 +19,7 @@ from queueproof.bench import chart, endure, latency, render
 from queueproof.bench.bench import Group, keeping_whole_rounds, measure, names_of, run
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
+from queueproof.bench.counters import COUNTED, LEAST_JOBS, LOCKING, WARM
 from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.gate import Condition
@@ -389,6 +390,20 @@ def test_a_claim_that_is_its_transaction_is_not_counted_apart(ground: Ground) ->
     """Its session hands over nothing before the completion ends the transaction."""
     assert "buffers_per_claim" not in ground.count(strategy("hold_open"), 1)
     assert ground.count(strategy("hold_open"), 1)["buffers_per_job"] > 0
+
+
+def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
+    """Those that it takes, more where it sorts after it has locked; in an open transaction too."""
+    assert ground.count(queue(), 10)["rows_locked_per_claim"] == 10
+    all_first = CLAIM.replace(
+        "ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED",
+        "AND id IN (SELECT id FROM jobs FOR UPDATE SKIP LOCKED) ORDER BY id LIMIT :limit",
+    )
+    assert all_first != CLAIM
+    left = LEAST_JOBS - 10 * (WARM + COUNTED + LOCKING)
+    assert ground.count(queue(claim=all_first), 10)["rows_locked_per_claim"] > left
+    for name in ("skip_locked", "hold_open"):
+        assert ground.count(strategy(name), 1)["rows_locked_per_claim"] == 1
 
 
 def test_a_load_is_counted(ground: Ground) -> None:

@@ -12,15 +12,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import psycopg
+from psycopg import sql
 
 from queueproof import waits
 
 WARM = 3  # claims before those that are counted, so that plans and caches are there
 COUNTED = 20  # claims
+LOCKING = 5  # claims more, after which the rows are looked at; apart, as that touches buffers too
 LEAST_JOBS = 1000  # in the queue, so that a claim does not read it all
 
 COUNTERS: Mapping[str, str] = {
     "buffers_per_claim": "shared buffers that a claim touches",
+    "rows_locked_per_claim": "rows that a claim locks, those that it changes or deletes included",
     "buffers_per_job": "the same of a job's share of its claim, and of its completion",
     "wal_bytes_per_job": "WAL written for a job, from claim to completion",
     "round_trips_per_job": "statements sent and answered",
@@ -35,9 +38,25 @@ SELECT COALESCE(sum(pg_catalog.pg_stat_get_blocks_fetched(c.oid)), 0)::bigint,
   COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid)
     + pg_catalog.pg_stat_get_tuples_updated(c.oid)
     + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_dead_tuples(c.oid)), 0)::bigint
+  COALESCE(sum(pg_catalog.pg_stat_get_dead_tuples(c.oid)), 0)::bigint,
+  COALESCE(sum(pg_catalog.pg_stat_get_tuples_updated(c.oid)
+    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint
 FROM pg_catalog.pg_class c
 WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S')
+"""
+_TABLES = """
+SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid >= 16384 AND c.relkind = 'r' ORDER BY c.oid
+"""
+_NEXT_TRANSACTION = """
+SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint % 4294967296
+"""
+# xmax stays in a row when the transaction that has locked it has ended (manual, 5.6); the new
+# version of a row that was locked before has it as well.
+_LOCKED = """
+SELECT count(*) FROM ONLY {}
+WHERE xmax::text::bigint >= %(first)s AND xmin::text::bigint < %(first)s
 """
 _OTHERS = """
 SELECT count(*) FROM pg_catalog.pg_stat_activity
@@ -55,12 +74,14 @@ class Totals(NamedTuple):
         wal_bytes: Of the whole server.
         rows: Inserted, updated or deleted.
         dead: Row versions that nobody sees any more and that are still there.
+        replaced: Of `rows`, those updated or deleted.
     """
 
     buffers: int
     wal_bytes: int
     rows: int
     dead: int
+    replaced: int
 
     @classmethod
     def read(cls, admin: psycopg.Connection[Any]) -> Self:
@@ -74,7 +95,7 @@ class Totals(NamedTuple):
         return Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-NOTHING = Totals(0, 0, 0, 0)
+NOTHING = Totals(0, 0, 0, 0, 0)
 
 
 def all_handed_over(admin: psycopg.Connection[Any]) -> None:
@@ -103,14 +124,18 @@ class CountedWork(NamedTuple):
     trips: Callable[[], int]
 
 
-def count(admin: psycopg.Connection[Any], work: CountedWork) -> dict[str, float]:
+def count(
+    admin: psycopg.Connection[Any], work: CountedWork, *, locking: int = LOCKING
+) -> dict[str, float]:
     """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
 
-    A claim that holds its transaction open is not counted apart from its completion.
+    The buffers of a claim that holds its transaction open are not counted apart from those of its
+    completion.
 
     Args:
         admin: Reads the counts.
         work: The worker, before enough jobs.
+        locking: After how many claims more all rows are looked at for locks.
     """
     claims: list[Totals] = []
     whole: list[Totals] = []
@@ -144,4 +169,26 @@ def count(admin: psycopg.Connection[Any], work: CountedWork) -> dict[str, float]
     }
     if len(claims) == len(whole):
         counted["buffers_per_claim"] = statistics.median(one.buffers for one in claims)
+    locked = [rows for _ in range(locking) if (rows := _locked(admin, work)) is not None]
+    if locked:
+        counted["rows_locked_per_claim"] = statistics.median(locked)
     return {name: round(counted[name], 3) for name in COUNTERS if name in counted}
+
+
+def _locked(admin: psycopg.Connection[Any], work: CountedWork) -> int | None:
+    """Rows that a claim locks, by their xmax and by what it has changed; None: it got nothing.
+
+    Of an open transaction others see the old rows, whose xmax is that of what changes them; once it
+    has ended, those are gone, and counted as changed.
+    """
+    work.hand_over()
+    before = Totals.read(admin)
+    (first,) = admin.execute(_NEXT_TRANSACTION).fetchone() or (0,)
+    got = work.claim()
+    work.hand_over()
+    locked = Totals.read(admin).since(before).replaced
+    for table in admin.execute(_TABLES).fetchall():
+        asked = sql.SQL(_LOCKED).format(sql.Identifier(*table))
+        locked += (admin.execute(asked, {"first": first}).fetchone() or (0,))[0]
+    work.complete()
+    return locked if got else None
