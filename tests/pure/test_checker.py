@@ -36,6 +36,7 @@ from queueproof.judge.checker import Declared, check
 from queueproof.judge.lives import Hindrances, Life
 from queueproof.judge.spec import Act, Breach, Job, Rules
 from queueproof.queues.model import State
+from queueproof.schedule.moments import grace
 from workshop.checker import DECLARED, simulate
 
 LEASE = 30.0
@@ -891,6 +892,21 @@ def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -
     for job in ("1", "2"):
         told.on("complete", told.claim("w2", job), job)
     assert broken(told.finally_(j1="completed", j2="completed"), declared(cap=cap)) == expected
+
+
+@pytest.mark.parametrize(("late", "expected"), [(-1.0, []), (2.0, ["stale-recovery"])])
+def test_a_lease_may_last_longer_than_declared(late: float, expected: list[str]) -> None:
+    """Rule 4: at least so long, and whole minutes are; what comes back much later is stranded."""
+    told = Told()
+    told.enqueue("1", bound=3)
+    told.claim("w1", "1")
+    told.do("crash", "w1")
+    told.wait(LEASE + grace(LEASE) + late)
+    told.sweep()
+    told.wait(LEASE)
+    told.do("recover", "reaper", "1")
+    told.on("complete", told.claim("w2", "1"))
+    assert broken(told.finally_(j1="completed")) == expected
 
 
 @pytest.mark.parametrize(

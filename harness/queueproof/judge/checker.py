@@ -27,7 +27,6 @@ from queueproof.judge.lives import UNHINDERED, Life, Lives, Watcher, over, read
 from queueproof.judge.spec import (
     FINISHED,
     FOREVER,
-    ROUNDED_UP,
     SHORT,
     Act,
     Breach,
@@ -38,6 +37,7 @@ from queueproof.judge.spec import (
 )
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
+from queueproof.schedule.moments import ROUNDED_UP, grace
 
 LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
@@ -470,8 +470,9 @@ class _JobCheck:
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
+        late = grace(self.declared.lease or 0.0)
         for job, _ in configs:
-            over = job.crashed and (self.declared.tied or job.stale_after < act.call.began)
+            over = job.crashed and (self.declared.tied or job.stale_after + late < act.call.began)
             if job.phase != Phase.RUNNING or not over or job.exhausted:
                 return None
         if self.lives.outcome(self.job) == "failed":

@@ -19,7 +19,6 @@ from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
 SHORT = 1.0  # seconds; real time that passes between two calls without a move of the clock
-ROUNDED_UP = 61.0  # seconds; by so much a delay may be longer that is kept in whole minutes
 LONG = 10.0  # seconds; of more than that nobody asks for fractions
 
 

@@ -11,7 +11,7 @@ from queueproof.run.actors import Actor
 from queueproof.run.answers import done
 from queueproof.run.execution import Execution
 from queueproof.schedule.actors import DRAINER
-from queueproof.schedule.moments import DAY, DECADE, HOUR, past
+from queueproof.schedule.moments import DAY, DECADE, HOUR, grace, past
 from queueproof.schedule.programs import Do
 
 DRAIN_CLAIMS = 200  # more than any program enqueues: a claim that never empties must not hang a run
@@ -22,7 +22,8 @@ RETRIES = 10
 
 def moves(lease: float | None) -> list[float]:
     """Seconds by which the clock moves, one sweep after the other, before a job is given up."""
-    return [0.0, *([past(lease)] if lease else []), HOUR, DAY, 40 * DAY, DECADE]
+    leases = [past(lease), past(grace(lease))] if lease else []
+    return [0.0, *leases, HOUR, DAY, 40 * DAY, DECADE]
 
 
 class Drain:

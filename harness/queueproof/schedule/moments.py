@@ -6,8 +6,14 @@ MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kep
 # Seconds; odd, so that no lease or delay ends exactly then.
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
+ROUNDED_UP = 61.0  # seconds; by so much what is kept in whole minutes is later than was asked
 
 
 def past(lease: float) -> float:
     """Seconds after which a lease has certainly run out: some real time passes as well."""
     return lease * 1.0567 + 1.7
+
+
+def grace(lease: float) -> float:
+    """Seconds by which a lease may last longer than declared: at least so long, it says."""
+    return max(lease, ROUNDED_UP)
