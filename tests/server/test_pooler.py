@@ -18,6 +18,8 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
+from queueproof.guarantees.claims import FRACTION
+from queueproof.guarantees.programs import ALIGNED
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
@@ -33,6 +35,7 @@ from queueproof.schedule.conditions import Conditions, Pooled
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
     RECOVER,
+    Do,
     JobSpec,
     Program,
     advance,
@@ -41,6 +44,7 @@ from queueproof.schedule.programs import (
     crash,
     in_turn,
     script,
+    until,
 )
 from queueproof.search.shrink import breaches
 
@@ -204,6 +208,29 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     program = Program(ONE * 2, in_turn(script("w1", claim(), complete()), script("w2", claim())))
     for policy in POLICIES:
         assert breaches(pooled(lab, policy).run(program), declare(calibrate(lab))) == []
+
+
+@pytest.mark.parametrize("late", [[0.3], [0.3, 0.0, 0.0, 0.0, 0.3]])
+def test_a_run_that_stood_still_for_a_moment_is_asked_again(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch, late: list[float]
+) -> None:
+    """A queue that cuts seconds off hands a job out too early, or not: by when it was enqueued."""
+    told = queue().replace("-- name: enqueue\n", "-- name: enqueue(delay)\n")
+    told = told.replace(
+        "DEFAULT VALUES", "(locked_at) VALUES (date_trunc('second', now() + :delay))"
+    )
+    lab = lab_of(
+        told.replace("'queued' {also}", "").replace("LIMIT 1", "AND locked_at <= now() LIMIT 1")
+    )
+    reserve = (JobSpec(delay=FRACTION),)
+    steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(FRACTION)))
+    program = Program((), (*steps, *in_turn(script("w1", claim()))), reserve=reserve)
+    aligned = lab.until_aligned
+    left = late.copy()  # of the run with the pooler, three without, and the one with it again
+    monkeypatch.setattr(lab, "until_aligned", lambda: aligned() + (left.pop(0) if left else 0.0))
+    found = pooled(lab, "round robin").run(program)
+    assert not left
+    assert bool(found.short) is (len(late) > 1)
 
 
 @pytest.fixture

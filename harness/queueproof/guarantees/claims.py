@@ -141,7 +141,7 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
         # Of a delay itself the fraction may be lost.
         almost = script("clock", until(FRACTION))
-        yield Program((), in_turn(new, almost, take), reserve=(JobSpec(delay=FRACTION),))
+        yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=FRACTION),))
         yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
         if "recover" in pieces.offers and pieces.lease is not None:
             yield Program(late, in_turn(*pieces.reaper(), take))

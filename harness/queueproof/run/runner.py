@@ -87,6 +87,9 @@ class Runner:
             raise QueueError(wrong.because, self._lab.queue.source_of(wrong.operation))
         if self.conditions.pooled and not program.races:
             run.short = self.short(program, run)
+            # One that stood still for a moment was late where it was to be in time.
+            if run.short and not self.short(program, self._run_once(program, schedule)):
+                run.short = None
         return run
 
     def short(self, program: Program, run: Run) -> Call | None:
