@@ -8,7 +8,7 @@ import sys
 import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from types import FrameType
@@ -906,7 +906,9 @@ def test_a_lease_may_last_longer_than_declared(late: float, expected: list[str])
     told.wait(LEASE)
     told.do("recover", "reaper", "1")
     told.on("complete", told.claim("w2", "1"))
-    assert broken(told.finally_(j1="completed")) == expected
+    history = told.finally_(j1="completed")
+    assert broken(history, replace(declared(), late=grace(LEASE))) == expected
+    assert broken(history) == ["stale-recovery"]  # of a queue whose leases are exact
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,8 @@ from queueproof.schedule.programs import (
     terminate,
 )
 
+PHASES = (0.0, 20.3, 40.6)  # seconds; of a minute
+CRASHED = 4  # jobs
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 SHORT = 1.0  # seconds; a delay that really passes
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
@@ -80,6 +82,7 @@ def calibrate(lab: Lab) -> Offer:
         offer,
         waits=(waits := _waits(runner, offer)),
         beats=waits is None and _beats(runner, offer),
+        late=any(_is_late(runner, offer, phase) for phase in PHASES),
         due_by_recover=_due_by_recover(runner, offer),
     )
     pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
@@ -227,6 +230,33 @@ def _waits(runner: Runner, offer: Offer) -> float | None:
     _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
     tries = zip((None, *WAITS), later, strict=False)
     return next((wait for wait, call in tries if call.ids), None)
+
+
+def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
+    """Whether one of some crashed workers' jobs still runs when its lease is over.
+
+    Args:
+        runner: Runs the program.
+        offer: What is known of the queue.
+        phase: Seconds that pass before their claim: a lease may end with the minute.
+    """
+    lease = offer.queue.lease_seconds
+    if offer.held or lease is None:
+        return False
+    limited = "limit" in offer.queue.takes("claim")
+    take = [claim(CRASHED)] if limited else [claim()] * CRASHED
+    look = (script("observer", OBSERVE),) if "jobs" in offer.queue.offers else ()
+    stages = in_turn(
+        *(SETTLE, script("clock", advance(phase)), script("w1", *take, crash())),
+        *(script("clock", advance(past(lease))), *_reaper(offer), script("w2", *take), *look),
+    )
+    history = runner.run(Program(ONE * CRASHED, stages)).history
+    crashed, back = (
+        {job for call in history.of_kind("claim") if call.actor == name for job in call.ids}
+        for name in ("w1", "w2")
+    )
+    states = next((call.states for call in history.of_kind("jobs")), None)
+    return any(states is None or states.get(job) == "running" for job in crashed - back)
 
 
 def _due_by_recover(runner: Runner, offer: Offer) -> bool:

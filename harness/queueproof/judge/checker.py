@@ -108,6 +108,7 @@ class Declared(Rules):
         retries: A job that fails comes back while it has attempts left.
         signs: Whatever a worker does may beat for all that it holds.
         waits: A job that was taken back may have to wait.
+        late: Seconds by which a lease may last longer than declared.
     """
 
     observable: bool
@@ -116,6 +117,7 @@ class Declared(Rules):
     retries: bool = False
     signs: bool = False
     waits: bool = False
+    late: float = 0.0
 
 
 def declare(offer: Offer) -> Declared:
@@ -135,6 +137,7 @@ def declare(offer: Offer) -> Declared:
         signs=by_worker or offer.beats,
         renews=offer.renews,
         waits=offer.waits is not None,
+        late=grace(queue.lease_seconds or 0.0) if offer.late else 0.0,
         at_least_once=queue.delivery == "at-least-once",
         stale_fails=queue.stale == "fails",
         one_each=queue.jobs_per_worker is not None,
@@ -470,9 +473,9 @@ class _JobCheck:
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
-        late = grace(self.declared.lease or 0.0)
         for job, _ in configs:
-            over = job.crashed and (self.declared.tied or job.stale_after + late < act.call.began)
+            end = job.stale_after + self.declared.late
+            over = job.crashed and (self.declared.tied or end < act.call.began)
             if job.phase != Phase.RUNNING or not over or job.exhausted:
                 return None
         if self.lives.outcome(self.job) == "failed":

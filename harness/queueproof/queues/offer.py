@@ -21,6 +21,8 @@ class Offer:
         renews: Whether a heartbeat was seen to change the claim's token.
         waits: Seconds for which a crashed worker's job was seen to wait after it was taken back by
             a claim that answered nothing; None where the first claim got it.
+        late: Whether a crashed worker's job, beside no living one's, was seen to be still running
+            when its lease was over: leases may last longer than declared.
         due_by_recover: Whether a failed job was seen to come back after a recovery only.
     """
 
@@ -31,6 +33,7 @@ class Offer:
     beats: bool = False
     renews: bool = False
     waits: float | None = None
+    late: bool = False
     due_by_recover: bool = False
 
     def any_of(self, *operations: str) -> bool:
