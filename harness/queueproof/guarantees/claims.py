@@ -35,6 +35,7 @@ from queueproof.schedule.programs import (
     whole,
 )
 
+APART = 7.0  # seconds between due times, of which two of three are in the same minute
 MINUTE = 61.0  # seconds; what is counted from an aligned clock ends at the same fraction
 FRACTION = 61.47  # seconds; of which rounding takes more than a margin
 _PREFIXED = "default.high"  # a queue whose name begins as another's
@@ -134,6 +135,10 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         yield Program((), ((script("producer", Do("enqueue")), take),), reserve=late)
         yield Program((JobSpec(priority=urgent, delay=DELAY),), in_turn(take))
         yield Program(late, in_turn(take, half, take, half, take))
+        # What waits together is not due together.
+        line = tuple(JobSpec(delay=DELAY + APART * n) for n in range(3))
+        over, several = script("clock", advance(DELAY + 2)), script("w1", *[claim(3)] * 2)
+        yield Program(line, in_turn(over, several, script("clock", advance(APART)), several))
         # Of a long one whatever but its seconds may be lost, or its days.
         long = (JobSpec(delay=2 * DAY + HOUR),)
         yield Program(long, in_turn(script("clock", advance(DAY)), take))

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing
-from queueproof.guarantees.programs import ALIGNED, ELSEWHERE, ONE, PAGE, SPENT, TWO, Pieces
+from queueproof.guarantees.programs import (
+    ALIGNED,
+    ELSEWHERE,
+    ONE,
+    PAGE,
+    SPENT,
+    THREE,
+    TWO,
+    Pieces,
+)
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
+    COMPLETE_SOME,
     OBSERVE,
     RECOVER,
     JobSpec,
@@ -177,8 +187,10 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         others = script("w2", whole(claim()), *freed)
         later = in_turn(script("w3", claim()))
         yield Program(TWO, (*first, *over, (reaper, others), *later))
+    # What an earlier attempt has left behind, its heartbeat too, is not the next one's.
+    beaten = (heartbeat(),) if "heartbeat" in pieces.offers else ()
     if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
-        failed = in_turn(script("w1", claim(), fail()))
+        failed = in_turn(script("w1", claim(), *beaten, fail()))
         late = in_turn(script("w2", claim()), pieces.within(), *pieces.reaper())
         yield Program(ONE, (*failed, *pieces.wait_out(), *late, *in_turn(script("w3", claim()))))
     # A job that was taken over is as fresh as any other.
@@ -186,7 +198,10 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         taken = in_turn(script("w2", claim()), pieces.within())
         yield Program(
             ONE,
-            (*first, *pieces.lapse(), *taken, *in_turn(*pieces.reaper(), script("w3", claim()))),
+            (
+                *in_turn(script("w1", claim(), *beaten)),
+                *(*pieces.lapse(), *taken, *in_turn(*pieces.reaper(), script("w3", claim()))),
+            ),
         )
 
 
@@ -203,6 +218,8 @@ def _ends_late(pieces: Pieces, later: tuple[Stage, ...]) -> Iterator[Program]:
     if "complete_many" in pieces.offers and pieces.takes_limit:
         batch = in_turn(ALIGNED, script("w1", claim(2)))
         yield Program(TWO, (*batch, *later, *in_turn(script("w1", COMPLETE_ALL))))
+        # Of what was claimed together one may still be at work, between two that are done.
+        yield Program(THREE, in_turn(script("w1", claim(3), COMPLETE_SOME)))
 
 
 def _fencing(pieces: Pieces) -> Iterator[Program]:

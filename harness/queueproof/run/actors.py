@@ -73,7 +73,9 @@ class Actor:
         return any(ref not in self.ended and ref not in self.lost for ref, _ in self.claims)
 
     def batch(self, nth: int) -> list[tuple[Ref, Claim]]:
-        """What its `nth` successful claim got."""
+        """What its `nth` successful claim got; by the complement, `~nth`, every other job of it."""
+        if nth < 0:
+            return self.batch(~nth)[::2]
         calls = list(dict.fromkeys(ref.call for ref, _ in self.claims))
         batch = [c for c in self.claims if nth < len(calls) and c[0].call == calls[nth]]
         # A worker finishes its jobs in any order: every other one names its batch backwards.
