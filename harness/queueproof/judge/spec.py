@@ -295,10 +295,6 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         )
     if rules.stale_fails and (breach := _revived(job, call)):
         return breach
-    if job.phase == Phase.COMPLETED and job.recovered and job.holder is not None:
-        # Blame (queue-file.md, 21): whoever finished it had lost it.
-        ended = f"{job.holder.actor} was allowed to complete after it had lost it"
-        return Breach("fencing", f"{who} claimed a job that {ended}")
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
         return Breach("final-state", f"{who} claimed a job that had already {job.phase}")
     if job.phase == Phase.RUNNING and job.holder is not None and _still_held(rules, job, call):
