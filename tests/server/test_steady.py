@@ -99,6 +99,7 @@ def states(lab: Lab) -> dict[str, int]:
 
 KEYS = {
     "a serial": "bigserial PRIMARY KEY",
+    "one that goes down": "bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1) PRIMARY KEY",
     "an identity that is always generated": "int GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "a positive integer": "bigserial PRIMARY KEY CHECK (id > 0)",
     "a UUID": "uuid PRIMARY KEY DEFAULT gen_random_uuid()",

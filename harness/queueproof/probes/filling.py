@@ -47,8 +47,10 @@ JOIN pg_class c ON c.oid = seqrelid AND c.relpersistence <> 't'
 JOIN pg_namespace n ON n.oid = c.relnamespace AND nspname <> 'clock' AND nspname !~ '^pg_',
 LATERAL (SELECT COALESCE(pg_sequence_last_value(seqrelid), seqstart), {count} * seqincrement)
   AS room (at, by)
-WHERE seqincrement > 0 AND at + by < seqmax / 2
+WHERE {room}
 """
+_UP = "seqincrement > 0 AND at + by < seqmax / 2"
+_DOWN = "seqincrement < 0 AND at + by > seqmin / 2"
 
 
 class NotMultipliedError(Exception):
@@ -107,12 +109,13 @@ class Filling:
         """
         self._lab = lab
         self._copies = 0
-        # The copies get smaller numbers, as older jobs have.
-        lab.execute(_ADVANCE.format(count=3 * most), waits.BULK)
+        # The copies get smaller numbers, as older jobs have, or later ones where these go down.
+        lab.execute(_ADVANCE.format(count=3 * most, room=_UP), waits.BULK)
         try:
             self._reported = [self._report()]
             self._remember()
             self._ids = set(make(SEEDS))
+            lab.execute(_ADVANCE.format(count=3 * most, room=_DOWN), waits.BULK)
             self._reported.append(self._report())
             self._tables = [table for table in self._all if self._plant(table)]
         except ServerError as error:
