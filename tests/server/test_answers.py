@@ -418,3 +418,22 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
         QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
     ):
         calibrate(lab_of(text))
+
+
+def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf) -> None:
+    """It beats from its start on, and the natural heartbeat finds no row then."""
+    named = "-- name: heartbeat(id, worker, attempt)!"
+    head, _, tail = REFERENCE.partition(named)
+    beat, _, tail = tail.partition("-- name: recover")
+    beat = beat.replace("WHERE id = :id\n  AND status", "WHERE status").replace(
+        "\n  AND attempts = :attempt", ""
+    )
+    start = "-- name: start(worker)\nSELECT :worker AS registered;\n\n"
+    text = f"{head}{start}-- name: heartbeat(worker)!{beat}-- name: recover{tail}"
+    assert calibrate(lab_of(text)).queue.offers >= {"start", "heartbeat"}
+    never = text.replace(
+        "WHERE status = 'running'\n  AND locked_by = :worker;", "WHERE :worker = '';"
+    )
+    assert never != text
+    with pytest.raises(QueueError, match="heartbeat was refused to the job's only holder"):
+        calibrate(lab_of(never))
