@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
+from queueproof.schedule.actors import DRAINER
+
 _NESTED = dict.fromkeys(
     ("enable_hashagg", "enable_hashjoin", "enable_material", "enable_sort", "enable_mergejoin"),
     "off",
@@ -25,8 +27,11 @@ _ZONES: tuple[Mapping[str, str], ...] = (
     {"TimeZone": "Pacific/Niue", "DateStyle": "SQL, DMY"},  # 11 hours behind it
     {"TimeZone": "America/St_Johns", "DateStyle": "Postgres, MDY"},
 )
-_PLACES = {"w1": 0, "w2": 1, "reaper": 2, "producer": 0}  # of the zones; who else there is: 2
-_AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1}  # seconds
+# Of the zones; who else there is: 2. What the drainer claims has been put in on another day of its
+# own, whatever time it is.
+_PLACES = {"w1": 0, "w2": 1, "reaper": 2, "producer": 0, DRAINER: 1}
+# By how many seconds their clocks are ahead.
+_AHEAD = {"w1": -7203.7, "w2": 7203.7, "reaper": 7203.7, "producer": 3607.1, DRAINER: 0.0}
 
 Gate: TypeAlias = Literal["statement", "row", "every", "query"]
 """Where inside a statement a session stops: one that changes a table with its snapshot taken and
