@@ -149,17 +149,20 @@ def guards(site: Site, known: Columns, queue: SqlFileQueue) -> list[tuple[str, s
     return guards if queue.lease != "session" else guards[:1]
 
 
-def run_out(known: Columns, queue: SqlFileQueue) -> str:
-    """The condition that a lease has run out.
+def run_out(site: Site, known: Columns, queue: SqlFileQueue) -> str:
+    """The condition that a lease has run out; nothing for what does not take jobs back.
 
     Args:
+        site: Where it is to stand.
         known: What the columns are for.
         queue: The queue.
     """
-    if not known.lease:
+    if not known.lease or not site.own or site.block not in {"recover", "start"}:
         return ""
     if known.until:
         return f"{known.lease} < now()"
-    if queue.lease_time is not None:
-        return f"{known.lease} < now() - :lease"
-    return ""
+    if queue.lease_time is None:
+        return ""
+    # Who begins is told its name, and nothing else.
+    length = f"interval '{queue.lease_time.total_seconds():g} seconds'"
+    return f"{known.lease} < now() - {':lease' if site.block == 'recover' else length}"

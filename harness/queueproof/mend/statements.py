@@ -27,6 +27,8 @@ from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Edit, Parsed, Span
 
 _BACK = frozenset({"recover", "fail", "heartbeat"})  # what may put a job back, or keep it
+_JSON = re.compile(r"::\s*jsonb?\s*$", re.IGNORECASE)
+FITS = 200  # characters that any column for an error holds
 _PLAIN = ("priority", "queue", "max_attempts", "payload")
 
 
@@ -75,7 +77,7 @@ def _read_first(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
 def _asked_again(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
     """The statement that changes or locks a row asks again what was asked when it was read."""
     wanted = [f"{column} = {value}" for column, value in guards(site, known, queue) if column]
-    if site.block == "recover" and site.own and (stale := run_out(known, queue)):
+    if stale := run_out(site, known, queue):
         wanted.append(stale)
     for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
         parts = site.where(node)
@@ -106,7 +108,7 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
             values[known.queue] = ":queue"
     if site.block in HELD - {"complete_many"} and site.own:
         values["id"] = ":id"
-    if site.block == "recover" and site.own and (stale := run_out(known, queue)):
+    if stale := run_out(site, known, queue):
         values[known.lease] = stale.removeprefix(known.lease).strip()
     for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
         for part in site.where(node):
@@ -298,6 +300,23 @@ def _capped(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
         yield "exponent capped", [Edit(Span(begin.start, end.end), new)]
 
 
+def _short(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
+    """What was caught fits its column, and is JSON where it must be, whatever stands in it."""
+    parsed = site.parsed
+    for part in (part for one in parsed.tree.find_all(exp.Update) for part in one.expressions):
+        span = parsed.span(part)
+        equals = parsed.outermost(span, frozenset({"="}))
+        told = any(one.name == "error" for one in part.find_all(exp.Placeholder))
+        if site.block != "fail" or equals is None or not told:
+            continue
+        place = Span(equals.end, span.end)
+        if cast := _JSON.search(parsed.source(place)):
+            new = f"jsonb_build_object('error', :error::text){cast[0]}"
+            yield "jsonb_build_object(...) instead of text put together", [Edit(place, f" {new}")]
+        else:
+            yield f"error cut to {FITS} characters", [Edit(place, f" left(:error, {FITS})")]
+
+
 def _closing(parsed: Parsed, span: Span, opening: Span) -> Span:
     """The parenthesis that closes one; a token that opens nothing is its own end."""
     depth = 0
@@ -393,7 +412,9 @@ def _dropped(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     """A condition less, but for those that every such operation needs."""
     if site.block not in {"claim", "recover", *HELD}:
         return
-    needed = [known.due, known.queue, known.worker, known.status, "id"]
+    needed = [known.due, known.worker, known.status, "id"]
+    if site.block == "claim":
+        needed.append(known.queue)
     if site.block != "recover":  # which ends what has no attempt left, too
         needed.append(known.attempts)
     plain = re.compile(rf"`(\w+\.)?({'|'.join(filter(None, needed))}) (=|<|<=) [^ ]+`")
@@ -434,6 +455,7 @@ FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], 
     (_ordered, "order steady-cost no-starvation", False),
     (_in_one_order, "no-deadlock", False),
     (_capped, "backoff no-lost-job", False),
+    (_short, "backoff", False),
     (_exact, "not-early backoff live-lease stale-recovery server-clock", False),
     (_inserted, "not-early order routing retry-bound retry-given", False),
     (_unlocked, "non-blocking pooler-safe no-deadlock", False),
