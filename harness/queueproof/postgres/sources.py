@@ -114,8 +114,8 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
         case _:
             # no more than its first word is repeated: the rest may hold a password
             raise ServerUnavailableError(
-                f"unknown PostgreSQL source that begins with {kind!r}: write {', '.join(SERVERS)}"
-                " or a DSN such as postgresql://user@host/postgres."
+                f"unknown PostgreSQL source that begins with {kind!r}: write {_spelt()}, or a DSN"
+                " such as postgresql://user@host/postgres."
             )
     facts = examine(started.admin)
     if not trust:
@@ -133,6 +133,12 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
         _watchdog=None,
         _restart=started.restart,
     )
+
+
+def _spelt() -> str:
+    """The sources that have names, each without its detail and with one."""
+    forms = [form.rstrip("]").split("[") for form in SERVERS]
+    return ", ".join(f"{name} or {name}{detail}" for name, detail in forms)
 
 
 def _make_role(admin: Conninfo, facts: ServerFacts) -> None:

@@ -166,9 +166,15 @@ class Drain:
                 self._history.final = self._states = call.states
                 listed = any(state in {"queued", "running"} for state in call.states.values())
                 return listed or self._leaves_out(call.states)
-        history = self._history
-        enqueued = {job for call in history.of_kind("enqueue") for job in call.ids}
-        return bool(enqueued - done(self._history.calls))
+        left = set[str]()
+        for call in self._history.calls:
+            if call.kind in {"enqueue", "claim", "recover"}:
+                left.update(call.ids)
+            elif call.kind in {"complete", "complete_many"} and call.answer == "accepted":
+                left.difference_update(ref.job for ref in call.refs)
+            elif call.kind == "fail" and call.answer == "accepted":
+                left.update(ref.job for ref in call.refs)  # it may be tried again, even if done
+        return bool(left)
 
     def _leaves_out(self, states: Mapping[str, State]) -> bool:
         """Whether a list lacks a job that nothing has ended: it is lost, or the list is wrong."""

@@ -38,9 +38,10 @@ from queueproof.schedule.programs import (
     Program,
 )
 
-FIRST_LOOK = 0.0003  # seconds; most statements answer sooner, and nobody asks who blocks them
+FIRST_LOOK = 0.001  # seconds; most statements answer sooner, and nobody asks who blocks them
 ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
-LAST_LOOK = 0.001  # each look waits twice as long as the one before, and at most this
+LAST_LOOK = 0.002  # each look waits twice as long as the one before, and at most this
+AT_GATE = 0.0002  # a backend that has said that it stops there asks for its key next
 
 _DEADLOCK = "40P01"
 _TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
@@ -108,9 +109,11 @@ class Execution:
         if program.jobs and "promote" in self.queue.offers:
             self.perform(self.state.actor(PROMOTER), Do("promote"))
         self.state.splitting = self._terms.split
+        self.lab.close_gates(closed=self._terms.split)
         for stage in program.stages:
             self._stage(stage)
         self.state.splitting = False
+        self.lab.close_gates(closed=False)
 
     # --- stages and choices ---------------------------------------------------------------------
 
@@ -281,7 +284,7 @@ class Execution:
             if any(self.state.owner(pid) for pid in pids):
                 flight.blockers = pids
                 return False
-            look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
+            look = AT_GATE if session.said else min(max(2 * look, FIRST_LOOK), LAST_LOOK)
             limit = limit or waits.Limit(waits.STATEMENT, flight.call.kind)
             if limit.is_over():
                 raise unanswered(self.lab.shown(flight.step), limit.seconds, flight.call.kind)

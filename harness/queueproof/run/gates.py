@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from queueproof import waits
-from queueproof.run.session import ConnectionLostError, LibpqSession
+from queueproof.run.session import STOPS, ConnectionLostError, LibpqSession
 from queueproof.schedule.conditions import Gate
 
 GATE = "queueproof.gate"  # the setting by which a session asks for a gate
 GATE_KEYS = {"first": 815_101, "second": 815_102, "row": 815_103}
+ALOUD = "aloud"  # added to its value where the session says when it stops
 
 # The rows that such a view's triggers get are chosen before any statement on a base table begins.
 # Of any other view that can be changed the base table's triggers are all that fires.
@@ -21,14 +22,20 @@ WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
 """
 # A session that has asked for it stops here: it takes its first key, which the scheduler holds,
 # and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
-# says that it has stopped at a row.
+# says that it has stopped at a row. INFO is sent at once, whatever client_min_messages is, so that
+# nobody has to ask again and again who stands here; a worker's own client does not hear it.
 FUNCTION = """
 CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+  wanted constant text[] :=
+    pg_catalog.string_to_array(pg_catalog.current_setting('queueproof.gate', true), ' ');
 BEGIN
-  IF pg_catalog.current_setting('queueproof.gate', true) IN ('every', pg_catalog.lower(TG_LEVEL))
-  THEN
+  IF wanted[1] IN ('every', pg_catalog.lower(TG_LEVEL)) THEN
     IF TG_LEVEL = 'ROW' THEN
       PERFORM pg_catalog.pg_advisory_lock({row}, pg_catalog.pg_backend_pid());
+    END IF;
+    IF wanted[2] = '{aloud}' THEN
+      RAISE INFO '{stops}';
     END IF;
     PERFORM pg_catalog.pg_advisory_lock({first}, pg_catalog.pg_backend_pid());
     PERFORM pg_catalog.pg_advisory_unlock({first}, pg_catalog.pg_backend_pid());
@@ -43,7 +50,7 @@ BEGIN
   END IF;
   RETURN NEW;
 END $$
-""".format(**GATE_KEYS)
+""".format(**GATE_KEYS, aloud=ALOUD, stops=STOPS)
 LATEST = "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class"
 # What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
 _ASKED = {
@@ -58,6 +65,7 @@ SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
   pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
 """,
 }
+INSIDE = frozenset[Gate]({"statement", "row", "every"})  # by triggers
 # A gate's triggers, by their level.
 _EVENTS = {"statement": "INSERT OR UPDATE OR DELETE", "row": "UPDATE OR DELETE"}
 
@@ -158,7 +166,7 @@ def within(gate: Gate | None, statement: Sequence[str], row: Sequence[str]) -> I
             tables, whose own triggers fire; a row trigger of a partitioned table is its
             partitions' too.
     """
-    if gate is None or gate == "query":
+    if gate is None or gate not in INSIDE:
         return
     gated = {"statement": statement, "row": row}
     for level in _EVENTS if gate == "every" else [gate]:

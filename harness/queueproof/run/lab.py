@@ -138,6 +138,7 @@ class Lab:
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
+        self._closed = False  # the gates
         self.started: set[str] = set()
         self._conditions = PLAIN  # of the run that the last reset was for
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
@@ -277,7 +278,7 @@ class Lab:
                 settle(session, _EMPTY)
             except (ConnectionLostError, ServerError):
                 self.discard(session)
-        self._under_way = False
+        self._under_way = self._closed = False
         self.started.clear()
 
     def _drop_new(self, latest: int) -> None:
@@ -367,7 +368,26 @@ class Lab:
         if key not in self._used:
             self._configure(session, self._wanted(key))
         self._used.add(key)
+        if isinstance(session, LibpqSession):
+            self._gate(session)
         return session
+
+    def _gate(self, session: LibpqSession) -> None:
+        """Have it stop inside its next statement, or no more."""
+        gate = self._conditions.gate
+        asks = self._closed and gate in gates.INSIDE and session.name not in {DRAINER, *HARNESS}
+        wanted = f"{gate} {gates.ALOUD}" if asks else ""
+        if wanted != session.gate and not session.in_transaction:
+            session.go_ahead([f"SET {GATE} = '{wanted}'"])
+            session.gate = wanted
+
+    def close_gates(self, *, closed: bool = True) -> None:
+        """Have statements stop at their gates that begin from now on, or no more.
+
+        Args:
+            closed: Whether they stop.
+        """
+        self._closed = closed
 
     def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
         """Set what a session begins with since the last reset, and start its worker."""
@@ -392,15 +412,12 @@ class Lab:
         self._control.lock_gate(session.pid)
         return session
 
-    def _wanted(self, key: str) -> dict[str, str]:
+    def _wanted(self, key: str) -> Mapping[str, str]:
         """The settings that the session under a key begins with."""
-        wanted: dict[str, str] = {}
-        gate = self._conditions.gate
-        if gate == "query":
-            wanted["cursor_tuple_fraction"] = "1"  # a cursor's plan is the query's own
-        elif gate and key != DRAINER:  # who acts alone, and stops nowhere
-            wanted[GATE] = f"'{gate}'"
-        return {**wanted, **self._conditions.settings(key.partition(",")[0])}
+        wanted = self._conditions.settings(key.partition(",")[0])
+        if self._conditions.gate == "query":
+            return {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
+        return wanted
 
     def prepare(self, actors: Iterable[str]) -> None:
         """Start the workers that will act; in the middle of a run one might wait."""
@@ -534,6 +551,7 @@ class Lab:
 
     def open_gate(self, session: Session) -> None:
         """Let a session that has stopped at a gate go on, and no further than to the next one."""
+        session.said = False
         self._control.open_gate(session.pid)
 
     def is_at_row(self, session: Session) -> bool:

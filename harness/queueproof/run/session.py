@@ -25,6 +25,7 @@ WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 """The array type of each type that is not the server's own."""
 INTERVAL_OID = 1186
+STOPS = "queueproof: stops at a gate"  # what a backend says that does (`gates`)
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
@@ -42,10 +43,12 @@ class Session(ABC):
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
+        said: Whether it has said that the running statement stops at a gate, or is about to.
     """
 
     name: str
     stepped: bool = True
+    said: bool = False
     meanwhile: waits.Meanwhile | None = None
 
     @property
@@ -147,6 +150,7 @@ class LibpqSession(Session):
 
     Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
+        gate: The setting by which it asks for a gate; empty for none.
         patience: Seconds that `run` waits, where it is not `waits.OWN`.
 
     Args:
@@ -178,7 +182,9 @@ class LibpqSession(Session):
         self._syncs = 0  # of a pipeline, that are to come
         self._source: Source | None = None
         self.names_settings = False
+        self.gate = ""
         self.patience: float | None = None
+        self.pgconn.notice_handler = self._hear
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -202,6 +208,7 @@ class LibpqSession(Session):
 
     def quieten(self) -> bool:
         """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
+        self.gate = ""
         try:
             while waits.readable(self.pgconn.socket, 0):  # as its server's goodbye, and its end
                 self.pgconn.consume_input()
@@ -234,6 +241,7 @@ class LibpqSession(Session):
             step: The statement.
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
+        self.said = False
         pipelined = begin or bool(self._ahead)
         if pipelined:
             self.pgconn.enter_pipeline_mode()
@@ -331,16 +339,23 @@ class LibpqSession(Session):
         return known.array_oid if known else 0
 
     def ready(self, seconds: float) -> bool:
-        """Wait up to some seconds for the running statement; whether its answer is complete."""
+        """Wait up to some seconds for more of the answer; whether it is complete.
+
+        Where it says now that it stops at a gate, nothing more is waited for.
+        """
+        said = self.said
         while not self._complete():
-            if not waits.readable(self.pgconn.socket, seconds):
+            if said is not self.said or not waits.readable(self.pgconn.socket, seconds):
                 return False
             try:
                 self.pgconn.consume_input()
             except OperationalError:
                 return True  # the connection broke, as `result` says
-            seconds = 0.0
         return True
+
+    def _hear(self, notice: PGresult) -> None:
+        primary = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
+        self.said = self.said or primary == STOPS.encode()
 
     def _complete(self) -> bool:
         """Take what has arrived; whether that is all."""

@@ -26,10 +26,10 @@ from queueproof.queues.model import Operation, Result, Step
 from queueproof.queues.sqltext import move_times
 from queueproof.queues.worker import WorkerError, WorkerProcess, WorkerQueue
 from queueproof.run import wallclock
-from queueproof.run.gates import GATE
+from queueproof.run.gates import GATE, INSIDE
 from queueproof.run.lab import HARNESS, Lab
 from queueproof.run.session import Session
-from queueproof.schedule.actors import identity
+from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import Gate
 from queueproof.wire.gate import Connection, Wire
 
@@ -524,7 +524,9 @@ class ClientLab(Lab):
     def _configure(self, session: Session, wanted: Mapping[str, str]) -> None:
         if isinstance(session, ClientSession):
             session.stepped = True
-            session.configure(wanted)
+            gate = self._conditions.gate
+            asks = gate in INSIDE and session.name != DRAINER  # who acts alone, and stops nowhere
+            session.configure({GATE: f"'{gate}'", **wanted} if asks else wanted)
             if "start" in self.queue.offers and not self._under_way:
                 session.start_work()
         else:
