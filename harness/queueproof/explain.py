@@ -1,4 +1,4 @@
-"""A guarantee explained: its record, and the smallest defect that breaks it."""
+"""A guarantee explained: its record, and a defect that breaks it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from difflib import unified_diff
 from importlib.resources import files
 from typing import NamedTuple
 
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.schedule.programs import FAULTS
 
@@ -46,7 +47,10 @@ class Defect(NamedTuple):
 
 
 def defects(guarantee: str) -> list[Defect]:
-    """The broken queues that come with the package and break a guarantee, the smallest first.
+    """The broken queues that come with the package and break a guarantee.
+
+    The one that its record names as an example comes first, and then those with the fewest changed
+    lines.
 
     Args:
         guarantee: Its id.
@@ -63,7 +67,8 @@ def defects(guarantee: str) -> list[Defect]:
             changed = [line for line in lines[2:] if _CHANGED.match(line)]
             why = " ".join(line.removeprefix("--").strip() for line in head["why"].splitlines())
             found.append(Defect(names[1], why, "\n".join(lines), len(changed)))
-    return sorted(found, key=lambda defect: (defect.size, defect.name))
+    example = f"strategies/broken/{CATALOGUE[guarantee].example}.sql"
+    return sorted(found, key=lambda one: (one.name != example, one.size, one.name))
 
 
 def _body(text: str) -> list[str]:
@@ -110,8 +115,8 @@ def explain(guarantee: Guarantee) -> str:
     """All that there is to say of a guarantee, for a terminal."""
     parts = [_filled(f"{guarantee.id}: {guarantee.sentence}")]
     parts += [_filled(f"{heading}: {text}") for heading, text in facts(guarantee).items()]
-    least, *others = defects(guarantee.id)
-    parts += [_filled(f"The smallest queue that breaks it: {least.why}"), least.diff]
+    first, *others = defects(guarantee.id)
+    parts += [_filled(f"A queue that breaks it: {first.why}"), first.diff]
     if others:
         names = "\n".join(f"  {other.name}" for other in others)
         parts.append(f"Others that break it, each in another way, in a checkout:\n{names}")

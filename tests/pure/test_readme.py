@@ -11,9 +11,12 @@ from queueproof.cli import run
 from queueproof.cli.ends import exit_code_of
 from queueproof.errors import ClassError, Exit, FormatError, QueueError
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerError
+from queueproof.search.tokens import decode_token
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_exit_code_has_a_line() -> None:
@@ -32,6 +35,12 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     assert named <= known
     ids = ",".join(re.findall(r"--(?:only|skip|require) ([\w,-]+)", README)).split(",")
     assert set(ids) <= set(CATALOGUE)
+
+
+def test_the_token_that_it_shows_is_of_the_queue_as_it_is() -> None:
+    """Whoever types the command gets the story that stands above it."""
+    ((path, token),) = re.findall(r"check (strategies/\S+) --replay (\S+)", README)
+    assert decode_token(token)[0] == load(ROOT / path).digest
 
 
 def test_no_link_of_it_breaks_on_a_package_index() -> None:

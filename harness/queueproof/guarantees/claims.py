@@ -233,6 +233,7 @@ GUARANTEES = (
             "One statement locks and marks: UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "
             "FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))."
         ),
+        example="single_claim_select_then_update",
         programs=_single_claim,
         life=True,
         acknowledged=True,

@@ -42,6 +42,8 @@ class Guarantee:
         source: Where the idea or a known case is written down.
         wild: How it breaks in real queues.
         safe: How it is kept in PostgreSQL.
+        example: The broken queue that shows best what `wild` says, where it is not the one with the
+            fewest changed lines.
         asks: What it needs of a queue beside enqueue and claim, in words; nothing for most.
         needs: What is missing where the guarantee cannot be asked, None where it can.
         programs: Its own, that show it broken; None where others' programs or a probe do.
@@ -74,6 +76,7 @@ class Guarantee:
     source: str
     wild: str
     safe: str
+    example: str = ""
     asks: str = ""
     needs: Callable[[Offer], str | None] = lambda _: None
     programs: Callable[[Pieces], Iterable[Program]] | None = None

@@ -152,6 +152,9 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
     if pieces.takes_limit:  # what is claimed in a batch is held for as long
         yield Program(TWO, (*in_turn(ALIGNED, script("w1", claim(2))), *later, *steal))
     yield from _ends_late(pieces, later)
+    if "complete_many" in pieces.offers and pieces.takes_limit:
+        # Of what was claimed together one may still be at work, between two that are done.
+        yield Program(THREE, in_turn(script("w1", claim(3), COMPLETE_SOME)))
     if "heartbeat" in pieces.offers:
         beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
         yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
@@ -187,6 +190,11 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         others = script("w2", whole(claim()), *freed)
         later = in_turn(script("w3", claim()))
         yield Program(TWO, (*first, *over, (reaper, others), *later))
+    yield from _next_attempts(pieces)
+
+
+def _next_attempts(pieces: Pieces) -> Iterator[Program]:
+    """A later attempt's lease is as fresh as the first one's."""
     # What an earlier attempt has left behind, its heartbeat too, is not the next one's.
     beaten = (heartbeat(),) if "heartbeat" in pieces.offers else ()
     if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
@@ -195,14 +203,9 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         yield Program(ONE, (*failed, *pieces.wait_out(), *late, *in_turn(script("w3", claim()))))
     # A job that was taken over is as fresh as any other.
     if pieces.bound is None or pieces.bound > 1:
-        taken = in_turn(script("w2", claim()), pieces.within())
-        yield Program(
-            ONE,
-            (
-                *in_turn(script("w1", claim(), *beaten)),
-                *(*pieces.lapse(), *taken, *in_turn(*pieces.reaper(), script("w3", claim()))),
-            ),
-        )
+        held = in_turn(script("w1", claim(), *beaten))
+        taken = in_turn(script("w2", claim()), pieces.within(), *pieces.reaper())
+        yield Program(ONE, (*held, *pieces.lapse(), *taken, *in_turn(script("w3", claim()))))
 
 
 def _ends_late(pieces: Pieces, later: tuple[Stage, ...]) -> Iterator[Program]:
@@ -218,8 +221,6 @@ def _ends_late(pieces: Pieces, later: tuple[Stage, ...]) -> Iterator[Program]:
     if "complete_many" in pieces.offers and pieces.takes_limit:
         batch = in_turn(ALIGNED, script("w1", claim(2)))
         yield Program(TWO, (*batch, *later, *in_turn(script("w1", COMPLETE_ALL))))
-        # Of what was claimed together one may still be at work, between two that are done.
-        yield Program(THREE, in_turn(script("w1", claim(3), COMPLETE_SOME)))
 
 
 def _fencing(pieces: Pieces) -> Iterator[Program]:
@@ -303,6 +304,7 @@ GUARANTEES = (
             "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
             "left."
         ),
+        example="stale_recovery_null_lease",
         asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
         programs=_stale_recovery,
@@ -332,6 +334,7 @@ GUARANTEES = (
             "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
             "UPDATE's own WHERE."
         ),
+        example="live_lease_two_step",
         asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,
         programs=_live_lease,
@@ -365,6 +368,7 @@ GUARANTEES = (
             "... WHERE id = $1 AND status = 'running' AND attempts = $2. No row changed means that "
             "the job is lost, and the worker is told so."
         ),
+        example="fencing_id_only",
         asks=(
             "complete, complete_many or fail, and a way to lose a job: "
             "a lease in the header, or a fail after which the job is tried again"

@@ -239,6 +239,7 @@ GUARANTEES = (
             "The claim counts (attempts = attempts + 1), so that crashes count. fail and the "
             "recovery both end the job where attempts >= max_attempts, the row's own."
         ),
+        example="retry_bound_crash_not_counted",
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         programs=_retry_bound,
@@ -265,6 +266,7 @@ GUARANTEES = (
             "max_attempts THEN 'queued' ELSE 'failed' END. Fence fail, so that the second of two "
             "changes nothing."
         ),
+        example="retry_given_crash_counted_twice",
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
         programs=_retry_given,
@@ -292,6 +294,7 @@ GUARANTEES = (
             "least(attempts - 1, 16)). What was caught goes into a text column, cut, or through "
             "to_jsonb: it has quotes, line ends and the length of a traceback."
         ),
+        example="backoff_overflow",
         asks="fail, and backoff in the header",
         needs=_waiting,
         timed=True,
@@ -311,6 +314,7 @@ GUARANTEES = (
             "Whatever puts a job back asks for status = 'running' of the row that it locks. "
             "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
         ),
+        example="final_state_completed_lease",
         asks="complete, complete_many or fail",
         needs=finishing,
         programs=_final_state,
@@ -333,6 +337,7 @@ GUARANTEES = (
             "('completed', 'failed') AND the end is old, and no claim passes over jobs by age, id "
             "or a flag kept elsewhere."
         ),
+        example="no_lost_job_cleanup",
         programs=_no_lost_job,
         life=True,
         acknowledged=True,
