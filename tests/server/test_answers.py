@@ -14,8 +14,21 @@ from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Answer, Call, CallKind, Ref
 from queueproof.judge.answers import contradiction
-from queueproof.queues.model import Claim, JobRow, Operation, Queue, Result, State, Step, Value
+from queueproof.judge.checker import check, declare
+from queueproof.queues.model import (
+    FAILURE,
+    Claim,
+    JobRow,
+    Operation,
+    Queue,
+    Result,
+    State,
+    Step,
+    Value,
+)
 from queueproof.run.lab import Lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
 
 LabOf = Callable[[str], Lab]
 REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
@@ -437,3 +450,29 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
     assert never != text
     with pytest.raises(QueueError, match="heartbeat was refused to the job's only holder"):
         calibrate(lab_of(never))
+
+
+def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: LabOf) -> None:
+    """What it was given stands in the message; declared, the backoff would be broken."""
+    by_hand = REFERENCE.replace("left(:error, 2000)", "('[\"' || :error || '\"]')::jsonb")
+    assert by_hand != REFERENCE
+    calibrate(lab_of(by_hand))
+    undeclared = by_hand.replace('-- backoff = "5 seconds"\n-- jitter = 0.1\n', "")
+    with pytest.raises(QueueError, match="22P02") as refused:
+        calibrate(lab_of(undeclared))
+    assert repr(FAILURE) in str(refused.value)
+
+
+def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> None:
+    """Where the queue lists no jobs too: it comes back when it is due, and then it is seen."""
+    head, _, tail = REFERENCE.partition("-- name: complete(")
+    done, _, tail = tail.partition("-- name: complete_many(")
+    failed, _, _ = tail.partition("-- name: fail(")[2].partition("-- name:")
+    ends = f"-- name: complete({done}-- name: fail({failed}"
+    unasked = ends.replace("  AND status = 'running'\n", "")
+    unasked = unasked.replace("    locked_by    = NULL,\n", "")
+    lab = lab_of(head + unasked)
+    program = Program((JobSpec(),), in_turn(script("w1", claim(), complete(), fail())))
+    run = Runner(lab).run(program)
+    found = check(run.history, declare(calibrate(lab))).violations
+    assert "final-state" in {one.guarantee for one in found}

@@ -89,7 +89,7 @@ def test_exec_names_a_worker_and_its_arguments() -> None:
     [
         ("exec:", "names no command; write"),
         ("exec: python3 'a", "no closing quotation"),
-        ("exec: no-such-program x", "there is no command no-such-program; write"),
+        ("exec: no-such-program x", "there is no command no-such-program; is it installed"),
         ("exec: KEY=1 python3", "env NAME=value command"),
         ("exec: worker.sh", r"worker.sh is not on PATH; write ./worker.sh"),
         ("exec: ./worker.sh", r"./worker.sh is not executable; chmod \+x ./worker.sh"),

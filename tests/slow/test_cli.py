@@ -238,7 +238,7 @@ def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
     file.write_text(file.read_text().replace('single-claim = "TODO: why"', 'order = "old"'))
     mended = check(file, "--only", "single-claim,order")
     assert mended.code == 1
-    assert f"{file}:{line}: order was not seen to break: where it is mended," in mended.out
+    assert f"{file}:{line}: order was not seen to break: where a check" in mended.out
 
 
 @pytest.mark.usefixtures("no_server")

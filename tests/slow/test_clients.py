@@ -64,6 +64,7 @@ IN_A_TRANSACTION = """
             with db.transaction():
                 return {"jobs": db.execute(CLAIM, message).fetchall()}"""
 OWN_TIME = ("now() - make_interval(secs => %(lease)s)", "%(since)s")
+WAIT = "run_at = now() + interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)"
 TOLD_SINCE = ("db.execute(RECOVER, message)", "db.execute(RECOVER, {'since': since(), **message})")
 SINCE = """
 def since():
@@ -261,6 +262,16 @@ def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:
     lab = lab_of(OWN_TIME, TOLD_SINCE, ("\ndef main(", SINCE))
     found = judged(lab, "stale-recovery")
     assert found.verdict == "inconclusive"
+    assert "now()" in found.reason
+
+
+def test_a_wait_that_a_worker_measures_by_its_own_time_is_not_judged(lab_of: LabOf) -> None:
+    """It seems too short by what the database's clock was moved while the job was worked on."""
+    told = ("db.execute(FAIL, {**job", "db.execute(FAIL, {'since': since(), **job")
+    soon = SINCE.replace("- datetime.timedelta(seconds=30)", "+ datetime.timedelta(seconds=6)")
+    lab = lab_of((WAIT, "run_at = %(since)s"), told, ("\ndef main(", soon))
+    found = judged(lab, "backoff")
+    assert (found.verdict, found.reason) == ("inconclusive", lab.unmoved)
     assert "now()" in found.reason
 
 

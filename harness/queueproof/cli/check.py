@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from queueproof.run.lab import Lab
 
 
+_LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
 TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
 
 
@@ -168,8 +169,6 @@ def check(
     """
     from queueproof.guarantees.catalogue import select
     from queueproof.queues.resolve import resolve
-    from queueproof.report.card import together
-    from queueproof.report.terminal import print_card, print_whole
 
     named, required = ids(only, "--only"), ids(require, "--require")
     wanted = select(named, skip=ids(skip, "--skip") or (), require=required or ())
@@ -213,16 +212,18 @@ def check(
     thorough = (profile or (ProfileName.quick if mutate else ProfileName.default)).value
     where = Where(postgres, trust)
     with on_behalf_of(target):
-        from queueproof.examine.check import check_queue
-        from queueproof.machine import processors
-
         if replay is not None:
             return replay_story(target, replay, where, export)
         mutants = _planned(target, mutate=mutate, mend=mend)
-        out = output(*reports.files)
         cards: list[Card] = []
         for way in target.ways:
-            with open_target(way, where) as lab:
+            with open_target(way, where, _LATER) as lab:
+                from queueproof.examine.check import check_queue
+                from queueproof.machine import processors
+                from queueproof.report.card import together
+                from queueproof.report.terminal import print_card, print_whole
+
+                out = output(*reports.files)
                 command = command_of(queue, new, lab, where)
                 if not cards:
                     called = queue if new is None else target.name
@@ -385,7 +386,7 @@ def _mend(  # noqa: PLR0917 - what a check was made with
     except KeyboardInterrupt as stopped:
         stopped.args = (f"{str(stopped) or 'interrupted'} at {doing}, with nothing mended",)
         raise
-    print_mended(out, mended)
+    print_mended(out, mended, profile)
 
 
 def _accepted(out: Output, target: Queue, card: Card) -> Card:
@@ -404,9 +405,12 @@ def _accepted(out: Output, target: Queue, card: Card) -> Card:
 
 
 def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
-    """Say what is checked, and at once what would make it break for no reason of the queue's."""
+    """Say what is checked, and at once what says more of the file than of the queue."""
     out.say(f"{what}; {how}\n")
     _tell_numbers(out, target)
+    if "jobs" not in target.offers:
+        unseen = "what its tables say of a job that nobody claims any more is not seen"
+        out.say(f"No block jobs: {unseen}.\n")
 
 
 def _tell_numbers(out: Output, target: Queue) -> None:
@@ -436,7 +440,9 @@ def _tell_breaks(out: Output, target: Queue, card: Card, *, mend: bool) -> None:
             continue
         where = target.source_of_break(judgement.id) or target.name
         if judgement.verdict == "holds":
-            mended = "where it is mended, take it out of [breaks]"
+            mended = "where a check of everything does not see it either, take it out of [breaks]"
             out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
         elif why.startswith("TODO"):
             out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
+    if any(judgement.verdict == "accepted" for judgement in card.guarantees):
+        out.say("The stories of accepted breaks stand in the reports: --html, --json.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json as jsonlib
 import os
 import shlex
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
     from queueproof.examine.replay import replay
+    from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_story
     from queueproof.report.text import WIDTH, to_text
     from queueproof.search.tokens import decode_token
@@ -43,7 +46,9 @@ def replay_story(target: Queue, token: str, where: Where, export: Path | None) -
         if export is not None and replayed is not None:
             text = _exported(lab, replayed, token, export)
     if replayed is None:
-        out.say(f"It does not happen any more{', in any order' if edited else ''}.")
+        anywhere = ", in any order" if edited or isinstance(own, WorkerQueue) else ""
+        nothing = "" if export is None else f" {export} was not written."
+        out.say(f"It does not happen any more{anywhere}.{nothing}")
         return Exit.HOLDS
     print_story(out, to_text(replayed.told, out.width if out.is_terminal else WIDTH))
     out.say()
@@ -130,11 +135,12 @@ def _from(export: Path, queue: str) -> str:
 
 
 @contextmanager
-def open_target(target: Queue, where: Where) -> Iterator[Lab]:
-    """A queue installed on a server."""
+def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Iterator[Lab]:
+    """A queue installed on a server; while that begins, modules are imported that are used then."""
     from queueproof.postgres import open_server
     from queueproof.run.open import open_lab
 
+    threading.Thread(target=lambda: [*map(import_module, later)], daemon=True).start()
     with ExitStack() as stack:
         with now_and_then("starting PostgreSQL, installing the queue"):
             server = stack.enter_context(open_server(where.postgres, trust=where.trust))

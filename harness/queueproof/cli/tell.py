@@ -99,7 +99,7 @@ def explain(
         typer.Argument(metavar="[ID]", help="A guarantee, such as fencing; none lists them."),
     ] = None,
 ) -> None:
-    """Tell how a guarantee breaks, how to mend it, and show the smallest queue that breaks it."""
+    """Tell how a guarantee breaks, how to mend it, and show a queue that breaks it."""
     if name is None:
         guarantees()
         return

@@ -13,6 +13,7 @@ from typing import Literal
 from queueproof.errors import QueueError, ServerError
 from queueproof.guarantees.programs import DELAY, NEW, ONE, SETTLE, TWO
 from queueproof.history.calls import Call
+from queueproof.queues.model import FAILURE
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
@@ -284,10 +285,11 @@ def _retries(runner: Runner, offer: Offer) -> bool:
 def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
     for index, (error, step) in run.errors.items():
         kind = run.history.calls[index].kind
-        if kind == "fail" and error.sqlstate.startswith(_DATA_EXCEPTION):
+        unfit = kind == "fail" and error.sqlstate.startswith(_DATA_EXCEPTION)
+        if unfit and lab.queue.backoff is not None:
             continue  # its SQL does not bear what was caught: what comes of that is judged
         if index <= call.index:
-            raise lab.refused(kind, step, error)
+            raise lab.refused(kind, step, _with_its_text(error) if unfit else error)
     if answered:
         return
     if call.kind == "claim":
@@ -297,3 +299,9 @@ def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:
     else:
         message = f"{call.kind} was refused to the job's only holder, just after its claim"
     raise QueueError(message, lab.queue.source_of(call.kind))
+
+
+def _with_its_text(error: ServerError) -> ServerError:
+    """The error of a fail that does not bear what was caught, with that."""
+    told = f"{error.message}; what was caught may be any text, and here was {FAILURE!r}"
+    return ServerError(error.sqlstate, told, error.position)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from queueproof.examine.findings import Findings, is_apart
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.probes.backoff import RetryWaits
 from queueproof.probes.probes import Found, Seen
@@ -141,7 +142,8 @@ def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
 def _stories(findings: Findings, name: str) -> list[Break]:
     """How a guarantee was seen to break, the story that says most first."""
     seen = findings.probed.get(name)
-    if seen is not None and seen.found is not None:
+    unmoved = CATALOGUE[name].timed and findings.lab.unmoved  # it has measured two clocks
+    if seen is not None and seen.found is not None and not unmoved:
         token = encode_token(findings.lab.queue.digest, name, findings.seed, probe=seen.data)
         story = tell_found(seen.found, name)
         place = _place(findings, seen.found)

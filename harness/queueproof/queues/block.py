@@ -149,7 +149,8 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
                 yield Step("ROLLBACK", source=statement.source)
             skipped = statement is not block.statements[-1]
             return _Outcome(answer, skipped or result.in_transaction, changed)
-        known |= _arrays(result.rows, zip(result.columns, result.oids, strict=True))
+        if statement is not block.statements[-1]:
+            known |= _arrays(result.rows, zip(result.columns, result.oids, strict=True))
     return _Outcome(answer, cut=False, changed=changed)
 
 

@@ -84,7 +84,8 @@ class Deployment(SqlFileQueue):
     def cast(self) -> str:
         """Who runs which version."""
         odd, even = (self.versions[n].name for n in (self._first, 1 - self._first))
-        return f"w1 runs {odd}, w2 runs {even}; what recovers, promotes or cleans up runs both."
+        workers = f"w1 and w3 run {odd}, w2 and w4 run {even}"
+        return f"{workers}; what recovers, promotes or cleans up runs both."
 
     @cached_property
     def offers(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof.errors import COPYING, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block, Mode, Statement, meant
+from queueproof.queues.block import Block, Mode, Statement, listed, meant
 from queueproof.queues.model import OPERATIONS
 
 if TYPE_CHECKING:
@@ -259,7 +260,9 @@ def _unknown_parameter(block: str, own: frozenset[str], name: str) -> str:
         return f"{block} takes the claims' columns as arrays: did you mean :{name}s?"
     if not own:
         return f"{block} takes no parameters, and uses :{name}"
-    return f"unknown parameter :{name} in {block}; {meant(name, sorted(own))}"
+    near = get_close_matches(name.lower(), own, n=1)
+    told = meant(name, near) if near else f"{block} may use {listed(sorted(own))}"
+    return f"unknown parameter :{name} in {block}; {told}"
 
 
 def reject_lease(blocks: Iterable[Block]) -> None:

@@ -338,8 +338,10 @@ def from_command(name: str) -> WorkerQueue:
             raise QueueproofError(f"{name}: {command} is not on PATH; write ./{command}")
         if Path(command).is_file():
             raise QueueproofError(f"{name}: {command} is not executable; chmod +x {command}")
-        hint = "; set variables by env: `exec: env NAME=value command`" if "=" in command else ""
-        raise QueueproofError(f"{name}: there is no command {command}{hint or '; ' + example}")
+        hint = "; is it installed, and on PATH?"
+        if "=" in command:
+            hint = "; set variables by env: `exec: env NAME=value command`"
+        raise QueueproofError(f"{name}: there is no command {command}{hint}")
     return WorkerQueue(name, argv)
 
 

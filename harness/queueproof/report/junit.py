@@ -40,9 +40,11 @@ def _case(suite: ET.Element, queue: str, judgement: Judgement) -> None:
     named = {"classname": _legal(queue), "name": judgement.id}
     time = {"time": f"{judgement.seconds:.2f}"}
     case = ET.SubElement(suite, "testcase", named | time | place)
-    text = f"{CATALOGUE[judgement.id].sentence}\n{judgement.verdict}: {judgement.reason}\n"
+    said = f"{judgement.verdict}: {judgement.reason}\n"
+    text = f"{CATALOGUE[judgement.id].sentence}\n{said}"
     if judgement.stories:
-        text = "\n".join(map(_told, judgement.stories))
+        accepted = [said] if judgement.verdict == "accepted" else []  # with why it is
+        text = "\n".join([*accepted, *map(_told, judgement.stories)])
     text = _legal(text)
     if tag := _TAGS.get(judgement.verdict):
         outcome = ET.SubElement(case, tag, {"message": _legal(judgement.reason)})

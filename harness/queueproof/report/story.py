@@ -354,7 +354,7 @@ def _waits(waits: RetryWaits) -> Iterator[Part]:
     alike = (list(group) for _, group in itertools.groupby(waits.found, _duration))
     if lines := [_wait(*group) for group in alike]:
         yield Part("figures", "\n".join(lines))
-    sql = [textwrap.dedent(one).strip() for one in waits.sent]
+    sql = [textwrap.dedent(one).strip().removesuffix(";") for one in waits.sent]
     if sql := [one for one in sql if first_keyword(one) not in {"BEGIN", "START", "COMMIT", "END"}]:
         yield Part("sql", ";\n\n".join(sql), f"Its {waits.operation}:")
 

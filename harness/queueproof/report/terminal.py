@@ -139,12 +139,13 @@ def print_mutants(out: Output, card: Card) -> None:
     out.say()
 
 
-def print_mended(out: Output, mended: Mended) -> None:
+def print_mended(out: Output, mended: Mended, profile: str) -> None:
     """Print the change that mends a queue with what it was verified by, and what is left.
 
     Args:
         out: Where.
         mended: What became of what was broken.
+        profile: How thoroughly that was checked.
     """
     if mended.card is not None:
         lines = f"{mended.lines} line{'s' * (mended.lines != 1)}"
@@ -161,7 +162,9 @@ def print_mended(out: Output, mended: Mended) -> None:
         if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
             runs += f", {drawn:,} random programs"
         whole = summary(mended.card.guarantees)
-        out.say(f"The mended queue was checked by everything: {whole} ({runs}).")
+        out.say(f"The mended queue was checked by everything, profile {profile}: {whole} ({runs}).")
+        if profile == "quick":
+            out.say("That was a quick look: `queueproof check` without --profile looks further.")
         anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
         if anyway:
             out.say(f"Broken before the change as well, and not mended by it: {', '.join(anyway)}.")
