@@ -26,7 +26,7 @@ from queueproof.postgres.pooler import MISSING
 from queueproof.queues.model import Step
 from queueproof.queues.worker import WorkerError, from_command
 from queueproof.report.card import Judgement
-from queueproof.run.open import open_lab
+from queueproof.run.open import open_lab, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.run.wallclock import carries_now
@@ -196,7 +196,7 @@ def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
     lab = lab_of()
     calibrate(lab)
     stages = in_turn(script("w1", claim()), script("nemesis", RESTART), script("w2", claim()))
-    runner = Runner(lab.twin(), conditions=Conditions(killed=True))
+    runner = Runner(twin_of(lab), conditions=Conditions(killed=True))
     made = runner.run(Program((*ONE, *ONE), stages))
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
 

@@ -67,11 +67,11 @@ def loading(cluster: Cluster) -> list[psutil.Process]:
 
 
 def backends(dsn: str) -> int:
-    """How many sessions have claimed in a benchmark's database."""
+    """How many sessions have claimed in a benchmark's database, or completed what they claimed."""
     with psycopg.connect(dsn) as connection:
         ((count,),) = connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname ~ '^queueproof_bench'"
-            " AND query ~ 'SKIP LOCKED'"
+            " AND query ~ 'UPDATE jobs'"
         )
     assert isinstance(count, int)
     return count

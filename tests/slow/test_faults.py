@@ -22,7 +22,7 @@ from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Judgement
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
+from queueproof.run.open import open_lab, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
@@ -277,7 +277,7 @@ def test_a_lease_outlives_its_connection(lab_of: LabOf) -> None:
 def killed(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
     """One run on the lab's twin."""
     program = Program(jobs, in_turn(*scripts), reserve=ONE)
-    return Runner(lab.twin(), conditions=Conditions(killed=True)).run(program)
+    return Runner(twin_of(lab), conditions=Conditions(killed=True)).run(program)
 
 
 def test_workers_survive_the_server(lab_of: LabOf) -> None:
@@ -292,7 +292,7 @@ def test_workers_survive_the_server(lab_of: LabOf) -> None:
 
 def test_a_kill_in_the_middle_undoes_what_was_not_committed(lab_of: LabOf) -> None:
     """At each step of a claim: before its COMMIT nothing has happened, afterwards all of it."""
-    twin = lab_of(REFERENCE).twin()
+    twin = twin_of(lab_of(REFERENCE))
     program = Program(ONE, ((script("w1", claim()), nemesis(RESTART)),))
     answers = set()
     for _, run in explore(Runner(twin, conditions=Conditions(killed=True)), program, budget=9):
@@ -308,7 +308,7 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
         pid = lab.session("w1").pid
         killed(lab, nemesis(RESTART))
         assert lab.execute(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [(pid,)]
-        home = Path(str(lab.twin().execute("SHOW data_directory")[0][0]))
+        home = Path(str(twin_of(lab).execute("SHOW data_directory")[0][0]))
         assert home.exists()
     assert not home.parent.exists()
 

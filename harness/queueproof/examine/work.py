@@ -28,6 +28,7 @@ from queueproof.judge.checker import Violation, check, declare
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
+from queueproof.run.open import twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
@@ -174,7 +175,7 @@ def runner_under(
             "in this story the server is killed, and this one is not ours: replay it with"
             f" --postgres {OWN_SERVERS}"
         )
-    where = lab.twin() if conditions.killed else lab
+    where = twin_of(lab) if conditions.killed else lab
     return Runner(
         where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions, known=known
     )

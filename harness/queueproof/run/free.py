@@ -33,6 +33,7 @@ from queueproof.run.answers import enqueue_arguments, read_answer, record_enqueu
 from queueproof.run.drain import DRAIN_BATCH, EMPTY, RETRIES, moves
 from queueproof.run.host import describe
 from queueproof.run.lab import DEFAULT_BOUND, Lab
+from queueproof.run.open import twin_of
 from queueproof.run.places import (
     ANSWERED,
     ASKED,
@@ -158,7 +159,7 @@ def free_run(
     """
     queue = _as_worker(lab.queue)
     wanted = {kind: n for kind, n in faults.items() if n and _applies(kind, lab, offer)}
-    where = lab.twin() if "restart" in wanted else lab
+    where = twin_of(lab) if "restart" in wanted else lab
     run = _Run(where, queue, offer, jobs=jobs, workers=workers, seed=seed, faults=wanted)
     with _watching_for_deadlocks(where):
         history = run.run()

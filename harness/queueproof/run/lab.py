@@ -17,7 +17,7 @@ from psycopg import sql
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError
-from queueproof.postgres import Server, open_server
+from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
 from queueproof.queues.model import Operation, Queue, Step, T
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -109,6 +109,8 @@ class Lab:
         reconnects: Whether its workers see for themselves that a connection is gone, and go on.
         unmoved: Why the queue's time could not be moved with the database's; or nothing.
         started: Workers, as the queue knows them, whose life has begun since the last reset.
+        twin: The same queue on a server that may be killed, once `twin_of` has opened it.
+        resources: What ends with it.
     """
 
     by_clients = False
@@ -128,8 +130,8 @@ class Lab:
         self.schema: list[Step] = []
         self.tables: list[str] = []
         self._admin = self._connect()
-        self._twin: Lab | None = None
-        self._resources = ExitStack()
+        self.twin: Lab | None = None
+        self.resources = ExitStack()
         self._pooler: Pooler | None = None
         self._sessions: dict[str, Session] = {}
         self._vacant: list[LibpqSession] = []  # of dead workers, emptied
@@ -649,28 +651,6 @@ class Lab:
             "SELECT pg_terminate_backend(pid) FROM unnest(%s::int4[]) AS pid", [list(pids)]
         )
 
-    def twin(self) -> Lab:
-        """The same queue on a server of its own, which may be killed; opened at the first call.
-
-        This lab's server may have other labs. The twin's sessions begin with synchronous_commit =
-        on, so that the kill of a process loses nothing that was acknowledged; what a power failure
-        loses with fsync = off is not asked.
-
-        Raises:
-            ServerUnavailableError: The server could not be started once more.
-        """
-        if self._twin is None:
-            # It makes labs of every kind, this one too: so it knows them, and no lab knows it.
-            from queueproof.run.open import open_lab  # noqa: PLC0415 - as said above
-
-            server = self._resources.enter_context(
-                open_server(self.server.source, trust=self.server.trusted)
-            )
-            self._twin = self._resources.enter_context(
-                open_lab(self.queue, server, {"synchronous_commit": "on"})
-            )
-        return self._twin
-
     def restart(self) -> None:
         """Kill the server with every session, start it again, and connect anew.
 
@@ -768,8 +748,8 @@ class Lab:
         return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
-        """Close every connection, and the twin."""
-        self._resources.close()
+        """Close every connection, and what ends with it."""
+        self.resources.close()
         for session in (*self._sessions.values(), *self._vacant):
             session.close()
         self._sessions.clear()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psycopg
 
 from queueproof.errors import QueueError, ServerError
-from queueproof.postgres import Server
+from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Queue
 from queueproof.queues.worker import WorkerQueue
 from queueproof.run.lab import HINDERED, Lab
@@ -42,6 +42,27 @@ def open_lab(
             yield lab
         finally:
             lab.close()
+
+
+def twin_of(lab: Lab) -> Lab:
+    """The same queue on a server of its own, which may be killed; opened at the first call.
+
+    The lab's own server may have other labs. The twin's sessions begin with synchronous_commit =
+    on, so that the kill of a process loses nothing that was acknowledged; what a power failure
+    loses with fsync = off is not asked.
+
+    Args:
+        lab: Where the queue is installed. The twin ends with it.
+
+    Raises:
+        ServerUnavailableError: The server could not be started once more.
+    """
+    if lab.twin is None:
+        again = open_server(lab.server.source, trust=lab.server.trusted)
+        server = lab.resources.enter_context(again)
+        twin = open_lab(lab.queue, server, {"synchronous_commit": "on"})
+        lab.twin = lab.resources.enter_context(twin)
+    return lab.twin
 
 
 @contextmanager
