@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
 import workshop
@@ -713,6 +714,15 @@ def test_a_worker_that_dies_is_told(server: Server) -> None:
         process.join()
         with pytest.raises(WorkerLostError, match="died"):
             ground.prepare(queue(), Shape(1, 1), 1)
+
+
+def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> None:
+    """As the process of a cluster's worker that was lost: its sessions are ended before that."""
+    assert measured(ground, queue()).exactly_once
+    with psycopg.connect(ground._conninfo) as left:
+        ground.prepare(queue(), Shape(1, 1), 1).run(PATIENCE)
+        with pytest.raises(psycopg.OperationalError):
+            left.execute("SELECT")
 
 
 def test_a_queue_without_complete_is_refused() -> None:

@@ -40,6 +40,11 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE c.relkind IN ('r', 'p', 'm') AND NOT c.relispartition
   AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
 """
+_LEFT = """
+SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity
+WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
+  AND pid <> pg_catalog.pg_backend_pid()
+"""
 _DOING = """
 SELECT CASE WHEN wait_event_type IS NULL THEN 'none'
   ELSE wait_event_type || ':' || wait_event END, count(*)
@@ -272,7 +277,13 @@ class Ground:
         )
 
     def _clear(self) -> None:
+        """Leave nothing of the last load, nor anybody who drove it.
+
+        One whose worker in a cluster was lost hears of that a moment later, and would take jobs of
+        the next load meanwhile.
+        """
         self._load_stack.close()
+        self._admin.execute(_LEFT, [round(waits.GONE * 1000)])
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
