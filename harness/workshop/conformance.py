@@ -509,6 +509,11 @@ def main(arguments: list[str] | None = None) -> int:
         with as_file(files("queueproof.strategies")) as directory:
             everything = [*names(directory), *peers(directory), *PROGRAMS]
             todo = _chosen(options.queues, everything)
+            beside = [name for name in everything if name not in todo]
+            if beside:
+                with open_server(options.postgres) as server:
+                    there = server.label, pooler
+                rows += recorded(beside, options.results, directory, *there)
             for found in examine(todo, directory, options.postgres, kept):
                 if isinstance(found, Failure):
                     failures.append(found)
@@ -516,17 +521,13 @@ def main(arguments: list[str] | None = None) -> int:
                 else:
                     rows.append(found)
                     told = f"{summary(found.card.guarantees)}; {found.card.seconds:.0f} s"
-                done = f"{len(rows) + len(failures)}/{len(todo)}"
+                done = f"{len(rows) - len(beside) + len(failures)}/{len(todo)}"
                 console.print(f"{done} {found.name}: {told}", markup=False)
-            beside = [name for name in everything if name not in todo]
-            if rows and beside:
-                there = rows[0].card.postgres, pooler
-                rows += recorded(beside, options.results, directory, *there)
     except QueueproofError as error:
         console.print(str(error), markup=False)
         return Exit.UNUSABLE
     rows.sort(key=lambda row: everything.index(row.name))
-    if rows:
+    if len(rows) > len(beside):
         write(rows, options.results, failures, pooler, beside)
     counts = Counter(verdict for row in rows for verdict in row.verdicts.values())
     told = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())

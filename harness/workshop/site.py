@@ -42,6 +42,7 @@ PAGES: Mapping[str, str] = {
     "results/old-snapshot.md": "results/old-snapshot.md",
     "results/throughput.md": "results/throughput.md",
     "strategies/README.md": "reference/file-format.md",
+    "strategies/RULES.md": "reference/rules.md",
 }
 """Pages that are read where the code is, too, by their place there."""
 PLACES: Mapping[str, str] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -244,3 +245,14 @@ def test_a_name_means_one_class() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_rule_that_is_named_is_written_down() -> None:
+    """`rule 21` in the code is one of the thirty that users can read, in their order."""
+    text = (ROOT / "strategies" / "RULES.md").read_text(encoding="utf-8")
+    rules = [int(number) for number in re.findall(r"^(\d+)\. ", text, re.MULTILINE)]
+    assert rules == list(range(1, 31))
+    sources = [path.read_text(encoding="utf-8") for path in files(ROOT / "harness")]
+    named = {int(number) for text in sources for number in re.findall(r"\brule (\d+)", text)}
+    assert named
+    assert named <= set(rules)

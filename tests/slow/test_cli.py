@@ -414,6 +414,7 @@ def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None
         ("program", "JSON"),
         ("class", "def claim(self, worker"),
         ("class", "Step: One statement"),
+        ("rules", "30. **Answers are checked**"),
     ],
 )
 def test_the_reference_is_printed(command: Run, topic: str, part: str) -> None:

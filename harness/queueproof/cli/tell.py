@@ -31,10 +31,12 @@ class Topic(StrEnum):
     file_format = "file-format"
     program = "program"
     python_class = "class"
+    rules = "rules"
 
 
 _REFERENCE = {
     Topic.file_format: ("queueproof.strategies", "README.md"),
+    Topic.rules: ("queueproof.strategies", "RULES.md"),
     Topic.program: ("queueproof.queues", "templates/README.md"),
 }
 
@@ -44,7 +46,7 @@ def tell(
         Topic,
         typer.Argument(
             help="file-format: a queue in one SQL file; program: a worker in any language;"
-            " class: a queue in Python."
+            " class: a queue in Python; rules: what counts as sound and what as broken."
         ),
     ],
 ) -> None:

@@ -2,7 +2,7 @@
 
 What a verdict rests on is what the queue answers. An enqueue that gives two jobs one id, a recovery
 of a job that nobody enqueued, a list that leaves a job out: nothing can be judged by these, and the
-queue's author has to mend the operation first (queue-file.md, 30). Only what no race and no fault
+queue's author has to mend the operation first (rule 30). Only what no race and no fault
 explains counts, and only what a later answer proves: a job that is left out and never seen again
 may be lost.
 """

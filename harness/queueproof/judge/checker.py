@@ -270,18 +270,18 @@ def _check_routing(job: str, life: Life) -> list[Violation]:
 
 
 def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violation]:
-    """A cleanup keeps what has not ended longer ago than its age (queue-file.md, 15).
+    """A cleanup keeps what has not ended longer ago than its age (rule 15).
 
     Judged between two looks that follow each other with nothing but the cleanup in between.
     """
     found = []
-    for before, state, clean, kept in life.looks:
+    for looked_at, state, clean, kept in life.looks:
         ended = [
             entry.call.began
             for entry in life.entries
             if entry.kind in {"complete", "fail"}
             and entry.call.answer == "accepted"
-            and entry.call.invoked < before
+            and entry.call.invoked < looked_at
         ]
         waits = state in {"queued", "running"}
         if not waits and not (ended and clean.ended - max(ended) < clean.delay):
@@ -303,7 +303,7 @@ class _Config(NamedTuple):
     applied: frozenset[int]
 
 
-def _order(config: _Config) -> tuple[int, Phase]:
+def _plainest_last(config: _Config) -> tuple[int, Phase]:
     """Sorts first the explanation in which most has happened, last the plainest."""
     return -config.job.claims, config.job.phase
 
@@ -395,7 +395,7 @@ class _JobCheck:
             outcome = step(self.declared, only.job, acts[target])
             if isinstance(outcome, Breach):
                 return [], outcome
-            return sorted((_Config(job, frozenset()) for job in outcome), key=_order), None
+            return sorted((_Config(job, frozenset()) for job in outcome), key=_plainest_last), None
         reached: list[_Config] = []
         found = dict.fromkeys(configs)
         frontier = list(configs)
@@ -416,7 +416,7 @@ class _JobCheck:
                     if following not in found:
                         found[following] = None
                         frontier.append(following)
-        return sorted(found if target is None else reached, key=_order), breach
+        return sorted(found if target is None else reached, key=_plainest_last), breach
 
     def _raced(
         self, configs: list[_Config], acts: Sequence[Act], open_acts: set[int]
@@ -486,7 +486,7 @@ class _JobCheck:
         seen, since = self.seen
         if seen == "failed" and self.declared.stale_fails:
             return None
-        # Taken back, it may have to wait as a failed one does (queue-file.md, 14).
+        # Taken back, it may have to wait as a failed one does (rule 14).
         taken_back = since if seen == "queued" else job.stale_after
         waits = seen == "queued" or (self.declared.waits and not self.declared.observable)
         if waits and act.call.began < taken_back + LONGEST_WAIT:
@@ -968,7 +968,7 @@ class _Allowed:
 class _Idle(Watcher):
     """A claim that nobody disturbs gets a job that is ready, whatever the others hold.
 
-    A claim may do maintenance, or bury a spent job, and answer nothing (queue-file.md, 28): as many
+    A claim may do maintenance, or bury a spent job, and answer nothing (rule 28): as many
     in turn are let pass as there are jobs that this may be about, and one more. Judged are jobs
     without a delay, which no maintenance has to make claimable, that a later claim has got.
     """
@@ -993,7 +993,8 @@ class _Idle(Watcher):
             return
         one = call.is_one_with(self._last)
         # Of one statement the claim does not see what the completion frees.
-        alone = self._acting == one and not (one and self._cap < FOREVER)
+        others = self._acting - one
+        alone = not others and not (one and self._cap < FOREVER)
         self._last, self._alone = call, None
         self._acting += call.kind not in _INSTANT
         if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
@@ -1072,7 +1073,8 @@ class _Order(Watcher):
         """A job comes, or jobs are taken."""
         if self._over:
             return
-        alone = self._acting == call.is_one_with(self._last)
+        others = self._acting - call.is_one_with(self._last)
+        alone = not others
         self._last = call
         if call.kind not in _INSTANT:
             self._alone = None

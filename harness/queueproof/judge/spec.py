@@ -62,7 +62,6 @@ class Job(NamedTuple):
         due: Earliest moment at which it may be claimed.
         bound: Most attempts; None where none is promised.
         claims: Attempts so far.
-        last: The latest claim of the job, whatever became of it.
         holder: The claim call whose worker may still act on the job: it holds it, or it lost its
             lease and nobody has taken the job over yet. In a finished job: who finished it.
         fresh_until: Until then the holder's lease certainly runs.
@@ -111,7 +110,6 @@ class Act(NamedTuple):
         call: The call.
         kind: The call's kind; a batch completion is `complete` for each of its jobs.
         answer: For this job.
-        last: The latest claim of the job, whatever became of it.
         holder: The claim call that the operation names, None where it names none.
         named: False for an operation of the job's worker that names another job: a heartbeat, or
             what was accepted after its claim had ended.
@@ -337,7 +335,7 @@ def _still_held(rules: Rules, job: Job, call: Call) -> bool:
 
 
 def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
-    """Blame (queue-file.md, 21): a lease that was taken over, or a claim that raced another."""
+    """Blame (rule 21): a lease that was taken over, or a claim that raced another."""
     call = act.call
     mine = holder.actor == call.actor
     owner = "the same claim" if holder is call else f"{holder.actor}"

@@ -31,7 +31,7 @@ from queueproof.run.session import Session, drive, execute
 from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY
 
-GROWTH, SLACK = 1.5, 32  # queue-file.md, 17: both must be passed
+GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm
 BATCH = 50
 FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply

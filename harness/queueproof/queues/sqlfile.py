@@ -161,7 +161,9 @@ class SqlFileQueue(Queue):
         return _declaring(QueueText(self._text, Path(self._name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the block uses."""
+        """Which arguments of `OPERATIONS[operation]` the block uses; none without a block."""
+        if operation != "install" and operation not in self.blocks:
+            return frozenset()
         used = self._block(operation).used.keys()
         job = OPERATIONS[operation] & {"job", "jobs"}
         own = OPERATIONS[operation] & used

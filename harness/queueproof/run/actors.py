@@ -30,7 +30,7 @@ class Flight:
     blockers: Sequence[int] = ()  # the backends that it was last seen to wait for
     stale: bool = False  # somebody acted since the running statement began
     wrapped: bool = False  # the running statement stands in a transaction of the harness
-    holding: Result | None = None  # the answer of a statement whose COMMIT is still to come
+    uncommitted: Result | None = None  # the answer of a statement whose COMMIT is still to come
     committed: int = 0  # how many of its transactions have taken effect
     between: bool = False  # its last transaction has ended and the next has not begun
     victim: bool = False  # it was cancelled to end a deadlock

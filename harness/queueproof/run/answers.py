@@ -12,8 +12,8 @@ from queueproof.queues.model import Claim, JobRow, Queue
 from queueproof.run.lab import DEFAULT_BOUND
 from queueproof.schedule.programs import JobSpec
 
-IN_PART = frozenset({"40P01", "57P01", "08006"})
-"""SQLSTATEs of faults: what they prevent may have happened in part, whatever the queue expects."""
+FAULT_STATES = frozenset({"40P01", "57P01", "08006"})
+"""SQLSTATEs of faults, never in `retry_on`: an earlier transaction of it may have committed."""
 
 
 def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, object]:

@@ -92,7 +92,7 @@ class Drain:
         """Maintain and claim until nothing more comes; whether a job may still come out later.
 
         A claim may do maintenance of its own, or end a spent job and answer nothing
-        (queue-file.md, 28): what comes back empty has not said that there is nothing.
+        (rule 28): what comes back empty has not said that there is nothing.
         """
         began = self._execution.lab.now()
         empty = 0

@@ -166,7 +166,7 @@ class Execution:
             self.state.note(actor, "goes on")
             self._pass_gate(actor, flight)
             return
-        if flight.holding is not None:
+        if flight.uncommitted is not None:
             self.state.note(actor, "commit")
             self._launch(actor, flight, Step("COMMIT"))
             return
@@ -334,13 +334,13 @@ class Execution:
             flight.session.run(_CLOSE)
             flight.cursor = None
             result = replace(result, command="SELECT")
-        if flight.holding is not None:
-            result, flight.holding, flight.wrapped = flight.holding, None, False
+        if flight.uncommitted is not None:
+            result, flight.uncommitted, flight.wrapped = flight.uncommitted, None, False
             flight.committed += 1
         elif flight.wrapped:
             result = replace(result, in_transaction=False)
             if not self._harmless(flight, result):
-                flight.holding = result
+                flight.uncommitted = result
                 self.state.note(actor, "done")
                 return
             flight.session.run("COMMIT")
@@ -516,7 +516,7 @@ class Execution:
             self._abort(actor, flight, error)
 
     def _abort(self, actor: Actor, flight: Flight, error: ServerError) -> None:
-        flight.holding, flight.wrapped, flight.cursor = None, False, None
+        flight.uncommitted, flight.wrapped, flight.cursor = None, False, None
         actor.late = False
         lost = actor.holding and flight.call.kind != "heartbeat"
         if flight.session.in_transaction:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queueproof.errors import QueueError
 from queueproof.history.calls import Call, History
 from queueproof.judge.answers import contradiction
-from queueproof.run.answers import IN_PART
+from queueproof.run.answers import FAULT_STATES
 from queueproof.run.drain import DRAIN_BATCH, Drain
 from queueproof.run.execution import Execution
 from queueproof.run.lab import Lab
@@ -53,14 +53,14 @@ class Runner:
         self.conditions = conditions
         self._held = held
         queue = lab.queue
-        # At a stricter level than its own a queue's workers try again (queue-file.md, 8).
+        # At a stricter level than its own a queue's workers try again (rule 8).
         stricter = {"40001", "40P01"} if conditions.isolation else set()
         self._terms = Terms(
             split=split,
             tied=tied,
             one_each=queue.jobs_per_worker is not None,
             beats_idle="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
-            retryable=(queue.retry_on - IN_PART) | stricter,
+            retryable=(queue.retry_on - FAULT_STATES) | stricter,
             conditions=conditions,
         )
 

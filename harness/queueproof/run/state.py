@@ -91,7 +91,7 @@ class RunState:
     # --- who may do what ------------------------------------------------------------------------
 
     def able(self, actor: Actor) -> bool:
-        """Whether an actor can go on; what it has no subject for is left out."""
+        """Whether an actor can go on; drops for good what is not `possible` at its turn."""
         if not actor.alive or actor.blocked:
             return False
         if actor.flight is not None:
@@ -152,7 +152,7 @@ class RunState:
         """Whether a worker may act on some of its claims.
 
         In the transaction of a claim it acts on that claim and no other. It knows when that
-        transaction has ended, and then sends nothing of it (queue-file.md, 19).
+        transaction has ended, and then sends nothing of it (rule 19).
         """
         if actor.holding:
             return claims == actor.claims[-1:]
