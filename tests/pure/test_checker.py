@@ -916,13 +916,14 @@ def test_a_lease_may_last_longer_than_declared(late: float, expected: list[str])
     [
         (LEASE / 2, "accepted", ["concurrency-limit"]),
         (LEASE / 2, "rejected", []),
-        (LEASE + 1, "accepted", []),
+        (LEASE + 1, "accepted", ["concurrency-limit"]),  # it was late, and nobody else had the job
+        (LEASE + 1, "rejected", []),
     ],
 )
 def test_a_job_lives_and_counts_by_its_heartbeats(
     before: float, answer: Answer, expected: list[str]
 ) -> None:
-    """What was extended while its lease was fresh runs until that is over, and fills the cap."""
+    """What was extended runs until that is over, and fills the cap."""
     told = Told()
     told.enqueue("1")
     told.enqueue("2")
@@ -933,6 +934,86 @@ def test_a_job_lives_and_counts_by_its_heartbeats(
     told.on("complete", told.claim("w2", "2"), "2")
     found = check(told.finally_(j1="running", j2="completed"), declared(cap=1)).violations
     assert [one.guarantee for one in found if one.guarantee == "concurrency-limit"] == expected
+
+
+@pytest.mark.parametrize("end", ["complete", "crash", "recover", "claim"])
+def test_what_has_ended_is_not_brought_back_by_a_late_heartbeat(end: CallKind) -> None:
+    """A request that is sent twice, or comes too late, makes no job run."""
+    told = Told()
+    for job in ("1", "2"):
+        told.enqueue(job)
+    first = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.claim("w3")  # so that its lease is seen to be over
+    if end == "complete":
+        told.on("complete", first)
+    elif end == "claim":
+        told.on("complete", told.claim("w4", "1"), "1")
+    else:
+        told.do(end, *{"crash": ("w1",), "recover": ("reaper", "1")}[end])
+    told.on("heartbeat", first)
+    told.claim("w2", "2")
+    found = check(told.history, declared(cap=1)).violations
+    assert "concurrency-limit" not in {one.guarantee for one in found}
+
+
+REFUSED = "23505: duplicate key value violates unique constraint"
+
+
+def erring(told: Told, kind: CallKind, claim: Call, error: str = REFUSED) -> Call:
+    """An operation on the first job of a claim that is answered by an error."""
+    call = told.begin(kind, claim.actor, refs=(Ref(claim.index, claim.ids[0]),))
+    call.error = error
+    return told.end(call, answer="error")
+
+
+@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
+def test_an_error_that_nobody_else_has_caused_is_a_refusal(kind: CallKind) -> None:
+    """Rule 7: a fresh holder who gets nothing but errors has lost the job that it holds."""
+    told = Told()
+    told.enqueue("1")
+    claim = told.claim("w1", "1")
+    erring(told, kind, claim)
+    history = told.history
+    assert broken(history) == ["live-lease"]
+    assert broken(history, replace(declared(), lease=None)) == []  # nor is a refusal judged there
+    paced = broken(history, replace(declared(), paced=True))
+    assert paced == ([] if kind == "fail" else ["live-lease"])  # that is backoff's to judge
+
+
+@pytest.mark.parametrize(
+    "why", ["again", "late", "met", "fault", "lost", "ended", "server", "begun", "token"]
+)
+def test_an_error_with_another_cause_is_none(why: str) -> None:
+    """Who succeeds later, has lost the job, met somebody or met a fault was not refused it."""
+    told = Told()
+    told.enqueue("1")
+    claim = told.claim("w1", "1")
+    facts = declared()
+    match why:
+        case "late":
+            told.wait(LEASE)
+        case "fault":
+            told.do("terminate", "nemesis")
+        case "lost":
+            told.wait(LEASE + 1)
+            told.do("recover", "reaper", "1")
+            told.on("complete", told.claim("w2", "1"))
+        case "ended":
+            told.on("complete", claim)
+        case "begun":
+            told.do("start", "w2")
+        case "token":
+            told.on("heartbeat", claim)
+            facts = replace(facts, renews=True)
+        case "met":
+            other = told.begin("claim", "w2")
+    erring(told, "complete", claim, "40001: " if why == "server" else REFUSED)
+    if why == "met":
+        told.end(other)
+    if why == "again":
+        told.on("complete", claim)
+    assert "live-lease" not in broken(told.history, facts)
 
 
 def test_a_job_that_the_queue_put_there_is_due_when_the_queue_says() -> None:

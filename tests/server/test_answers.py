@@ -84,12 +84,24 @@ def test_two_jobs_have_two_ids() -> None:
     assert calls.told().startswith("enqueue: enqueue answered the id 7 for two jobs")
 
 
-@pytest.mark.parametrize("between", ["claim", "recover", "cleanup", "restart"])
-def test_an_id_may_be_given_out_again(between: CallKind) -> None:
-    """After a job may have come to its end, another one may have its id."""
+@pytest.mark.parametrize("between", ["claim", "recover", "cleanup"])
+def test_an_id_is_not_used_again(between: CallKind) -> None:
+    """Once its job may have come to its end, another one's late operation would be about it."""
     calls = Calls()
     calls.add("enqueue", "7")
     calls.add(between, *(["7"] if between in {"claim", "recover"} else []))
+    calls.add("enqueue", "7")
+    assert calls.told().startswith("enqueue: enqueue answered the id 7 again, which another job")
+
+
+@pytest.mark.parametrize(("between", "answer"), [("restart", "accepted"), ("claim", "unknown")])
+def test_what_a_fault_has_taken_away_may_be_given_out_again(
+    between: CallKind, answer: Answer
+) -> None:
+    """A sequence that was not written down goes back, and that is judged elsewhere."""
+    calls = Calls()
+    calls.add("enqueue", "7")
+    calls.add(between, answer=answer)
     calls.add("enqueue", "7")
     assert not calls.told()
 
@@ -178,15 +190,13 @@ def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["complete", "fail"])
-def test_a_job_that_has_ended_may_be_gone_and_another_have_its_id(kind: CallKind) -> None:
+def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
     """A list need not hold what was completed or failed."""
     calls = Calls()
     calls.add("enqueue", "7")
     claimed = calls.add("claim", "7")
     calls.add(kind, refs=(claimed,))
     calls.add("jobs", states={})
-    calls.add("enqueue", "7")
-    calls.add("claim", "7")
     assert not calls.told()
 
 

@@ -112,7 +112,9 @@ def _order(pieces: Pieces) -> Iterator[Program]:
         yield Program((jobs[0],) * PAGE + jobs[2:], in_turn(SETTLE, script("w1", claim())))
         # However long the other one has waited.
         waited = in_turn(script("clock", advance(DAY)), NEW, SETTLE, script("w1", claim()))
-        yield Program(jobs[:1], waited, reserve=jobs[1:2])
+        yield Program(jobs[:1], waited, reserve=(JobSpec(priority=1),))
+        # Of more than three digits, too.
+        yield Program((JobSpec(), JobSpec(priority=1000)), in_turn(SETTLE, script("w1", claim())))
     three = in_turn(*(script(who, Do("enqueue")) for who in ("w1", "w2", "w1")))
     yield Program((), (*three, *in_turn(script("w3", claim(), claim()))), reserve=THREE)
     if pieces.takes_limit:
@@ -142,6 +144,7 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         # Of a long one whatever but its seconds may be lost, or its days.
         long = (JobSpec(delay=2 * DAY + HOUR),)
         yield Program(long, in_turn(script("clock", advance(DAY)), take))
+        yield Program((JobSpec(delay=40 * DAY),), in_turn(script("clock", advance(39 * DAY)), take))
         new, almost = script("producer", Do("enqueue")), script("clock", until(MINUTE))
         yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=MINUTE),))
         # Of a delay itself the fraction may be lost.
@@ -163,7 +166,7 @@ def _routing(pieces: Pieces) -> Iterator[Program]:
         yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
     if not isinstance(pieces.offer.queue, WorkerQueue):  # which may know two queues and no third
         pairs = [("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED)]
-        pairs.append((f"{_LONG}in", f"{_LONG}out"))
+        pairs += [(f"{_LONG}in", f"{_LONG}out"), ("default", "Default")]
         for mine, theirs in pairs:
             yield Program((JobSpec(queue=theirs),), in_turn(script("w1", claim(1, mine))))
     other = in_turn(script("w1", claim(1, "other")))
@@ -206,6 +209,11 @@ def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
             twice = in_turn(script("w1", *full, claim(), ender, ender))
             yield Program(jobs, (*twice, *in_turn(*others[:2])))
     if pieces.lease is not None and full and "heartbeat" in pieces.offers:
+        # A job that nobody has taken back runs again once its worker's late heartbeat is accepted.
+        lapsed = in_turn(script("w1", *full, claim()), script("clock", advance(past(pieces.lease))))
+        yield Program(
+            jobs, (*lapsed, *in_turn(script("w2", *full, claim()), script("w1", heartbeat())))
+        )
         # One of a worker's jobs lives on by its heartbeats, the others are taken back.
         taken = in_turn(script("w1", *full, claim()), pieces.within())
         beaten = in_turn(script("w1", heartbeat(cap - 1)), pieces.within(), *pieces.reaper())
@@ -312,6 +320,7 @@ GUARANTEES = (
             "WHERE queue = $1 in the query that chooses the rows, and first in its index; claims, "
             "takeovers and recoveries leave the job's queue as it is."
         ),
+        example="routing_inverted_filter",
         asks="queue as a parameter of both enqueue and claim",
         needs=_routed,
         programs=_routing,
@@ -335,6 +344,7 @@ GUARANTEES = (
             "LOCKED, or have a unique index refuse the second holder. Free it only in the fenced "
             "statement that ends the attempt."
         ),
+        example="concurrency_limit_count_then_claim",
         asks="concurrency_limit in the header",
         needs=_capped,
         programs=_concurrency_limit,

@@ -158,6 +158,9 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
     if "heartbeat" in pieces.offers:
         beat = in_turn(pieces.within(), script("w1", heartbeat()), pieces.within())
         yield Program(ONE, (*aligned, *beat[:2], *in_turn(almost), *steal))
+        # An early one counts from when it came, too.
+        early, rest = (script("clock", advance(part * pieces.lease)) for part in (0.3, 0.8))
+        yield Program(ONE, (*first, *in_turn(early, script("w1", heartbeat()), rest), *steal))
         yield Program(ONE, (*first, *beat, *beat[1:], *steal))
         if pieces.routes():
             elsewhere = in_turn(script("w1", claim(queue="other")))

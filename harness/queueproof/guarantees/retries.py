@@ -23,6 +23,7 @@ from queueproof.schedule.programs import (
     HEARTBEATS,
     OBSERVE,
     PROMOTE,
+    START,
     Do,
     JobSpec,
     Program,
@@ -98,6 +99,13 @@ def _kept_count(pieces: Pieces) -> Iterator[Program]:
     if pieces.lease is not None:
         slow = (*in_turn(script("w1", claim())), *pieces.lapse())
         yield Program(jobs, slow * (bound + 1))
+        if "start" in pieces.offers:
+            # Who begins takes back what is stale before any reaper has come.
+            over = script("clock", advance(past(pieces.lease)))
+            lives = [
+                script(f"w{n + 1}", *[START] * (n > 0), claim(), crash()) for n in range(bound + 1)
+            ]
+            yield Program(jobs, in_turn(*(part for life in lives for part in (life, over))))
 
 
 def _retry_given(pieces: Pieces) -> Iterator[Program]:
@@ -108,6 +116,9 @@ def _retry_given(pieces: Pieces) -> Iterator[Program]:
         if pieces.routes():
             mine = script("w1", claim(queue="other"), fail())
             yield Program(ELSEWHERE, (*in_turn(mine), *pieces.wait_out()))
+        # However old the job is.
+        old = in_turn(script("clock", advance(40 * DAY)), script("w1", claim(), fail()))
+        yield Program(ONE, (*old, *pieces.wait_out()))
         # A claim that comes away empty has counted nothing.
         yield Program(_two_tries(pieces), ((script("w1", claim(), fail()), script("w2", claim())),))
 

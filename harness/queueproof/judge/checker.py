@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -38,10 +38,13 @@ from queueproof.judge.spec import (
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import ROUNDED_UP, grace
+from queueproof.schedule.programs import FAULTS
 
 LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 TWICE = 2  # a claim that comes back empty once may have done maintenance
+# Classes of SQLSTATEs that somebody else, or the server, is to blame for.
+_DISTURBED = ("08", "40", "53", "57", "58")
 _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
 
 
@@ -109,6 +112,7 @@ class Declared(Rules):
         signs: Whatever a worker does may beat for all that it holds.
         waits: A job that was taken back may have to wait.
         late: Seconds by which a lease may last longer than declared.
+        paced: It declares a backoff, and is judged by it whether its fail works.
     """
 
     observable: bool
@@ -118,6 +122,7 @@ class Declared(Rules):
     signs: bool = False
     waits: bool = False
     late: float = 0.0
+    paced: bool = False
 
 
 def declare(offer: Offer) -> Declared:
@@ -141,6 +146,7 @@ def declare(offer: Offer) -> Declared:
         at_least_once=queue.delivery == "at-least-once",
         stale_fails=queue.stale == "fails",
         one_each=queue.jobs_per_worker is not None,
+        paced=queue.backoff is not None,
     )
 
 
@@ -173,8 +179,9 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
         watchers.append(order)
     if declared.cap is not None:
         watchers.append(cap)
+    errors = _Errors(declared)
     if declared.lease is not None or declared.tied:
-        watchers.append(_Fresh(declared, findings))
+        watchers += [_Fresh(declared, findings), errors]
     read(history.calls, watchers)
     lives.see_outcome(history.outcome)
     blamed = _check_lives(declared, lives, findings)
@@ -193,7 +200,8 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
         order = _Order(declared, lives, bad)
         read(history.calls, [order])
     findings.violations += order.violations + cap.violations
-    findings.violations += [found for found in idle.violations if found.job not in bad]
+    found_apart = (*idle.violations, *errors.violations)
+    findings.violations += [found for found in found_apart if found.job not in bad]
     findings.evidence.update(order.evidence)
     if lives.refused:
         findings.evidence["fencing", "operations with a lost claim refused"] += lives.refused
@@ -697,6 +705,7 @@ class _Cap(Watcher):
         self._copies: Counter[str] = Counter()  # how often a job is running
         self._claims: deque[int] = deque()  # that are not judged yet, in the order of invocation
         self._counted: dict[int, int] = {}
+        self._lapsed: dict[str, tuple[Ref, str]] = {}  # leases that ran out, with their workers
 
     def see(self, call: Call) -> None:
         """From its invocation on an operation may end a job, and a crash all of a worker's."""
@@ -706,9 +715,13 @@ class _Cap(Watcher):
             case "complete" | "complete_many" | "fail":
                 for ref in call.refs:
                     self._end(ref)
+                    self._lapsed.pop(ref.job, None)
             case "crash":
                 for ref in self._of_actor.pop(call.actor, ()):
                     self._end(ref)
+                gone = [job for job, (_, actor) in self._lapsed.items() if actor == call.actor]
+                for job in gone:
+                    del self._lapsed[job]
 
     def _end(self, ref: Ref) -> None:
         self._ends.pop(ref, None)
@@ -721,26 +734,44 @@ class _Cap(Watcher):
                 del self._copies[ref.job]
 
     def settle(self, call: Call) -> None:
-        """Count when a claim has got something."""
+        """Count when a claim has got something, or a late heartbeat has brought a job back."""
+        if call.kind in {"heartbeat", "recover"}:
+            self._expire(call)
+        if call.kind == "recover":
+            for job in call.ids:
+                self._lapsed.pop(job, None)
         if call.kind == "heartbeat" and call.answer == "accepted":
             for ref in call.refs:
-                if call.ended <= self._ends.get(ref, 0.0):  # it was fresh all the while
+                if ref in self._ends:  # it was fresh all the while
                     self._begin(ref, call)
+                elif self._lapsed.get(ref.job) == (ref, call.actor):
+                    self._run(ref, call)
+                    self._counted[call.index] = len(self._copies)
+                    self._judge(call.index)
         if call.kind != "claim" or not call.ids:
             return
         for job in call.ids:
-            ref = Ref(call.index, job)
-            self._running[ref] = call.actor
-            self._of_actor[call.actor].add(ref)
-            self._copies[job] += 1
-            self._begin(ref, call)
-        while self._stale and self._stale[0][0] <= call.ended:
-            end, ref = heappop(self._stale)
-            if self._ends.get(ref) == end:  # no heartbeat has come since
-                self._end(ref)
+            self._run(Ref(call.index, job), call)
+        self._expire(call)
         self._counted[call.index] = len(self._copies)
         while self._claims and self._claims[0] in self._counted:
             self._judge(self._claims.popleft())
+
+    def _run(self, ref: Ref, call: Call) -> None:
+        """A job runs from now on."""
+        self._lapsed.pop(ref.job, None)
+        self._running[ref] = call.actor
+        self._of_actor[call.actor].add(ref)
+        self._copies[ref.job] += 1
+        self._begin(ref, call)
+
+    def _expire(self, call: Call) -> None:
+        """Leases have run out by the answer of a call."""
+        while self._stale and self._stale[0][0] <= call.ended:
+            end, ref = heappop(self._stale)
+            if self._ends.get(ref) == end:  # no heartbeat has come since
+                self._lapsed[ref.job] = ref, self._running[ref]
+                self._end(ref)
 
     def _begin(self, ref: Ref, call: Call) -> None:
         """A lease begins, at the earliest with the request for it."""
@@ -870,6 +901,116 @@ class _Fresh(Watcher):
             self._let_go(ref)
 
 
+class _Claimed(NamedTuple):
+    """A claim that has a job.
+
+    Attributes:
+        ref: The claim and the job.
+        actor: Whose it is.
+        end: When its lease runs out at the earliest.
+        tokens: Accepted heartbeats, each of which may have changed its token.
+    """
+
+    ref: Ref
+    actor: str
+    end: float
+    tokens: int = 0
+
+
+class _Errors(Watcher):
+    """An error that nobody else can have caused refuses a holder its job (rule 7).
+
+    Judged where nobody else was in the middle of anything, no fault has happened, and the holder
+    did not succeed with it later.
+    """
+
+    def __init__(self, declared: Declared) -> None:
+        self.violations: list[Violation] = []
+        self._declared = declared
+        self._lease = FOREVER if declared.lease is None else declared.lease
+        self._held: dict[str, _Claimed] = {}  # by its job
+        self._met: dict[tuple[Ref, str], Violation] = {}  # by the operation that met an error
+        self._over = False
+        self._acting = 0  # calls that are open and meet somebody
+        self._last: Call | None = None
+        self._alone: Call | None = None  # a call with an error, as long as no other has met it
+
+    def see(self, call: Call) -> None:
+        """From its invocation on a call may end a claim, or disturb another call."""
+        others = self._acting - call.is_one_with(self._last)
+        self._last = call
+        if call.kind not in _INSTANT:
+            self._alone = None if others or call.answer != "error" else call
+            self._acting += 1
+        match call.kind:
+            case "complete" | "complete_many" | "fail" if call.answer in {"accepted", "unknown"}:
+                self._free(ref.job for ref in call.refs)
+                for ref in call.refs:
+                    for kind in ("complete", "complete_many", "fail", "heartbeat"):
+                        self._met.pop((ref, kind), None)
+            case "recover":
+                self._free(call.ids)
+            case "crash":
+                self._free([job for job, one in self._held.items() if one.actor == call.actor])
+            case "claim" if call.answer == "unknown":
+                self._held.clear()  # it may have taken any job
+            case "start":
+                self._held.clear()  # who begins may take back what it thinks nobody has
+            case kind if kind in FAULTS:
+                self._over = True
+
+    def _free(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            self._held.pop(job, None)
+
+    def settle(self, call: Call) -> None:
+        """A lease begins, or the error of a call that nobody met is looked at."""
+        self._acting -= call.kind not in _INSTANT
+        end = call.began + self._lease
+        if call.kind == "claim":
+            for job in call.ids:
+                self._held[job] = _Claimed(Ref(call.index, job), call.actor, end)
+        if call.kind == "heartbeat" and call.answer == "accepted":
+            for ref in self._named(call):
+                self._met.pop((ref, call.kind), None)
+                one = self._held.get(ref.job)
+                if one is not None and one.ref == ref:
+                    beaten = one._replace(end=max(one.end, end), tokens=one.tokens + 1)
+                    self._held[ref.job] = beaten
+        if call is self._alone and not self._over:
+            self._look(call)
+
+    def _named(self, call: Call) -> list[Ref]:
+        """The claims that an operation is about: of a worker's heartbeat all that it holds."""
+        if call.refs or not self._declared.worker_heartbeat:
+            return list(call.refs)
+        return [one.ref for one in self._held.values() if one.actor == call.actor]
+
+    def _look(self, call: Call) -> None:
+        judged = call.kind != "fail" or not self._declared.paced
+        named = self._named(call)
+        if not judged or not named or call.error.startswith(_DISTURBED):
+            return
+        for ref in named:
+            one = self._held.get(ref.job)
+            if one is None or one.ref != ref or call.ended >= one.end:
+                return
+            if self._declared.renews and call.token < one.tokens:
+                return  # it could not know the new token
+        because = (
+            f"{call.actor} was answered {call.error[:5]} by {call.kind} although it holds the job,"
+            f" its {self._declared.fresh} and nobody else acted"
+        )
+        for ref in named:
+            found = Violation("live-lease", because, ref.job, call.index)
+            self._met.setdefault((ref, call.kind), found)
+
+    def end(self) -> None:
+        """What never succeeded later counts, once for each call."""
+        calls = {found.call: found for found in reversed(self._met.values())}
+        self.violations += sorted(calls.values(), key=lambda found: found.call)
+
+
 def _check_waits(history: History, declared: Declared, findings: CheckResult) -> None:
     if any(violation.guarantee == "single-claim" for violation in findings.violations):
         return
@@ -936,8 +1077,8 @@ class _Allowed:
         """
         if blocker is None:
             return False
-        if blocker.kind in {"cleanup", "start"}:
-            return True
+        if blocker.kind in {"cleanup", "enqueue", "start"}:
+            return True  # no worker's business with a job (rule 10)
         before = self._calls[call.index - 1]
         if call.kind == "claim" and call.is_one_with(before):
             # The completion may wait, for a job of its own and for others that end theirs.

@@ -6,7 +6,7 @@ first at which it did not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -109,7 +109,56 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
             return waits
     if waits.found and not waits.broken:
         _cut_short(lab, queue, waits)
+    if waits.found and not waits.broken and queue.backoff_seconds:
+        _elsewhere(lab, offer, waits)
     return waits
+
+
+def _elsewhere(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
+    """See whether a job of another queue, or of another priority, waits as well.
+
+    Args:
+        lab: Where.
+        offer: What the queue brings.
+        waits: Of a job that is like most.
+    """
+    queue = offer.queue
+    takes = queue.takes("enqueue")
+    kinds: list[dict[str, object]] = [{"priority": 9}] if "priority" in takes else []
+    if "queue" in takes & queue.takes("claim"):
+        kinds.append({"queue": "other"})
+    for kind in kinds:
+        sent: list[str] = []
+        with suppress(ServerError):  # judged elsewhere
+            waits.broken = _of_a_kind(lab, offer, kind, sent)
+        if waits.broken:
+            waits.sent = sent
+            return
+
+
+def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[str]) -> str:
+    lab.reset()
+    drive(lab.session("producer"), lab.start("enqueue", **{**lab.defaults(), **kind}))
+    lab.promote(1)
+    where = str(kind.get("queue", "default"))
+    job = _claim(lab, queue=where)
+    if job is None:
+        return ""
+    lab.advance(lab.until_aligned())
+    failed_at = lab.now()
+    if not _end(lab, "fail", job, sent=sent):
+        return ""
+    lab.advance(offer.queue.backoff_seconds / 2)
+    _maintain(lab, offer)
+    early = _claim(lab, queue=where)
+    waited = lab.now() - failed_at
+    if early is None or early.id != job.id or waited >= offer.queue.backoff_seconds:
+        return ""
+    ((name, value),) = kind.items()
+    return (
+        f"after attempt 1 a job of {name} {value} came back within {waited:.1f} s; "
+        f"it had to wait at least {offer.queue.backoff_seconds:.1f} s"
+    )
 
 
 def _cut_short(lab: Lab, queue: Queue, waits: RetryWaits) -> None:
@@ -212,9 +261,9 @@ def _maintain(lab: Lab, offer: Offer) -> None:
             drive(lab.session("w1"), lab.start("heartbeat", **lab.defaults(), worker=WORKER))
 
 
-def _claim(lab: Lab, worker: str = "w1") -> Claim | None:
+def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None:
     session = lab.session(worker)
-    arguments = {**lab.defaults(), "worker": identity(worker), "limit": 1}
+    arguments = {**lab.defaults(), "worker": identity(worker), "limit": 1, "queue": queue}
     try:
         claims: Sequence[Claim] = drive(session, lab.start("claim", **arguments))
     except ServerError:
