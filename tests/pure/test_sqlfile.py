@@ -255,6 +255,9 @@ $$ -- name: cleanup
         ("claim(worker, limit)", "claim(worker, limit)#", 14, "marks the schema alone"),
         ("claim(worker, limit)", "claim(worker, limit)^", 14, "only !"),
         ("claim(worker, limit)", "claim(worker, limt)", 14, "did you mean limit?"),
+        ("id = :id", "id = :job_id", 18, "complete has no parameter :job_id, only id, worker"),
+        ("id = :id", "id = :job_id", 18, "did you mean :id?"),
+        ("complete(id", "complete(idd", 17, "did you mean id?"),
         ("claim(worker, limit)", "claim(worker)", 15, "add limit to its parameter list"),
         ("claim(worker, limit)", "claim(worker, limit, limit)", 14, "declared twice"),
         ("claim(worker, limit)", "claim(worker, )", 14, "no parameter name"),
@@ -432,7 +435,7 @@ def test_a_column_that_claim_does_not_return() -> None:
     with pytest.raises(QueueError) as caught:
         run(loaded.begin("complete", job=job()))
     assert Source(PATH, 19) == caught.value.source
-    assert "no parameter :attemt, only id, attempt; did you mean attempt?" in str(caught.value)
+    assert "no parameter :attemt, only id, attempt; did you mean :attempt?" in str(caught.value)
 
 
 TWO_STEPS = """

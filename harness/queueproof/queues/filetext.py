@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof.errors import COPYING, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block, Mode, Statement, listed, meant
+from queueproof.queues.block import Block, Mode, Statement, listed, meant, no_parameter
 from queueproof.queues.model import OPERATIONS
 
 if TYPE_CHECKING:
@@ -226,6 +226,10 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
     for name in block.parameters:
         if name not in block.used:
             others = [used for used in block.used if used not in block.parameters]
+            wrong = [used for used in others if used not in own | {"id"}]
+            if wrong and name in own | {"id"}:  # so it is the SQL that is mistaken
+                message = no_parameter(block.name, wrong[0], block.parameters)
+                raise FormatError(message, block.used[wrong[0]])
             near = f"; {meant(name, others)}" if others else "; drop it from the list"
             if foreign := _foreign(block, name):
                 near = f"; write :{name} for {foreign}"
