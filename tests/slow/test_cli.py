@@ -349,6 +349,8 @@ def test_nothing_judged_is_no_pass(
         (["check"], "Missing argument"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
+        (["check", "exec:", "python", "-m", "w", "--seed", "1"], 'quotes: "exec: python -m w"'),
+        (["check", "exec:", "python", "nope.py"], 'in quotes: "exec: python nope.py"'),
         (["check", SOUND, "--profile", "x"], "Invalid value for '--profile': 'x' is not one of"),
         (["check", SOUND, "--only", "odrer"], "did you mean 'order'"),
         (["check", SOUND, "--only", "nonsense"], "`queueproof guarantees` lists them"),
@@ -420,6 +422,14 @@ def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None
 def test_the_reference_is_printed(command: Run, topic: str, part: str) -> None:
     """It is installed, and read without a network."""
     assert ((ran := command("help", topic)).code, part in ran.out) == (0, True)
+
+
+def test_help_without_a_topic_lists_them(command: Run) -> None:
+    """Each has a line, and nothing is wrong."""
+    ran = command("help")
+    assert (ran.code, ran.err) == (0, "")
+    told = [line.split()[0] for line in ran.out.splitlines()[1:]]
+    assert told == ["file-format", "program", "class", "rules"]
 
 
 def test_sql_that_the_server_rejects_exits_4(check: Run, tmp_path: Path) -> None:
