@@ -597,6 +597,29 @@ def test_a_report_that_cannot_be_written_exits_4(check: Run) -> None:
         assert "broken: " in ran.out
 
 
+@pytest.mark.parametrize(
+    ("device", "code", "told"),
+    [("full", 4, "queueproof: cannot write to stdout: No space left on device"), ("pipe", 0, "")],
+)
+def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
+    device: str, code: int, told: str
+) -> None:
+    """On a full disk it is an error as in a file; who closes the pipe did not want it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if device == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "queueproof", "doctor", "--json", "-"]
+    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    os.close(writer)
+    assert (ran.returncode, told in ran.stderr, "queueproof: " in ran.stderr) == (
+        code,
+        True,
+        bool(code),
+    )
+
+
 def test_it_is_a_module_too() -> None:
     """`python -m queueproof` is the command."""
     ran = subprocess.run(
