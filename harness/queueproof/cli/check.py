@@ -293,7 +293,7 @@ def _watch(
     from queueproof.examine.check import check_queue
     from queueproof.machine import processors
 
-    def judge(lab: Lab, progress: Callable[[str, float], None]) -> Card:
+    def judge(lab: Lab, progress: Callable[[str, float | None], None]) -> Card:
         return check_queue(
             lab,
             wanted,
