@@ -13,7 +13,7 @@ from queueproof import Queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
-from queueproof.pytest_plugin import Examiner, Verdict
+from queueproof.pytest_plugin import Examiner, Verdict, refuse_unnamed
 from queueproof.pytest_plugin import examiner as examiner_of
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -26,6 +26,12 @@ from .stage import stage as stage_of
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Say once what is wrong where nothing here can run, and not of each test."""
+    refuse_unnamed(config, Path(__file__).resolve().parent)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

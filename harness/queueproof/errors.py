@@ -101,6 +101,9 @@ COPYING = (
 )
 """Why a statement is refused, in a file or when it runs."""
 
+OF_PSQL = "Is it a command of psql? The server has none of them: leave the line out."
+"""What to say of a line that begins with a backslash."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the known name closest to a misspelt one, or nothing.

@@ -104,22 +104,40 @@ def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def examiner(config: pytest.Config) -> Examiner:
-    """What judges the queues of this run.
+def refuse_unnamed(config: pytest.Config, home: Path) -> None:
+    """Refuse scenarios that are collected without being what is run.
+
+    Args:
+        config: Of the run.
+        home: Where they stand.
 
     Raises:
-        pytest.UsageError: The scenarios were collected without being named.
+        pytest.UsageError: They are not those of the package, or were not named.
     """
-    found: Examiner | None = config.pluginmanager.get_plugin(_NAME)
-    if found is None:
-        raise pytest.UsageError("name the scenarios: pytest scenarios, or --pyargs " + _PACKAGE)
-    return found
+    if config.pluginmanager.hasplugin(_NAME):
+        return
+    if home not in _homes():
+        raise pytest.UsageError(
+            f"queueproof is installed as a copy: pytest --pyargs {_PACKAGE} in another directory,"
+            " or `make venv` and .venv/bin/pytest scenarios here"
+        )
+    raise pytest.UsageError("name the scenarios: pytest scenarios, or --pyargs " + _PACKAGE)
+
+
+def examiner(config: pytest.Config) -> Examiner:
+    """What judges the queues of this run."""
+    return cast("Examiner", config.pluginmanager.get_plugin(_NAME))
+
+
+def _homes() -> list[Path]:
+    """Where the package has its scenarios."""
+    spec = find_spec(_PACKAGE)
+    return [Path(home).resolve() for home in (spec and spec.submodule_search_locations) or ()]
 
 
 def _are_run(arguments: Sequence[str], directory: Path) -> bool:
     """Whether the scenarios, or some of them, are named on the command line."""
-    spec = find_spec(_PACKAGE)
-    homes = [Path(home).resolve() for home in (spec and spec.submodule_search_locations) or ()]
+    homes = _homes()
     named = [arg.partition("::")[0] for arg in arguments if not arg.startswith("-")]
     if any(f"{name}.".startswith(f"{_PACKAGE}.") for name in named):
         return True

@@ -13,15 +13,16 @@ from queueproof.report.card import Card, Judgement, Verdict
 @pytest.mark.parametrize(
     ("verdicts", "told"),
     [
-        (("holds", "accepted", "not-offered"), "holds 2/2"),
-        (("holds", "broken", "inconclusive"), "broken, holds 1/3"),
-        (("holds", "inconclusive"), "inconclusive, holds 1/2"),
+        (("holds", "holds", "accepted", "not-offered"), "2 hold, 1 accepted"),
+        (("holds", "broken", "inconclusive"), "1 broken, 1 inconclusive, 1 holds"),
+        (("accepted", "inconclusive"), "1 inconclusive, 1 accepted"),
+        (("not-offered",), "nothing judged"),
     ],
 )
-def test_a_badge_counts_what_holds_of_what_was_judged(
+def test_a_badge_counts_each_verdict_and_calls_nothing_accepted_held(
     verdicts: tuple[Verdict, ...], told: str
 ) -> None:
-    """It is XML, names the queue as text, and leads nowhere."""
+    """What is accepted is counted beside what holds; the badge is XML and leads nowhere."""
     judgements = [Judgement(f"g{n}", verdict, "") for n, verdict in enumerate(verdicts)]
     badge = to_badge(Card('<a href="x">&.sql', "PostgreSQL", 0, 1.0, judgements))
     root = ET.fromstring(badge)  # noqa: S314 - our own

@@ -242,6 +242,7 @@ $$ -- name: cleanup
         ("/// queue", "/// queu", 2, "unknown header"),
         ("-- name: schema#\n", "-- name: schema#\n-- /// queue\n", 9, "before the first block"),
         ("-- name: schema#\n", "", 8, "text before the first block"),
+        ("-- name: schema#", "\\connect jobs\n-- name: schema#", 8, "Is it a command of psql?"),
         ("-- name: schema#", "-- name: shema#", 8, "unknown block shema; did you mean schema?"),
         ("-- name: schema#", "-- name: schema!", 8, "drop the !"),
         ("-- name: schema#", "-- name: schema(", 8, "only !"),
@@ -255,6 +256,9 @@ $$ -- name: cleanup
         ("claim(worker, limit)", "claim(worker, limit)#", 14, "marks the schema alone"),
         ("claim(worker, limit)", "claim(worker, limit)^", 14, "only !"),
         ("claim(worker, limit)", "claim(worker, limt)", 14, "did you mean limit?"),
+        ("id = :id", "id = :job_id", 18, "complete has no parameter :job_id, only id, worker"),
+        ("id = :id", "id = :job_id", 18, "did you mean :id?"),
+        ("complete(id", "complete(idd", 17, "did you mean id?"),
         ("claim(worker, limit)", "claim(worker)", 15, "add limit to its parameter list"),
         ("claim(worker, limit)", "claim(worker, limit, limit)", 14, "declared twice"),
         ("claim(worker, limit)", "claim(worker, )", 14, "no parameter name"),
@@ -266,6 +270,7 @@ $$ -- name: cleanup
         ("bigserial", "$$", 9, "never closed"),
         ("UPDATE", "/* UPDATE", 15, "never closed"),
         ("\n\n", "\r\n\r\n", 6, "LF line ends"),
+        ("\n\n", "\r\n\r\n", 6, "git config core.autocrlf input"),
         ("-- A", "\N{BYTE ORDER MARK}-- A", 1, "byte order mark"),
         ("bigserial", "\0", 9, "NUL"),
     ],
@@ -432,7 +437,7 @@ def test_a_column_that_claim_does_not_return() -> None:
     with pytest.raises(QueueError) as caught:
         run(loaded.begin("complete", job=job()))
     assert Source(PATH, 19) == caught.value.source
-    assert "no parameter :attemt, only id, attempt; did you mean attempt?" in str(caught.value)
+    assert "no parameter :attemt, only id, attempt; did you mean :attempt?" in str(caught.value)
 
 
 TWO_STEPS = """

@@ -6,6 +6,10 @@ import pytest
 
 from queueproof import waits
 from queueproof.cli import talk
+from queueproof.examine.plan import MANY, Headway, _Part
+from queueproof.examine.work import Exploration, Probing, Unit
+from queueproof.schedule.conditions import PLAIN
+from queueproof.schedule.programs import JobSpec, Program, claim, script
 
 PATIENCE = 30.0  # seconds, for what takes milliseconds
 
@@ -31,3 +35,47 @@ def test_only_what_has_a_known_end_is_done_by_so_much(
     with talk.now_and_then("looking for a remedy") as note:
         note("37 candidates tried", fraction)
         waits.until(is_told, PATIENCE, "a line")
+
+
+def nothing() -> None:
+    """Is all that a part does here."""
+
+
+def test_an_examination_is_as_far_as_its_units_are_done_whoever_does_them() -> None:
+    """Each unit moves the fraction by what it weighs, one that others did ahead too; never back."""
+    programs = [Program((JobSpec(),), ((script(f"w{n}", claim()),),)) for n in range(4)]
+    units = [Exploration(program, PLAIN, budget=1000) for program in programs]
+    parts = [
+        _Part("a", nothing, units[:3]),
+        _Part("b", nothing, units[3:]),
+        _Part("c", nothing, (), MANY),
+    ]
+    told: list[tuple[str, float | None]] = []
+    ahead: list[Unit] = []
+    headway = Headway(parts, lambda what, done: told.append((what, done)), lambda: ahead)
+    headway.begin(parts[0])
+    headway.done(units[0])
+    ahead.append(units[3])
+    headway.done(units[1])
+    ahead.clear()
+    headway.done(units[1])
+    headway.end(parts[0])  # which left one out
+    headway.begin(parts[1])
+    headway.done(units[3])
+    headway.end(parts[1])
+    headway.begin(parts[2])
+    headway.end(parts[2])
+    assert [what for what, _ in told] == [*"aaaabbc"]
+    assert [done for _, done in told] == pytest.approx([0, 0.2, 0.6, 0.6, 0.6, 0.8, 0.8])
+
+
+def test_a_probe_that_looks_further_counts_for_more() -> None:
+    """At the default profile probes take a quarter of the time, at quick next to none."""
+    told: list[float | None] = []
+    for level in (0, 1):
+        units = [Probing("backoff", level), Probing("steady-cost", 0)]
+        part = _Part("a", nothing, units)
+        headway = Headway([part], lambda _what, done: told.append(done))
+        headway.begin(part)
+        headway.done(units[0])
+    assert told == pytest.approx([0, 0.5, 0, 20 / 21])

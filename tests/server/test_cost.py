@@ -19,7 +19,7 @@ from queueproof import queues
 from queueproof.bench import chart, endure, latency, render
 from queueproof.bench.bench import Group, keeping_whole_rounds, measure, names_of, run
 from queueproof.bench.cell import Ground
-from queueproof.bench.compare import Budget, compare
+from queueproof.bench.compare import Budget, compare, unfit
 from queueproof.bench.counters import COUNTED, LEAST_JOBS, LOCKING, WARM
 from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchError, BenchReport, Series
@@ -1228,6 +1228,16 @@ def test_a_comparison_is_of_two_queues() -> None:
     """Before any server is started."""
     with pytest.raises(BenchError, match="two queues, not 1"):
         compare([queue()], Shape(10, 1), postgres="nowhere")
+
+
+def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:
+    """Both queues are named, and the batch that they take."""
+    single = CLAIM.replace(":limit", "1").replace("(limit)", "")
+    old, new = (load_text(queue(claim=single)._text, name) for name in ("old.sql", "new.sql"))
+    told = "old.sql: its claim .*; new.sql: its claim has no limit: .*; add --batch 1$"
+    with pytest.raises(QueueError, match=told):
+        compare([old, new], Shape(10, 1), postgres="nowhere")
+    assert not unfit([old, new], Shape(1, 1))
 
 
 class Interrupting:

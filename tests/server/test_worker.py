@@ -87,7 +87,7 @@ def test_exec_names_a_worker_and_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exec:", "names no command; write"),
+        ("exec:", "names no command; write both in quotes"),
         ("exec: python3 'a", "no closing quotation"),
         ("exec: no-such-program x", "there is no command no-such-program; is it installed"),
         ("exec: KEY=1 python3", "env NAME=value command"),

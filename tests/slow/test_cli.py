@@ -349,6 +349,8 @@ def test_nothing_judged_is_no_pass(
         (["check"], "Missing argument"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
+        (["check", "exec:", "python", "-m", "w", "--seed", "1"], 'quotes: "exec: python -m w"'),
+        (["check", "exec:", "python", "nope.py"], 'in quotes: "exec: python nope.py"'),
         (["check", SOUND, "--profile", "x"], "Invalid value for '--profile': 'x' is not one of"),
         (["check", SOUND, "--only", "odrer"], "did you mean 'order'"),
         (["check", SOUND, "--only", "nonsense"], "`queueproof guarantees` lists them"),
@@ -420,6 +422,14 @@ def test_a_mistake_in_a_file_has_its_place(command: Run, tmp_path: Path) -> None
 def test_the_reference_is_printed(command: Run, topic: str, part: str) -> None:
     """It is installed, and read without a network."""
     assert ((ran := command("help", topic)).code, part in ran.out) == (0, True)
+
+
+def test_help_without_a_topic_lists_them(command: Run) -> None:
+    """Each has a line, and nothing is wrong."""
+    ran = command("help")
+    assert (ran.code, ran.err) == (0, "")
+    told = [line.split()[0] for line in ran.out.splitlines()[1:]]
+    assert told == ["file-format", "program", "class", "rules"]
 
 
 def test_sql_that_the_server_rejects_exits_4(check: Run, tmp_path: Path) -> None:
@@ -585,6 +595,29 @@ def test_a_report_that_cannot_be_written_exits_4(check: Run) -> None:
             "queueproof: cannot write /dev/full: No space left on device\n",
         )
         assert "broken: " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("device", "code", "told"),
+    [("full", 4, "queueproof: cannot write to stdout: No space left on device"), ("pipe", 0, "")],
+)
+def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
+    device: str, code: int, told: str
+) -> None:
+    """On a full disk it is an error as in a file; who closes the pipe did not want it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    if device == "full":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "queueproof", "doctor", "--json", "-"]
+    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    os.close(writer)
+    assert (ran.returncode, told in ran.stderr, "queueproof: " in ran.stderr) == (
+        code,
+        True,
+        bool(code),
+    )
 
 
 def test_it_is_a_module_too() -> None:

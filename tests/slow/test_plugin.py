@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_other_projects_pay_nothing(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("-p", "no:hypothesispytest").assert_outcomes(passed=1)
     result = pytester.runpytest_subprocess("--fixtures")
     assert not re.search(r"^(server|lab|queue|seed|verdict)\b", result.stdout.str(), re.MULTILINE)
+
+
+def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytest.Pytester) -> None:
+    """One usage error names both ways to run them, however many tests are named."""
+    shutil.copytree(STRATEGIES.parent / "scenarios", pytester.path / "scenarios")
+    for named in ("scenarios", "scenarios/test_server_rules.py"):
+        result = pytester.runpytest_subprocess(named)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        (told,) = filter(None, [*result.outlines, *result.errlines])
+        assert told.startswith("ERROR: queueproof is installed as a copy: pytest --pyargs ")
 
 
 # --- the scenarios ------------------------------------------------------------------------------

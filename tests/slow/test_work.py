@@ -97,7 +97,7 @@ def test_processes_that_are_frozen_are_not_waited_for(
             monkeypatch.setattr(processes, "END", 0.1)
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
-            _, future = crew._ahead[work._key(UNIT)]
+            _, future = crew._ahead[work.key_of(UNIT)]
             eventually(future.running)  # as far as anybody here knows
             assert told(list(crew.tries(UNIT))) == alone
             # The first few were handed over, and who waited for one of them has done the others.

@@ -30,7 +30,7 @@ from queueproof.bench.bench import (
 )
 from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import Loaded, refuse
+from queueproof.bench.load import Loaded, refuse, why_not
 from queueproof.bench.measured import Pace, Shape
 from queueproof.bench.pool import Pools, here
 from queueproof.errors import QueueError
@@ -119,6 +119,9 @@ def compare(
     budget = budget or Budget()
     pair = [refuse(queue) for queue in queues]
     refuse_plan([Group(shape, tuple(pair))], 1, seconds)
+    if why := unfit(pair, shape):
+        single = not unfit(pair, shape._replace(batch=1))
+        raise QueueError(f"{why}; add --batch 1" if single else why)
     refuse_pace(pace, seconds)
     refuse_programs(pair, pace, pools=pools)
     known = names_of(pair)
@@ -169,6 +172,18 @@ def compare(
                 break
     _tell(report, finding)
     return report
+
+
+def unfit(queues: Sequence[Queue], shape: Shape) -> str:
+    """Which queues cannot be put under a load, and why; empty where all can.
+
+    Args:
+        queues: That are to be compared.
+        shape: Of the load.
+    """
+    loaded = {queue.name: refuse(queue) for queue in queues}
+    reasons = {n: why_not(q, batch=shape.batch, hold=shape.hold) for n, q in loaded.items()}
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
 
 
 def _measure(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Annotated, NoReturn
 
 import typer
@@ -83,8 +85,18 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except UsageError as error:
-        error.message = error.message.replace("Value error, ", "")  # pydantic's, under typer
+        message = error.message.replace("Value error, ", "")  # pydantic's, under typer
+        error.message = _unquoted(arguments) or message
         error.show()
         return Exit.UNUSABLE
     except BaseException as error:  # noqa: BLE001 - every end has its exit code
         return exit_code_of(error, arguments)
+
+
+def _unquoted(arguments: Sequence[str]) -> str | None:
+    """What to say where the shell has split an `exec:` command into several arguments."""
+    if "exec:" not in arguments:
+        return None
+    split = arguments[arguments.index("exec:") :]
+    words = list(takewhile(lambda one: not one.startswith("--"), split))
+    return f'put the command in quotes: "{shlex.join(words)}"' if len(words) > 1 else None

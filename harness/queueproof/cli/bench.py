@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,10 @@ from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
     from queueproof.bench.figures import BenchReport
+    from queueproof.bench.measured import Shape
     from queueproof.bench.pool import Pools
+    from queueproof.queues.model import Queue
+    from queueproof.report.terminal import Output
 
 
 def bench(
@@ -42,8 +45,8 @@ def bench(
         typer.Option(
             "--compare",
             help="Say whether the second of two queues is faster or slower than the first: round"
-            " by round under one load (batch 10 and 4 workers unless given), until it is sure or"
-            " the budget ends.",
+            " by round under one load (batch 10, or 1 where a claim takes one job, and 4 workers"
+            " unless given), until it is sure or the budget ends.",
         ),
     ] = False,
     budget: Annotated[
@@ -187,11 +190,13 @@ def bench(
             out.markdown(render.markdown(report))
             sys.stdout.flush()
 
+        shape = Shape(batches[0], processes[0], hold / 1000)  # of a comparison
+        shape = _fitting(out, found, shape) if compare and batch is None else shape
         with progress_bar("starting PostgreSQL and the workers") as progress:
             if compare:
                 report = pairs.compare(
                     found,
-                    Shape(batches[0], processes[0], hold / 1000),
+                    shape,
                     budget=limits,
                     seed=seed,
                     seconds=seconds or pairs.SECONDS,
@@ -224,6 +229,17 @@ def bench(
     for told in failing:
         say(f"--fail-if: {told}", Exit.BROKEN)
     return Exit.BROKEN if failing else Exit.HOLDS
+
+
+def _fitting(out: Output, queues: Sequence[Queue], shape: Shape) -> Shape:
+    """A load of a comparison whose batch nobody has chosen: of 1 where a claim takes one job."""
+    from queueproof.bench.compare import unfit
+
+    why, single = unfit(queues, shape), shape._replace(batch=1)
+    if not why or unfit(queues, single):
+        return shape
+    out.say(f"{why}; so batch 1 is compared.\n")
+    return single
 
 
 def _pools(cluster: str | None) -> Pools:

@@ -71,7 +71,11 @@ def check(
     ] = None,
     profile: Annotated[
         ProfileName | None,
-        typer.Option(help="How thorough: seconds, a minute, many minutes.", show_default="default"),
+        typer.Option(
+            help="How thorough: of an SQL file quick takes 10 to 20 s, default half a minute to two"
+            " minutes, deep many; a worker program three to six times that.",
+            show_default="default",
+        ),
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
@@ -293,7 +297,7 @@ def _watch(
     from queueproof.examine.check import check_queue
     from queueproof.machine import processors
 
-    def judge(lab: Lab, progress: Callable[[str, float], None]) -> Card:
+    def judge(lab: Lab, progress: Callable[[str, float | None], None]) -> Card:
         return check_queue(
             lab,
             wanted,

@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from queueproof.cli.streams import loss_of
 from queueproof.errors import QueueproofError
 
 STDOUT = Path("-")  # what is written there is the report alone, and all else goes to stderr
@@ -44,6 +45,9 @@ def write(path: Path, text: str) -> None:
     """
     if path == STDOUT:
         sys.stdout.write(text)
+        sys.stdout.flush()
+        if (lost := loss_of(sys.stdout)) is not None:
+            raise QueueproofError(f"cannot write to stdout: {lost.strerror}")
         return
     real = path.resolve()
     beside = _beside(real)

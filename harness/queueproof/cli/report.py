@@ -11,6 +11,7 @@ import typer
 
 from queueproof.cli.bench import bench_extra
 from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.talk import output
 from queueproof.errors import QueueError, QueueproofError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def report(
         except QueueproofError as error:
             raise QueueError(f"{path}: {error}") from error
     write(html, to_page(cards, benches=benches, matrices=matrices))
-    typer.echo(f"Wrote {html}")
+    output(html).say(f"Wrote {html}")
 
 
 def _read(text: str) -> dict[str, object]:

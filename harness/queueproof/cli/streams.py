@@ -1,21 +1,27 @@
-"""Standard streams that change no exit code."""
+"""Standard streams that change no exit code, unless a report is lost in them."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
 import sys
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
 class _LastingStream(io.RawIOBase):
-    """A standard stream that swallows everything once it cannot be written to any more."""
+    """A standard stream that swallows everything once it cannot be written to any more.
+
+    Attributes:
+        error: Why it cannot.
+    """
 
     def __init__(self, descriptor: int) -> None:
+        self.error: OSError | None = None
         self._descriptor = descriptor
 
     def fileno(self) -> int:
@@ -33,9 +39,17 @@ class _LastingStream(io.RawIOBase):
         except BlockingIOError:  # a pipe that somebody else has set so
             select.select([], [self._descriptor], [])
             return 0
-        except OSError:
+        except OSError as error:
+            self.error = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._descriptor)
             return memoryview(data).nbytes
+
+
+def loss_of(stream: IO[str]) -> OSError | None:
+    """Why a standard stream has lost what was written; None too where its reader has left."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    error = raw.error if isinstance(raw, _LastingStream) else None
+    return None if error is None or error.errno == errno.EPIPE else error
 
 
 def make_streams_last() -> None:

@@ -34,6 +34,12 @@ class Topic(StrEnum):
     rules = "rules"
 
 
+_TOPICS = {
+    Topic.file_format: "a queue in one SQL file",
+    Topic.program: "a worker in any language",
+    Topic.python_class: "a queue in Python",
+    Topic.rules: "what counts as sound and what as broken",
+}
 _REFERENCE = {
     Topic.file_format: ("queueproof.strategies", "README.md"),
     Topic.rules: ("queueproof.strategies", "RULES.md"),
@@ -43,14 +49,20 @@ _REFERENCE = {
 
 def tell(
     topic: Annotated[
-        Topic,
+        Topic | None,
         typer.Argument(
-            help="file-format: a queue in one SQL file; program: a worker in any language;"
-            " class: a queue in Python; rules: what counts as sound and what as broken."
+            help="; ".join(f"{topic}: {what}" for topic, what in _TOPICS.items())
+            + "; none lists them.",
+            show_default=False,
         ),
-    ],
+    ] = None,
 ) -> None:
     """Print a part of the reference, which needs no network."""
+    if topic is None:
+        typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
+        for known, what in _TOPICS.items():
+            typer.echo(f"{known:<12} {what}")
+        return
     if topic is Topic.python_class:
         from inspect import getdoc
 

@@ -47,7 +47,7 @@ def wait_for_change(seen: Stamps) -> None:
 def watch(
     queue: str,
     where: Where,
-    check: Callable[[Lab, Callable[[str, float], None]], Card],
+    check: Callable[[Lab, Callable[[str, float | None], None]], Card],
     wait: Callable[[Stamps], None] = wait_for_change,
 ) -> NoReturn:
     """Check a queue's file now and after each change, on one server, until somebody ends it.
@@ -97,7 +97,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
     target: SqlFileQueue,
     server: Server,
     where: Where,
-    check: Callable[[Lab, Callable[[str, float], None]], Card],
+    check: Callable[[Lab, Callable[[str, float | None], None]], Card],
     token: str | None,
 ) -> str | None:
     """Check once; the story that broke last time goes first. The token of the next such story."""

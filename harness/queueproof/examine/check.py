@@ -64,7 +64,7 @@ def check_queue(
         findings = Findings(lab, offer, seed, crew, causes=profile in PROFILES)
         budget = profile_of(profile, by_clients=lab.by_clients)
         Examination(findings, budget).examine(wanted, progress)
-        progress("stories", 1.0)
+        progress("telling the stories", None)
         findings.shorten(wanted)
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]

@@ -19,7 +19,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from queueproof.errors import OWN_SERVERS
 from queueproof.examine.findings import STORIES, Findings
 from queueproof.examine.profiles import Profile
-from queueproof.examine.work import Draws, Exploration, Probing, Unit
+from queueproof.examine.work import Draws, Exploration, Probing, Unit, key_of, runs_of
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.guarantees.suites import Suite, drawn_programs
@@ -40,19 +40,94 @@ TINY = 4  # jobs and operations; the schedules of so short a program are worth m
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
 OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
+MANY = 20  # schedules: most programs have no more, whatever the budget
+DEARER = 20  # times as long does a probe take at the next level
+FREE = 1_000  # runs that take as long as a free one
 FREE_JOBS, FREE_WORKERS = 2_000, 4
 FREE_FAULTS: Mapping[FreeFault, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
 
-Progress = Callable[[str, float], None]
-"""Called with what is being done and which fraction of it is."""
+Progress = Callable[[str, float | None], None]
+"""Called with what is being done and which fraction of all is; None where nobody knows the end."""
 
 
 class _Part(NamedTuple):
-    """Something to do, and the units that it will probably ask for."""
+    """Something to do.
+
+    Attributes:
+        what: Its name.
+        act: Does it.
+        units: That it will probably ask for.
+        runs: About how many it takes beside those of its units.
+    """
 
     what: str
     act: Callable[[], None]
     units: Sequence[Unit] = ()
+    runs: int = 0
+
+
+class Headway:
+    """How far an examination is, in about the runs that its parts take.
+
+    Args:
+        parts: All of them, in their order.
+        progress: Told.
+        ahead: Units that others have done ahead of their turn.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        progress: Progress,
+        ahead: Callable[[], Iterable[Unit]] = tuple,
+    ) -> None:
+        self._progress, self._ahead = progress, ahead
+        self._units = {key_of(unit): _weight(unit) for part in parts for unit in part.units}
+        self._later = sum(part.runs for part in parts)
+        self._rest = 0  # of the part's runs beside its units
+        self._total = self._left
+        self._what, self._fraction = "", 0.0
+
+    @property
+    def _left(self) -> int:
+        return sum(self._units.values()) + self._later + self._rest
+
+    def begin(self, part: _Part) -> None:
+        """A part begins."""
+        self._what, self._rest = part.what, part.runs
+        self._later -= part.runs
+        self._tell()
+
+    def done(self, unit: Unit) -> None:
+        """A unit is done, or nobody needs it."""
+        if isinstance(unit, Draws):
+            self._rest -= _weight(unit)
+        else:
+            self._units.pop(key_of(unit), None)
+        self._tell()
+
+    def end(self, part: _Part) -> None:
+        """A part is done, whatever it has left out."""
+        self._rest = 0
+        for unit in part.units:
+            self._units.pop(key_of(unit), None)
+
+    def _tell(self) -> None:
+        left = self._left - sum(map(_weight, self._ahead()))
+        done = 1 - left / (self._total or 1)
+        self._fraction = max(self._fraction, done)  # of what was given back to be done here
+        self._progress(self._what, min(1.0, self._fraction))
+
+
+def _weight(unit: Unit) -> int:
+    """About how many runs take as long as a unit."""
+    match unit:
+        case Exploration():
+            return min(unit.budget, MANY)
+        case Probing():
+            return runs_of(unit) * int(DEARER**unit.level)
+        case _:
+            return runs_of(unit)
 
 
 class Examination:
@@ -72,6 +147,7 @@ class Examination:
         self._plain: set[str] = set()  # guarantees whose programs have been run
         self._losing: dict[Program, bool] = {}  # without any fault
         self._explored: dict[Exploration, int] = {}  # to how many schedules
+        self._headway = Headway((), lambda _what, _fraction: None)
 
     def examine(
         self,
@@ -120,15 +196,19 @@ class Examination:
             ahead: list[Unit] = [unit for part in parts for unit in part.units]
             ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
             self._crew.go_ahead([*ahead, *drawn()])
-        parts.append(_Part("random programs", partial(self._draw, drawn, ids)))
+        parts.append(
+            _Part("random programs", partial(self._draw, drawn, ids), (), self.profile.drawn)
+        )
         parts += [
-            _Part("free runs", partial(self._run_free, ids, number))
+            _Part("free runs", partial(self._run_free, ids, number), (), FREE)
             for number in range(self.profile.free)
         ]
-        for n, part in enumerate(parts):
-            progress(part.what, n / len(parts))
+        self._headway = Headway(parts, progress, lambda: self._crew.ahead)
+        for part in parts:
+            self._headway.begin(part)
             with self._found.timing(part.what):
                 part.act()
+            self._headway.end(part)
             self._crew.leave(part.units)
             if enough():
                 return
@@ -138,6 +218,7 @@ class Examination:
         if CATALOGUE[name].variations and name in self._found.failures:
             return  # a story of controlled runs says more
         self._found.probed[name] = self._crew.probe(unit)
+        self._headway.done(unit)
 
     def _exploring(self, guarantee: Guarantee, conditions: Conditions) -> _Part:
         units = list(self._explorations(guarantee, conditions))
@@ -182,6 +263,7 @@ class Examination:
             if guarantee in self._found.failures:
                 return
         self._explored[what] = count
+        self._headway.done(unit)
 
     def _look_further(self, program: Program, guarantee: str) -> None:
         """Look a little for another operation that breaks what is broken, or hurts another."""
@@ -250,6 +332,7 @@ class Examination:
                     if self._breaks_anyway(program.undisturbed, broken):
                         continue
                     self._found.record(name, failure)
+            self._headway.done(unit)
             if name in self._found.failures:
                 return
 
@@ -309,6 +392,7 @@ class Examination:
                 self._found.note(tried)
                 if all(map(self._found.is_settled, asked)):
                     return
+            self._headway.done(unit)
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Run processes without a scheduler, when the controlled runs have found nothing."""

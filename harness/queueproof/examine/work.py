@@ -342,14 +342,19 @@ class Crew:
         """Whether there are no other processes."""
         return self._pool is None
 
+    @property
+    def ahead(self) -> list[Unit]:
+        """Units that are done, and that nobody has asked for yet."""
+        return [unit for unit, future in self._ahead.values() if future.done()]
+
     def go_ahead(self, units: Sequence[Unit]) -> None:
         """Have units done that will probably be asked for, in this order.
 
         Where they are few, they are done before another process could begin.
         """
-        self._planned += sum(map(_runs, units))
+        self._planned += sum(map(runs_of, units))
         for unit in units:
-            key = _key(unit)
+            key = key_of(unit)
             self._announced[key] += 1  # whoever does it: `leave` counts them down
             little = self._shares and self._planned < WORTH
             if self._pool is None or little or self._announced[key] > 1:
@@ -361,14 +366,14 @@ class Crew:
 
     def leave(self, units: Iterable[Unit]) -> None:
         """Withdraw units that were announced: nobody will ask for them."""
-        for key in map(_key, units):
+        for key in map(key_of, units):
             self._announced[key] -= 1
             if not self._announced[key] and key in self._ahead:
                 self._ahead.pop(key)[1].cancel()
 
     def _take(self, unit: Unit) -> Done | None:
         """The result of a unit that another process has begun; None where none has."""
-        _, future = self._ahead.pop(_key(unit), (unit, None))
+        _, future = self._ahead.pop(key_of(unit), (unit, None))
         if future is None or (self._shares and future.cancel()):
             return None
         while self._shares and not future.done() and self._help():
@@ -449,7 +454,7 @@ def _ends(future: Future[Done], seconds: float) -> bool:
     return True
 
 
-def _key(unit: Unit) -> Unit:
+def key_of(unit: Unit) -> Unit:
     """The key of a unit: two units with the same key have the same runs."""
     return unit._replace(until="") if isinstance(unit, Exploration) else unit
 
@@ -457,7 +462,7 @@ def _key(unit: Unit) -> Unit:
 # --- the other processes ------------------------------------------------------------------------
 
 
-def _runs(unit: Unit) -> int:
+def runs_of(unit: Unit) -> int:
     """About how many runs a unit takes, at most."""
     match unit:
         case Exploration():

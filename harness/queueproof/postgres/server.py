@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,11 @@ from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database,
 OLDEST = 140000
 PREFIX = "queueproof"
 ROLE = "queueproof"  # whom a queue's own SQL runs as, on a server of ours
+
+_NOBODY = re.compile(
+    r"connection to server (?:at \"(?P<host>[^\"]+)\".*, port (?P<port>\d+)"
+    r"|on socket \"(?P<socket>[^\"]+)\") failed: (?:Connection refused|No such file or directory)"
+)  # libpq's words
 
 
 class Conninfo(str):
@@ -153,11 +159,23 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         with waits.LimitedConnection.open(conninfo) as connection:
             yield connection
     except (psycopg.Error, waits.LimitError) as error:
+        if places := _deserted(str(error)):
+            how = "start PostgreSQL there, or correct the address"
+            raise ServerUnavailableError(f"nobody listens at {', '.join(places)}: {how}") from None
         # libpq names host, port and user in its message, never the password
         raise ServerUnavailableError(
             f"PostgreSQL at {conninfo.public or 'its default address'} does not let us in:"
             f" {str(error).strip()}\nTry the same address in psql."
         ) from None
+
+
+def _deserted(error: str) -> list[str]:
+    """The addresses at which libpq met nobody; none where it met somebody anywhere."""
+    # The line below each is a hint; in another language than English it is told as it is.
+    attempts = [line for line in error.splitlines() if not line.startswith("\t")]
+    found = [_NOBODY.fullmatch(line) for line in attempts]
+    places = [one["socket"] or f"{one['host']}:{one['port']}" for one in found if one]
+    return list(dict.fromkeys(places)) if len(places) == len(attempts) else []
 
 
 def examine(conninfo: Conninfo) -> ServerFacts:

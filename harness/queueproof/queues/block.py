@@ -24,7 +24,7 @@ from queueproof.queues.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 
 Mode: TypeAlias = Literal["", "!", "#"]
@@ -95,6 +95,21 @@ def meant(name: str, names: Iterable[str]) -> str:
     return f"did you mean {get_close_matches(name.lower(), list(names), n=1, cutoff=0)[0]}?"
 
 
+def no_parameter(block: str, name: str, known: Collection[str]) -> str:
+    """What to say of a parameter that nobody gives to a block.
+
+    Args:
+        block: Its name.
+        name: The parameter as it was written.
+        known: Those that there are.
+    """
+    message = f"{block} has no parameter :{name}"
+    if not known:
+        return message
+    near = meant(f":{name}", [f":{one}" for one in known])
+    return f"{message}, only {listed(known)}; {near}"
+
+
 _BOOL, _INT4, _TEXT, _INTERVAL, _JSONB = 16, 23, 25, 1186, 3802
 _OIDS = {
     "limit": _INT4,
@@ -157,10 +172,7 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
 def _lookup(name: str, known: Mapping[str, Parameter], block: Block, source: Source) -> Parameter:
     if name in known:
         return known[name]
-    if not known:
-        raise FormatError(f"{block.name} has no parameter :{name}", source)
-    message = f"{block.name} has no parameter :{name}, only {listed(known)}; {meant(name, known)}"
-    raise FormatError(message, source)
+    raise FormatError(no_parameter(block.name, name, known), source)
 
 
 def _arrays(

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
-from queueproof.errors import COPYING, FormatError, QueueError, Source
+from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block, Mode, Statement, listed, meant
+from queueproof.queues.block import Block, Mode, Statement, listed, meant, no_parameter
 from queueproof.queues.model import OPERATIONS
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
 _EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
 FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
 
+_CR = (
+    "the line ends with CR; save the file with LF line ends, and keep them: `*.sql text eol=lf` in"
+    " .gitattributes, or git config core.autocrlf input"
+)
+
 
 class QueueText:
     """The text of a queue file, and where its top-level comments stand."""
@@ -40,7 +45,7 @@ class QueueText:
         if text.startswith("\N{BYTE ORDER MARK}"):
             self.fail(0, "the file begins with a byte order mark; save it as UTF-8 without one")
         if (offset := text.find("\r")) >= 0:
-            self.fail(offset, "the line ends with CR; save the file with LF line ends")
+            self.fail(offset, _CR)
         if (offset := text.find("\0")) >= 0:
             self.fail(offset, "a NUL character, which PostgreSQL takes in no statement")
 
@@ -129,6 +134,8 @@ def blocks_of(file: QueueText) -> list[Block]:
             how += (
                 "; `queueproof init my_queue.sql --from-schema FILE` makes a queue file of a schema"
             )
+        if found[0].raw.startswith("\\"):
+            how += f". {OF_PSQL}"
         file.fail(found[0].start, f"text before the first block; {how}")
     bounds = [*(start for start, _ in markers), len(file.text)]
     blocks: list[Block] = []
@@ -226,6 +233,10 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
     for name in block.parameters:
         if name not in block.used:
             others = [used for used in block.used if used not in block.parameters]
+            wrong = [used for used in others if used not in own | {"id"}]
+            if wrong and name in own | {"id"}:  # so it is the SQL that is mistaken
+                message = no_parameter(block.name, wrong[0], block.parameters)
+                raise FormatError(message, block.used[wrong[0]])
             near = f"; {meant(name, others)}" if others else "; drop it from the list"
             if foreign := _foreign(block, name):
                 near = f"; write :{name} for {foreign}"

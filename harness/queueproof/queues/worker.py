@@ -325,7 +325,7 @@ def from_command(name: str) -> WorkerQueue:
         QueueproofError: It is no command line, or there is no such command.
     """
     line = name.removeprefix("exec:").strip()
-    example = 'write "exec: node worker.mjs"'
+    example = 'write both in quotes: "exec: node worker.mjs"'
     try:
         argv = shlex.split(line)
     except ValueError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from xml.sax.saxutils import escape
 
-from queueproof.report.card import Card
+from queueproof.report.card import Card, Verdict
 
 _COLOURS = {"holds": "#1a7f37", "broken": "#cf222e", "inconclusive": "#9a6700"}
 _SVG = """\
@@ -23,13 +23,8 @@ _LEFT, _LETTER = 79, 6.6  # pixels
 
 
 def to_badge(card: Card) -> str:
-    """What holds of all that was judged, or the verdict of the whole; the queue is its title."""
-    found = Counter(judgement.verdict for judgement in card.guarantees)
-    judged = found.total() - found["not-offered"]
-    kept = found["holds"] + found["accepted"]
-    told = f"holds {kept}/{judged}"
-    if card.verdict != "holds":
-        told = f"{card.verdict}, {told}"
+    """How many guarantees have which verdict, of those that were judged; the queue is its title."""
+    told = _told(Counter(judgement.verdict for judgement in card.guarantees))
     length = round(len(told) * _LETTER)
     return _SVG.format(
         whole=_LEFT + length + 12,
@@ -40,3 +35,15 @@ def to_badge(card: Card) -> str:
         told=escape(told),
         title=escape(f"{card.queue}: {told}"),
     )
+
+
+def _told(found: Counter[Verdict]) -> str:
+    """What is broken first, as the colour has it."""
+    holding = found["holds"]
+    counted = (
+        (found["broken"], "broken"),
+        (found["inconclusive"], "inconclusive"),
+        (holding, "holds" if holding == 1 else "hold"),
+        (found["accepted"], "accepted"),
+    )
+    return ", ".join(f"{count} {what}" for count, what in counted if count) or "nothing judged"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from queueproof import waits
-from queueproof.errors import QueueError, ServerError
+from queueproof.errors import OF_PSQL, QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.queues.model import Step
 from queueproof.queues.sqltext import compile_statement, position_in
@@ -84,7 +84,7 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
         text = step.sql.split("\n")[line]
         where = f"\n  {text}\n  {' ' * (column - 1)}^"
         if text[column - 1 :].startswith("\\"):
-            where += "\nIs it a command of psql? The server has none of them: leave the line out."
+            where += f"\n{OF_PSQL}"
     return QueueError(
         f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
     )
