@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from queueproof.guarantees.guarantee import Guarantee
     from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
-    from queueproof.report.card import Card
+    from queueproof.report.card import Card, Mended
     from queueproof.report.terminal import Output
     from queueproof.run.lab import Lab
 
@@ -147,7 +147,8 @@ def check(
             "--mend",
             help="Look for a small change of the queue's own SQL that mends what is broken,"
             " check the mended queue by everything, and print the change as a diff; the file stays"
-            " as it is, and so does the exit code.",
+            " as it is, and so does the exit code. It takes minutes for each broken guarantee;"
+            " Ctrl-C prints what is mended so far.",
         ),
     ] = False,
     watch: Annotated[
@@ -365,15 +366,22 @@ def _mend(  # noqa: PLR0917 - what a check was made with
     from queueproof.mend.search import mend
     from queueproof.report.terminal import print_mended
 
-    doing = "looking for a remedy"
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    out.say(f"Looking for what mends {', '.join(broken)}: minutes for each.\n")
+    doing = f"0 of {len(broken)} mended"
+    known: Mended | None = None
 
     def note(what: str, done: float | None) -> None:
         nonlocal doing
         doing = what
         progress(what, done)
 
+    def keep(so_far: Mended | None) -> None:
+        nonlocal known
+        known = so_far
+
     try:
-        with progress_bar() as progress:
+        with progress_bar(doing) as progress:
             mended = mend(
                 target,
                 card,
@@ -382,9 +390,12 @@ def _mend(  # noqa: PLR0917 - what a check was made with
                 profile=profile,
                 jobs=jobs,
                 progress=note,
+                kept=keep,
             )
     except KeyboardInterrupt as stopped:
-        stopped.args = (f"{str(stopped) or 'interrupted'} at {doing}, with nothing mended",)
+        if known is not None:
+            print_mended(out, known, profile)
+        stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     print_mended(out, mended, profile)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -147,32 +147,47 @@ def print_mended(out: Output, mended: Mended, profile: str) -> None:
         mended: What became of what was broken.
         profile: How thoroughly that was checked.
     """
-    if mended.card is not None:
+    if mended.diff:
         lines = f"{mended.lines} line{'s' * (mended.lines != 1)}"
         told = f"Mended: {', '.join(mended.mended)}, by {lines}"
+        told += "" if mended.card else ", before the search was interrupted"
         out.say(Text(f"{told}, the best of {mended.tried} candidates:", style="bold"))
         for change in mended.what:
             out.say(f"  {change}")
         out.say()
         out.say(mended.diff)
-        counts = Counter[str]()
-        for judgement in mended.card.guarantees:
-            counts.update(judgement.evidence)
-        runs = f"{counts['schedules']:,} schedules"
-        if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
-            runs += f", {drawn:,} random programs"
-        whole = summary(mended.card.guarantees)
-        out.say(f"The mended queue was checked by everything, profile {profile}: {whole} ({runs}).")
-        if profile == "quick":
-            out.say("That was a quick look: `queueproof check` without --profile looks further.")
-        anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
-        if anyway:
-            out.say(f"Broken before the change as well, and not mended by it: {', '.join(anyway)}.")
+        for sentence in _verified(mended, profile):
+            out.say(sentence)
         out.say("The diff is for `git apply` or `patch -p1`; the file itself was left as it is.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
         out.say(f"  How it is kept: {CATALOGUE[name].safe}")
     out.say()
+
+
+def _verified(mended: Mended, profile: str) -> Iterator[str]:
+    """By what the mended queue was checked."""
+    if mended.card is None:
+        names = ", ".join(mended.mended)
+        yield (
+            f"It was checked for {names} alone: the stories that broke them are told no more, and a"
+            " short look by their own programs found nothing. Whether it breaks another guarantee"
+            " was not seen to its end: `queueproof check` on the mended file says so."
+        )
+        return
+    counts = Counter[str]()
+    for judgement in mended.card.guarantees:
+        counts.update(judgement.evidence)
+    runs = f"{counts['schedules']:,} schedules"
+    if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
+        runs += f", {drawn:,} random programs"
+    whole = summary(mended.card.guarantees)
+    yield f"The mended queue was checked by everything, profile {profile}: {whole} ({runs})."
+    if profile == "quick":
+        yield "That was a quick look: `queueproof check` without --profile looks further."
+    anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
+    if anyway:
+        yield f"Broken before the change as well, and not mended by it: {', '.join(anyway)}."
 
 
 def _table(judgements: Sequence[Judgement]) -> Table:
