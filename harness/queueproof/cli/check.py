@@ -248,7 +248,7 @@ def check(
                     )
                 cards.append(card)
         card = together(cards)
-        print_card(out, card, command)
+        print_card(out, card, command, target.offers)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
         if mend:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import to_text
+from queueproof.report.text import remedy, to_text
 
 STYLES = {
     "holds": "green",
@@ -44,13 +44,14 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, replay: str) -> None:
+def print_card(out: Output, card: Card, replay: str, offers: Collection[str] | None = None) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
         replay: The command that replays a story, up to its token.
+        offers: The operations of the queue; None where they are not known.
     """
     if out.is_terminal:
         out.print(_table(card.guarantees))
@@ -64,7 +65,7 @@ def print_card(out: Output, card: Card, replay: str) -> None:
             out.rule(style="red") if out.is_terminal else out.say("-" * 78)
             told = story.told if out.is_terminal else None
             print_story(out, to_text(told, out.width) if told else story.story)
-        out.say(f"\nHow to mend it: {CATALOGUE[judgement.id].safe}")
+        out.say(f"\nHow to mend it: {remedy(judgement.id, judgement.told, offers)}")
         out.say(f"More: queueproof explain {judgement.id}")
     tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]
     if tokens:
