@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from queueproof.guarantees.guarantee import Guarantee
     from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
-    from queueproof.report.card import Card, Mended
+    from queueproof.report.card import Card, Judgement, Mended
     from queueproof.report.terminal import Output
     from queueproof.run.lab import Lab
 
@@ -248,7 +249,7 @@ def check(
                     )
                 cards.append(card)
         card = together(cards)
-        print_card(out, card, command, target.offers)
+        print_card(out, card, command, partial(_remedy, target))
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
         if mend:
@@ -398,6 +399,14 @@ def _mend(  # noqa: PLR0917 - what a check was made with
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     print_mended(out, mended, profile)
+
+
+def _remedy(target: Queue, judgement: Judgement) -> str:
+    """What mends a guarantee, in the queue's own names."""
+    from queueproof.mend.names import in_own_names
+    from queueproof.report.text import remedy
+
+    return in_own_names(remedy(judgement.id, judgement.told, target.offers), target)
 
 
 def _accepted(out: Output, target: Queue, card: Card) -> Card:
