@@ -16,7 +16,7 @@ from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.draft import Draft
 from queueproof.mend.names import in_own_names
-from queueproof.mend.search import as_diff, source
+from queueproof.mend.search import Tries, as_diff, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
@@ -148,6 +148,15 @@ def test_only_an_sql_file_can_be_mended() -> None:
         source(Own())
     path = STRATEGIES / "skip_locked.sql"
     assert source(load(path)) == path.read_text(encoding="utf-8")
+
+
+def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
+    """Counters only grow, and each says what it counts."""
+    assert str(Tries("fencing")) == "fencing: the file as it is goes first"
+    assert str(Tries("fencing", 149)) == "fencing: 149 candidates tried"
+    assert str(Tries("fencing", 149, 3, 1)) == (
+        "fencing: 149 candidates tried, 1 of the 3 that pass its stories checked further"
+    )
 
 
 def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ class Tries:
     checked: int = 0
 
     def __str__(self) -> str:
+        if not self.tried:
+            return f"{self.name}: the file as it is goes first"
         told = f"{self.name}: {self.tried} candidates tried"
         if self.passed:
             told += f", {self.checked} of the {self.passed} that pass its stories checked further"
