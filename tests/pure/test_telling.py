@@ -263,6 +263,13 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", refused).startswith("Whatever puts a job back")
 
 
+def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
+    """The index of the reference is not advised as if it were this claim's."""
+    told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))
+    assert remedy("steady-cost", told).startswith("What is said of this claim's plan comes first.")
+    assert remedy("steady-cost", None).startswith("CREATE INDEX ON jobs")
+
+
 def test_a_queue_without_a_recovery_is_told_of_its_claim() -> None:
     """What ends exhausted jobs is looked for where the queue takes jobs over."""
     assert "add a recover block" in remedy("retry-bound", None, {"claim", "fail"})

@@ -108,6 +108,8 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
             "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
             "ends the job where attempts >= max_attempts, the row's own."
         )
+    if name == "steady-cost" and isinstance(told, Account):
+        return f"What is said of this claim's plan comes first. In general: {safe}"
     undone = _undone(told) if isinstance(told, Story) and name == "final-state" else None
     if undone is None:
         return safe
