@@ -285,7 +285,7 @@ def _figure(told: Story) -> str:
             f'<div class="figure" data-search-exclude>{draw(told)}</div>'
             f'<ol class="steps" data-search-exclude>{steps}</ol>'
         ),
-        *(_plain(note) for note in text.allowed(told)),
+        *(_plain(note) for note in text.remarks(told)),
     ]
     return "\n\n".join(parts)
 

@@ -15,7 +15,8 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.draft import Draft
-from queueproof.mend.search import as_diff, source
+from queueproof.mend.names import in_own_names
+from queueproof.mend.search import Tries, as_diff, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
@@ -147,6 +148,43 @@ def test_only_an_sql_file_can_be_mended() -> None:
         source(Own())
     path = STRATEGIES / "skip_locked.sql"
     assert source(load(path)) == path.read_text(encoding="utf-8")
+
+
+def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
+    """Counters only grow, and each says what it counts."""
+    assert str(Tries("fencing")) == "fencing: the file as it is goes first"
+    assert str(Tries("fencing", 149)) == "fencing: 149 candidates tried"
+    assert str(Tries("fencing", 149, 3, 1)) == (
+        "fencing: 149 candidates tried, 1 of the 3 that pass its stories checked further"
+    )
+
+
+def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:
+    """Table, columns, states and parameters are those of the file; what it does not tell stays."""
+    path = tmp_path / "queue.sql"
+    path.write_text("""\
+-- /// queue
+-- lease = "30 seconds"
+-- ///
+-- name: schema#
+CREATE TABLE deliveries (id bigserial, state text DEFAULT 'pending', due timestamptz, tries int,
+  locked_until timestamptz);
+-- name: enqueue(delay)
+INSERT INTO deliveries (due) VALUES (now() + :delay) RETURNING id;
+-- name: claim(lease)
+UPDATE deliveries SET state = 'in_flight', tries = tries + 1, locked_until = now() + :lease
+WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, tries AS attempt;
+""")
+    queue = load(path)
+    own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
+    assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt." in own["fencing"]
+    assert "state = 'in_flight' AND locked_until < now(), and end" in own["stale-recovery"]
+    assert "(tries = tries + 1)" in own["retry-bound"]
+    assert "tries >= max_attempts" in own["retry-bound"]
+    assert "id FROM deliveries WHERE" in own["single-claim"]
+    assert in_own_names(CATALOGUE["fencing"].safe, load(STRATEGIES / "skip_locked.sql")) == (
+        CATALOGUE["fencing"].safe.replace("$1", ":id").replace("$2", ":attempt")
+    )
 
 
 def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queueproof.probes.serving import serving_index
+from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_index
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ from queueproof.probes.serving import serving_index
 )
 def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
     """What is compared with a parameter, then the order; what is always asked picks the rows."""
-    assert serving_index(claim) == f"CREATE INDEX {index}"
+    assert serving_index(claim) == ServingIndex(f"CREATE INDEX {index}")
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,49 @@ def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
 def test_no_index_is_made_up(claim: str) -> None:
     """Where the query is out of sight, or no index of one table has its order, none is named."""
     assert serving_index(claim) is None
+
+
+JOINED = """\
+Update on deliveries d
+  CTE picked
+    ->  Limit
+          ->  LockRows
+                ->  Index Scan using due on deliveries
+  ->  Hash Join
+        Hash Cond: (d.id = picked.id)
+        ->  Seq Scan on deliveries d
+        ->  Hash
+              ->  CTE Scan on picked"""
+
+
+def test_states_joined_by_or_are_asked_for_together() -> None:
+    """An index of both states serves a claim that asks for both before it tells them apart."""
+    claim = (
+        "SELECT id FROM d WHERE {} ((state = 'pending' AND due <= now())"
+        " OR (state IN ('sent', 'late') AND locked < now())) ORDER BY due LIMIT 1"
+    )
+    states = "state IN ('pending', 'sent', 'late')"
+    index = f"CREATE INDEX ON d (due) WHERE {states}"
+    assert serving_index(claim.format("")) == ServingIndex(index, states)
+    assert serving_index(claim.format(f"{states} AND")) == ServingIndex(index)
+    other = claim.format("").replace("state = 'pending'", "kind = 'pending'")
+    assert serving_index(other) == ServingIndex("CREATE INDEX ON d (due)")
+
+
+def test_a_join_that_reads_all_jobs_is_seen_in_its_plan() -> None:
+    """A hash join of a CTE or a temporary table with the whole table, and no other scan of it."""
+    found = Join("deliveries", "picked", "id", "id", elsewhere=False)
+    assert join_of_all(JOINED) == found
+    temporary = JOINED.replace("CTE Scan", "Seq Scan").replace(
+        "d.id = picked.id", "picked.id = d.id"
+    )
+    assert join_of_all(temporary) == found
+    both = JOINED.replace(
+        "Index Scan using due on deliveries", "Seq Scan on deliveries deliveries_1"
+    )
+    assert join_of_all(both) == found._replace(elsewhere=True)
+    assert join_of_all(JOINED.replace("Hash Join", "Nested Loop")) is None
+    assert (
+        join_of_all(JOINED.replace("Seq Scan on deliveries d", "Index Scan on deliveries d"))
+        is None
+    )

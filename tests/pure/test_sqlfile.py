@@ -309,6 +309,25 @@ def test_numbers_other_than_the_header_s_are_told(fail: str, recover: str, told:
     assert all(f": {one}" in line for one, line in zip(told, found, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        ("SET until = now() + interval '2 minutes' WHERE until < now()", True),
+        ("SET until = (now() AT TIME ZONE 'UTC') + '120 s'", True),
+        ("SET locked_at = now() WHERE locked_at < now() - interval '2 minutes'", True),
+        ("SET until = CURRENT_TIMESTAMP + interval '30 seconds'", False),
+        ("SET until = now() + :lease WHERE enqueued < now() - interval '2 minutes'", False),
+        ("SET locked_at = now() WHERE enqueued < now() - interval '2 minutes'", False),
+        ("SET until = now() + interval '2 minutes' * attempts", False),
+    ],
+)
+def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
+    """A claim that holds jobs for another time than the header's breaks what the queue may keep."""
+    found = list(others_than_declared(queue(claim=f"\nUPDATE jobs {claim} RETURNING id;")))
+    says = ["claim has a lease of ", "and the header's is 30 s: let both say the same"]
+    assert [all(part in line for part in says) for line in found] == [True] * told
+
+
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
 def test_required_blocks_are_missed(name: str) -> None:
     """Schema, enqueue and claim must stand in the file, and not be empty."""

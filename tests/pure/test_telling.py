@@ -27,7 +27,7 @@ from queueproof.report.story import (
     Turn,
     tell_found,
 )
-from queueproof.report.text import to_text
+from queueproof.report.text import remedy, to_text
 from queueproof.schedule.conditions import Conditions
 
 SQL = Sent(0, "UPDATE jobs", ())
@@ -242,6 +242,39 @@ def test_waits_that_are_alike_are_told_once() -> None:
 def test_why_it_matters_fits_the_operation(facts: dict[str, object], why: str) -> None:
     """What a breach does depends on the operation that breaks it, and on whom it hurts."""
     assert why in to_text(story(**facts)).rpartition("\n\nWhy it matters: ")[2]
+
+
+def fail(answer: str) -> tuple[Fact, ...]:
+    """A failure of job 1."""
+    return (Asked("fail", 0, ("1",), 0.0), SQL, Answered("answer", answer))
+
+
+def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
+    """A completion's lost answer is named, and the remedy says which operation broke it."""
+    then = Turn("drainer", claim("job 1 (attempt 2)"))
+    ended = claim("job 1") + complete("accepted")
+    told = story(Turn("w1", ended + fail("accepted")), then, guarantee="final-state")
+    assert "its answer was lost, and the error path calls fail." in to_text(told)
+    assert remedy("final-state", told).startswith("Here fail put back a job that had ended. What")
+    late = story(Turn("w1", ended), Turn("w2", fail("accepted")), then, guarantee="final-state")
+    assert "error path" not in to_text(late)
+    assert remedy("final-state", late).startswith("Here fail put back")
+    refused = story(Turn("w1", ended + fail("rejected")), then, guarantee="final-state")
+    assert remedy("final-state", refused).startswith("Whatever puts a job back")
+
+
+def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
+    """The index of the reference is not advised as if it were this claim's."""
+    told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))
+    assert remedy("steady-cost", told).startswith("What is said of this claim's plan comes first.")
+    assert remedy("steady-cost", None).startswith("CREATE INDEX ON jobs")
+
+
+def test_a_queue_without_a_recovery_is_told_of_its_claim() -> None:
+    """What ends exhausted jobs is looked for where the queue takes jobs over."""
+    assert "add a recover block" in remedy("retry-bound", None, {"claim", "fail"})
+    assert "add a recover block" not in remedy("retry-bound", None, {"claim", "recover"})
+    assert "add a recover block" not in remedy("retry-bound", None)
 
 
 def test_a_diagram_names_everybody_and_the_clock() -> None:

@@ -152,6 +152,40 @@ def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
     assert card.exit_code == 0, card.to_json()
 
 
+DELIVERIES = """
+CREATE DOMAIN event_name AS text CHECK (VALUE ~ '^[a-z]+\\.[a-z]+$');
+CREATE TABLE webhook_deliveries (
+  id bigserial PRIMARY KEY, url text NOT NULL CHECK (url LIKE 'https://%'),
+  event event_name NOT NULL, secret text NOT NULL CHECK (secret <> '' AND length(secret) >= 8),
+  state text NOT NULL DEFAULT 'pending'
+    CHECK (state IN ('pending', 'in_flight', 'delivered', 'dead')),
+  attempts int NOT NULL DEFAULT 0, next_run_at timestamptz NOT NULL DEFAULT now(),
+  locked_until timestamptz{}
+);
+"""
+
+
+def test_what_checks_ask_of_a_text_is_kept(proposed: Propose) -> None:
+    """A text is proposed that the server takes, and a good end is a state and no DELETE."""
+    text = proposed(DELIVERIES.format(""))
+    assert "'https://example.org/x', 'a.b', 'xxxxxxxx'" in text
+    assert "SET state = 'delivered'" in text
+    assert "DELETE" not in text
+    assert '-- delivered = "completed"' in text
+
+
+def test_a_check_that_no_proposal_keeps_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message says what the constraint asks, and to mend that line first."""
+    schema = tmp_path / "schema.sql"
+    schema.write_text(DELIVERIES.format(", CONSTRAINT signed CHECK (secret = md5(url))"))
+    assert cli.run(["init", str(tmp_path / "q.sql"), "--from-schema", str(schema)]) == 0
+    out = capsys.readouterr().out
+    assert "That constraint is: CHECK ((secret = md5(url)))\n" in out
+    assert "Mend that line first, make it yours, and see what holds:" in out
+
+
 def test_the_table_that_looks_like_jobs_is_taken(proposed: Propose) -> None:
     """Among several, unless the user names one."""
     both = USUAL + USUAL.replace("jobs", "job_history").replace("priority", "rank")

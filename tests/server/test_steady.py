@@ -12,6 +12,7 @@ from queueproof.postgres import Server
 from queueproof.probes.buffers import ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.probes import PROBES
+from queueproof.probes.serving import ServingIndex
 from queueproof.queues.sqlfile import load
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
@@ -491,6 +492,49 @@ def test_a_plan_that_hides_a_function_says_so() -> None:
     found = Slope([dear], guilty=("SELECT id FROM take()", "Function Scan on take  (rows=1)"))
     assert "inside take;" in found.remedy
     assert "CREATE INDEX" not in found.remedy
+
+
+OR_CLAIM = CLAIM.replace(
+    "status = 'queued'",
+    "{}((status = 'queued' AND enqueued_at <= now())"
+    " OR (status = 'waiting' AND enqueued_at < now()))",
+)
+
+
+def test_a_claim_that_joins_states_by_or_is_cheap_once_done_as_told(lab_of: LabOf) -> None:
+    """The remedy names a condition and an index, and with both the claim stays cheap."""
+    found = slope(lab_of(queue(claim=OR_CLAIM.format(""))), "finished", MANY)
+    assert found.grown
+    assert "`WHERE status IN ('queued', 'waiting') AND (…)`" in found.remedy
+    assert found.index is not None
+    assert found.index.sql in found.remedy
+    claim = OR_CLAIM.format("status IN ('queued', 'waiting') AND ")
+    done = slope(lab_of(queue(more=f"{found.index.sql};", claim=claim)), "finished", MANY)
+    assert not done.grown, done.told
+
+
+def test_a_hash_join_with_all_jobs_is_no_case_for_an_index(lab_of: LabOf) -> None:
+    """A claim that joins a temporary table is told to name its rows as an array."""
+    claim = """
+    BEGIN;
+    CREATE TEMPORARY TABLE picked ON COMMIT DROP AS
+    SELECT id FROM jobs WHERE status = 'queued' ORDER BY enqueued_at LIMIT :limit
+    FOR UPDATE SKIP LOCKED;
+    UPDATE jobs SET status = 'running' FROM picked WHERE jobs.id = picked.id RETURNING jobs.id;
+    COMMIT;
+    """
+    found = slope(lab_of(queue(claim=claim)), "finished", MANY)
+    assert found.grown
+    assert "`WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked))`" in found.remedy
+    assert "CREATE INDEX" not in found.remedy
+
+
+def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
+    """Where the claim compares nothing with constants the advice says what is missing."""
+    dear = Cost(Content("finished", MANY), [("SELECT", 251)])
+    found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
+    assert "only jobs that can run" not in found.remedy
+    assert "holds finished jobs as well" in found.remedy
 
 
 def test_a_probe_tells_its_story_again(server: Server) -> None:

@@ -564,6 +564,35 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
     assert ran.out.endswith("1 mutants: 1 killed, 0 equivalent, 0 survived\n\n")
 
 
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "queueproof: interrupted at: 1 of 1 mended (fencing)"),
+        (SignalledError(signal.SIGTERM), 143, "queueproof: stopped by SIGTERM at: 1 of 1 mended"),
+    ],
+)
+def test_an_interrupted_search_prints_what_is_mended_so_far(
+    check: Run, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, message: str
+) -> None:
+    """The diff that mends a guarantee is printed with what it was checked for, and not as whole."""
+
+    def checked(*_args: object, progress: Callable[[str, float], None], **_kwargs: object) -> Card:
+        progress("trying every operation once", 0.0)
+        raise stop
+
+    monkeypatch.setattr("queueproof.mend.search.check_queue", checked)
+    queue = str(STRATEGIES / "broken" / "fencing_id_only.sql")
+    ran = check(queue, "--only", "fencing", "--profile", "quick", "--mend")
+    assert code == ran.code
+    assert ran.err.startswith(message)
+    told = ran.out.partition("Looking for what mends fencing: minutes for each.\n")[2]
+    assert "Mended: fencing, by " in told
+    assert "before the search was interrupted" in told
+    assert "\n+  AND attempts = :attempt" in told
+    assert "It was checked for fencing alone: " in told
+    assert "checked by everything" not in told
+
+
 @pytest.mark.parametrize(("queue", "code"), [(BROKEN, 1), ("nowhere.sql", 4)])
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full 2>&1"])
 def test_a_stream_that_cannot_be_written_changes_no_exit_code(

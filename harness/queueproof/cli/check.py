@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from queueproof.guarantees.guarantee import Guarantee
     from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
-    from queueproof.report.card import Card
+    from queueproof.report.card import Card, Judgement, Mended
     from queueproof.report.terminal import Output
     from queueproof.run.lab import Lab
 
@@ -151,7 +152,8 @@ def check(
             "--mend",
             help="Look for a small change of the queue's own SQL that mends what is broken,"
             " check the mended queue by everything, and print the change as a diff; the file stays"
-            " as it is, and so does the exit code.",
+            " as it is, and so does the exit code. It takes minutes for each broken guarantee;"
+            " Ctrl-C prints what is mended so far.",
         ),
     ] = False,
     watch: Annotated[
@@ -251,7 +253,7 @@ def check(
                     )
                 cards.append(card)
         card = together(cards)
-        print_card(out, card, command)
+        print_card(out, card, command, partial(_remedy, target))
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
         if mend:
@@ -369,15 +371,22 @@ def _mend(  # noqa: PLR0917 - what a check was made with
     from queueproof.mend.search import mend
     from queueproof.report.terminal import print_mended
 
-    doing = "looking for a remedy"
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    out.say(f"Looking for what mends {', '.join(broken)}: minutes for each.\n")
+    doing = f"0 of {len(broken)} mended"
+    known: Mended | None = None
 
     def note(what: str, done: float | None) -> None:
         nonlocal doing
         doing = what
         progress(what, done)
 
+    def keep(so_far: Mended | None) -> None:
+        nonlocal known
+        known = so_far
+
     try:
-        with progress_bar() as progress:
+        with progress_bar(doing) as progress:
             mended = mend(
                 target,
                 card,
@@ -386,11 +395,22 @@ def _mend(  # noqa: PLR0917 - what a check was made with
                 profile=profile,
                 jobs=jobs,
                 progress=note,
+                kept=keep,
             )
     except KeyboardInterrupt as stopped:
-        stopped.args = (f"{str(stopped) or 'interrupted'} at {doing}, with nothing mended",)
+        if known is not None:
+            print_mended(out, known, profile)
+        stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     print_mended(out, mended, profile)
+
+
+def _remedy(target: Queue, judgement: Judgement) -> str:
+    """What mends a guarantee, in the queue's own names."""
+    from queueproof.mend.names import in_own_names
+    from queueproof.report.text import remedy
+
+    return in_own_names(remedy(judgement.id, judgement.told, target.offers), target)
 
 
 def _accepted(out: Output, target: Queue, card: Card) -> Card:

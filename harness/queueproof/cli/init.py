@@ -97,4 +97,7 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     typer.echo(f"Wrote {path}: a queue in {proposed.table}, with {todos} TODOs to look at.")
     if proposed.rejected is not None:
         typer.echo(f"The server does not take it yet. {proposed.rejected}")
-    typer.echo(f"Make it yours, and see what holds:\n  queueproof check {shlex.quote(str(path))}")
+        if proposed.asks:
+            typer.echo(f"That constraint is: {proposed.asks}")
+    first = "Make it yours" if proposed.rejected is None else "Mend that line first, make it yours"
+    typer.echo(f"{first}, and see what holds:\n  queueproof check {shlex.quote(str(path))}")

@@ -167,7 +167,7 @@ def _indexes(draft: Draft) -> list[str]:
     """What the claim's own query would be served by, then what its columns are for."""
     known, queue = draft.columns, draft.queue
     claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
-    found = [index for index in claims if index]
+    found = [index.sql for index in claims if index]
     if known.table and known.status:
         keys = [known.queue] if known.queue and "queue" in queue.takes("claim") else []
         keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []

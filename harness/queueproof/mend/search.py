@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import unified_diff
@@ -86,6 +86,31 @@ class Outcome(NamedTuple):
         return not self.reason
 
 
+@dataclass(slots=True)
+class Tries:
+    """What was tried for one guarantee.
+
+    Attributes:
+        name: The guarantee.
+        tried: Candidates.
+        passed: Those that no longer tell a story.
+        checked: Those of them that were asked for what must hold.
+    """
+
+    name: str
+    tried: int = 0
+    passed: int = 0
+    checked: int = 0
+
+    def __str__(self) -> str:
+        if not self.tried:
+            return f"{self.name}: the file as it is goes first"
+        told = f"{self.name}: {self.tried} candidates tried"
+        if self.passed:
+            told += f", {self.checked} of the {self.passed} that pass its stories checked further"
+        return told
+
+
 class Variant(NamedTuple):
     """A file on the way, and what is wrong with it."""
 
@@ -105,6 +130,7 @@ def mend(
     profile: str,
     jobs: int = 1,
     progress: Callable[[str, float | None], None] = lambda _what, _done: None,
+    kept: Callable[[Mended | None], None] = lambda _mended: None,
 ) -> Mended:
     """Look for a small change of a queue's own SQL that mends what is broken.
 
@@ -116,13 +142,15 @@ def mend(
         profile: As for `check_queue`, of the last check.
         jobs: The same.
         progress: The same; while candidates are tried nobody knows how many it will take: None.
+        kept: Told of the change so far, each time it mends one guarantee more; None once a check by
+            everything refuses it. What it holds was asked for what it mends alone.
 
     Raises:
         QueueproofError: It is no SQL file, or has changed since.
     """
     text = source(queue)
     with open_server(postgres, trust=trust) as server:
-        return _Search(text, queue.name, card, server, profile, jobs, progress).mended()
+        return _Search(text, queue.name, card, server, profile, jobs, progress, kept).mended()
 
 
 def source(queue: Queue) -> str:
@@ -148,6 +176,7 @@ class _Search:
     profile: str
     jobs: int
     progress: Callable[[str, float | None], None]
+    kept: Callable[[Mended | None], None]
     tried: int = 0
     _pool: ProcessPoolExecutor = field(init=False)
     _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
@@ -155,6 +184,9 @@ class _Search:
     _learnt: list[str] = field(default_factory=list)  # tokens by which candidates were refused
     _refused: set[str] = field(default_factory=set)  # texts, by the check of everything
     _known: dict[tuple[str, Goal], Outcome] = field(default_factory=dict)
+    _tries: Tries = field(init=False)
+    _again: str = ""  # why it begins once more
+    _so_far: str = ""  # how many guarantees are mended, and which
 
     def mended(self) -> Mended:
         """Mend one guarantee after the other, and check what came of it by everything."""
@@ -168,13 +200,25 @@ class _Search:
                 return Mended("", (), 0, (), left, self.tried, None)
             card = self._checked(text)
             if not (lost := self._lost(card, done)):
-                diff = as_diff(self.original, text, self.path)
-                lines = changed(self.original, text)
-                return Mended(diff, what, lines, done, left, self.tried, card)
+                return self._mended(text, what, done, left, card)
             self._refused.add(text)
+            self._again = f"what was found breaks {', '.join(lost)}, so once more: "
+            self.kept(None)
         told = ", ".join(lost)
         left |= dict.fromkeys(done, f"what mends it breaks {told} in a check by everything")
         return Mended("", (), 0, (), left, self.tried, None)
+
+    def _mended(
+        self,
+        text: str,
+        what: Sequence[str],
+        done: Sequence[str],
+        left: Mapping[str, str],
+        card: Card | None = None,
+    ) -> Mended:
+        diff = as_diff(self.original, text, self.path)
+        lines = changed(self.original, text)
+        return Mended(diff, what, lines, tuple(done), dict(left), self.tried, card)
 
     def _one_by_one(
         self, broken: Sequence[str]
@@ -184,6 +228,10 @@ class _Search:
         done: list[str] = []
         left: dict[str, str] = {}
         for name in broken:
+            self._tries = Tries(name)
+            named = f" ({', '.join(done)})" if done else ""
+            self._so_far = f"{len(done)} of {len(broken)} mended{named}"
+            self._tell()
             before = self.tried
             found = next(self._found(text, name, done), None)
             if found is None:
@@ -194,6 +242,10 @@ class _Search:
                 continue
             text, what = found.text, (*what, *found.what)
             done.append(name)
+            rest = broken[broken.index(name) + 1 :]
+            stopped = dict.fromkeys(rest, "the search was interrupted before anything mended it")
+            self.kept(self._mended(text, what, done, left | stopped))
+        self._so_far = f"{len(done)} of {len(broken)} mended ({', '.join(done)})"
         return text, what, done, left
 
     def _found(self, text: str, name: str, done: Sequence[str]) -> Iterator[Variant]:
@@ -238,14 +290,17 @@ class _Search:
     ) -> Iterator[tuple[Fix, Outcome]]:
         """Each safe form for a variant, and what came of it; stories are asked first."""
         ranked = self._ranked(variant, seen)[: budget - self.tried]
-        told = self._outcomes([fix.text for fix in ranked], Goal(stories, ()))
+        told = self._outcomes([fix.text for fix in ranked], Goal(stories, ()), each=self._tried)
         self.tried += len(ranked)
         left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
+        self._tries.passed += len(left)
         yield from ((f, o) for f, o in zip(ranked, told, strict=True) if not o.is_sound)
         for at in range(0, len(left), AT_ONCE):
             some = left[at : at + AT_ONCE]
             known = [token for token in self._learnt if decode_token(token)[1] in wanted]
-            outcomes = self._outcomes([fix.text for fix in some], Goal((), wanted), known)
+            outcomes = self._outcomes(
+                [fix.text for fix in some], Goal((), wanted), known, self._examined
+            )
             self._learnt += (
                 one.token for one in outcomes if one.token and one.token not in self._learnt
             )
@@ -262,17 +317,30 @@ class _Search:
         seen.update(fix.text for fix in found)
         return found
 
+    def _tried(self) -> None:
+        self._tries.tried += 1
+        self._tell()
+
+    def _examined(self) -> None:
+        self._tries.checked += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self.progress(f"{self._again}{self._so_far}; {self._tries}", None)
+
     def _outcomes(
-        self, texts: Sequence[str], goal: Goal, known: Sequence[str] = ()
+        self,
+        texts: Sequence[str],
+        goal: Goal,
+        known: Sequence[str] = (),
+        each: Callable[[], None] = lambda: None,
     ) -> list[Outcome]:
         new = [text for text in texts if (text, goal) not in self._known]
         asked = goal._replace(stories=(*goal.stories, *known))
         judge = partial(_judged, path=self.path, goal=asked, seed=self.card.seed)
-        asks = f"by {', '.join(goal.wanted)}" if goal.wanted else "by the story"
-        for n, (text, outcome) in enumerate(zip(new, self._pool.map(judge, new), strict=True), 1):
+        for text, outcome in zip(new, self._pool.map(judge, new), strict=True):
             self._known[text, goal] = outcome
-            what = f"{self.tried} candidates tried; {n} of {len(new)} asked {asks}"
-            self.progress(what, None)
+            each()
         return [self._known[text, goal] for text in texts]
 
     def _checked(self, text: str) -> Card:
@@ -283,7 +351,10 @@ class _Search:
                 seed=self.card.seed,
                 profile=self.profile,
                 jobs=self.jobs,
-                progress=lambda what, done: self.progress(f"the mended queue: {what}", done),
+                progress=lambda what, done: self.progress(
+                    f"{self._again}{self._so_far}; checking the mended queue by everything: {what}",
+                    done,
+                ),
             )
 
     def _lost(self, card: Card, done: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.programs import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
-from queueproof.probes.serving import serving_index
+from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
 from queueproof.queues.model import Claim, Operation, Result, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
@@ -104,8 +104,27 @@ _REMEDIES = {
     "at a mark below which no job can appear any more.",
 }
 _UNSEEN = (
-    "Give that statement an index that holds only what it looks for, in its order; a claim: "
-    "`CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
+    "Give that statement an index that holds only what it looks for, in its order; that of a claim "
+    "may be `CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
+)
+_WHOLE = (
+    "Give the claim an index in its order: `{}`. That one holds finished jobs as well, as the "
+    "claim compares no column with constants: let the claim ask for a state, and the index have "
+    "the same condition as its WHERE."
+)
+_STATES = (
+    "The claim joins states by OR: give it an index that holds the jobs of all of them, `{1}`. Let "
+    "it ask for the same, so that it is surely used: `WHERE {0} AND (…)`, with the OR in the "
+    "brackets."
+)
+_STATES_SERVED = (
+    "The index for the claim is there, and the claim joins states by OR. Let it ask for what the "
+    "index holds, too: `WHERE {0} AND (…)`, with the OR in the brackets."
+)
+_JOINED = (
+    "The plan joins {1} with every row of {0}: the planner takes the list for a long one, and no "
+    "index changes that. Give the rows as an array, which are looked up one by one: "
+    "`WHERE {0}.{2} = ANY (ARRAY(SELECT {3} FROM {1}))`."
 )
 _INSIDE = (
     "This plan does not show what happens inside {}; `auto_explain.log_nested_statements` does. A "
@@ -114,9 +133,11 @@ _INSIDE = (
 )
 _FUNCTION = re.compile(r"Function Scan on (\S+)")
 _SERVED = (
-    "An index in the order of the claim is there: see what the plan reads beside it. A page that "
-    "is filtered afterwards or a sort comes before the LIMIT; or a join reads the whole table, "
-    "which `WHERE id = ANY (ARRAY(SELECT …))` does not."
+    "An index for the claim is there, and the claim reads more than its batch all the same. Its "
+    "plan says where: a `Filter` drops rows that the index holds (take its condition into the "
+    "index's WHERE or among its columns), a `Sort` reads them all before the LIMIT (give ORDER BY "
+    "and index the same columns), or a `Seq Scan` below a join reads the table (write "
+    "`WHERE id = ANY (ARRAY(SELECT …))`)."
 )
 
 _NAMES = {
@@ -164,7 +185,7 @@ class Slope:
     beside: list[Cost] = field(default_factory=list)
     claims: int = 0
     guilty: tuple[str, str] | None = None
-    index: str | None = None
+    index: ServingIndex | None = None
     served: bool = False
     short: str = ""
     unable: str = ""
@@ -205,13 +226,26 @@ class Slope:
     @property
     def remedy(self) -> str:
         """What would make a claim cheap again."""
-        remedy = _REMEDIES[self.costs[-1].content.kind]
+        kind = self.costs[-1].content.kind
+        remedy = _REMEDIES[kind]
         if "{}" not in remedy:
             return remedy
+        plan = self.guilty[1] if self.guilty else ""
+        join = join_of_all(plan)
+        if join is not None and not join.elsewhere:
+            return _JOINED.format(*join)
+        also = f"{_JOINED.format(*join)} " if join else ""
         if self.index is None:
-            called = _FUNCTION.search(self.guilty[1]) if self.guilty else None
-            return _INSIDE.format(called[1]) if called else _UNSEEN
-        return _SERVED if self.served else remedy.format(self.index)
+            called = _FUNCTION.search(plan)
+            return also + (_INSIDE.format(called[1]) if called else _UNSEEN)
+        if self.index.states:
+            told = _STATES_SERVED if self.served else _STATES
+            return also + told.format(self.index.states, self.index.sql)
+        if self.served:
+            return also + _SERVED
+        if kind != "waiting" and " WHERE " not in self.index.sql:
+            remedy = _WHOLE
+        return also + remedy.format(self.index.sql)
 
     @property
     def evidence(self) -> dict[str, int]:
@@ -573,13 +607,14 @@ class _Meter:
         """Note which index would serve a statement, and whether it is there already."""
         self.slope.index = index = serving_index(guilty)
         there = {_comparable(str(one)) for (one,) in self.lab.execute(_INDEXES)}
-        self.slope.served = index is not None and _comparable(index) in there
+        self.slope.served = index is not None and _comparable(index.sql) in there
 
 
 def _comparable(index: str) -> str:
     """What an index holds, without its name and its table's: as an author or the server says it."""
     columns = index[index.index("(") :]
-    return re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
+    bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
+    return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
 
 
 def _refuse_empty(claims: Sequence[Claim]) -> None:

@@ -1,6 +1,9 @@
-"""The index that would serve a claim: read off its own SQL, in its own names."""
+"""What would serve a claim: read off its own SQL and its plan, in its own names."""
 
 from __future__ import annotations
+
+import re
+from typing import NamedTuple
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -8,10 +11,25 @@ from sqlglot.errors import SqlglotError
 from queueproof.queues.sqltree import Parsed
 
 _GIVEN = exp.Placeholder | exp.Parameter
+_ARROW = re.compile(r"^( *)->  (.*)$")
+_JOIN = re.compile(r"(?:Hash|Merge) (?:\w+ )?Join$")
+_BETWEEN = ("Hash", "Sort", "Materialize")  # what may stand between a join and what it reads
 _SAME = exp.EQ, exp.Is, exp.In  # with a literal, what they say does not change from claim to claim
 
 
-def serving_index(sql: str) -> str | None:
+class ServingIndex(NamedTuple):
+    """An index that would serve a claim.
+
+    Attributes:
+        sql: What `CREATE INDEX` would say.
+        states: Its condition, where the claim says that by an OR of states alone; or nothing.
+    """
+
+    sql: str
+    states: str = ""
+
+
+def serving_index(sql: str) -> ServingIndex | None:
     """What `CREATE INDEX` would say for the query of a claim that has an order and a limit.
 
     Columns that must equal a parameter come first, then those of the ORDER BY; conditions on a
@@ -21,8 +39,8 @@ def serving_index(sql: str) -> str | None:
         sql: The claim's statement.
 
     Returns:
-        The statement, None where no such query is seen in it, or where it orders by more than
-        columns of one table.
+        The index, None where no such query is seen in it, or where it orders by more than columns
+        of one table.
     """
     try:
         tree = Parsed(sql).tree
@@ -34,7 +52,7 @@ def serving_index(sql: str) -> str | None:
     return None
 
 
-def _serving(select: exp.Select) -> str | None:
+def _serving(select: exp.Select) -> ServingIndex | None:
     source, order, where = (select.args.get(part) for part in ("from_", "order", "where"))
     if not source or not isinstance(source.this, exp.Table) or select.args.get("joins"):
         return None
@@ -52,7 +70,85 @@ def _serving(select: exp.Select) -> str | None:
     columns = ", ".join(dict.fromkeys([*given, *map(_sorted, order.expressions)]))
     fixed = [_unqualified(one) for one in conditions if _is_fixed(one)]
     table = ".".join(part.sql("postgres") for part in source.this.parts)
-    return f"CREATE INDEX ON {table} ({columns})" + (f" WHERE {' AND '.join(fixed)}" * bool(fixed))
+    states = "" if fixed else next(filter(None, map(_states, conditions)), "")
+    held = " AND ".join(fixed) or states
+    return ServingIndex(
+        f"CREATE INDEX ON {table} ({columns})" + f" WHERE {held}" * bool(held), states
+    )
+
+
+def _states(condition: exp.Expr) -> str:
+    """What a condition says of one column where each of its alternatives compares that one."""
+    either = condition.unnest()
+    if not isinstance(either, exp.Or):
+        return ""
+    alternatives = [one.unnest() for one in either.flatten()]
+    values: dict[str, list[str]] = {}
+    for one in alternatives:
+        parts = list(one.flatten()) if isinstance(one, exp.And) else [one]
+        for part in (each.unnest() for each in parts):
+            if isinstance(part, exp.EQ | exp.In) and _is_fixed(part):
+                listed = part.expressions if isinstance(part, exp.In) else [part.expression]
+                told = ", ".join(value.sql("postgres") for value in listed)
+                values.setdefault(_column(part.this), []).append(told)
+    for name, found in values.items():
+        if len(found) == len(alternatives):
+            return f"{name} IN ({', '.join(dict.fromkeys(found))})"
+    return ""
+
+
+class Join(NamedTuple):
+    """A join that reads every row of a table, to find some that a list names.
+
+    Attributes:
+        table: Whose rows.
+        listed: The list: a CTE, or a temporary table.
+        key: The column of the table that is compared.
+        other: That of the list.
+        elsewhere: Whether the table is read as a whole by another part of the plan, too.
+    """
+
+    table: str
+    listed: str
+    key: str
+    other: str
+    elsewhere: bool
+
+
+def join_of_all(plan: str) -> Join | None:
+    """The join by which a change reads every row of its table, whatever index that has.
+
+    Args:
+        plan: As EXPLAIN (COSTS OFF) tells it.
+    """
+    changed = re.match(r" *(?:Update|Delete) on (\S+)(?: (\S+))?$", plan, re.MULTILINE)
+    if changed is None:
+        return None
+    table, alias = changed[1], changed[2] or changed[1]
+    read = re.compile(rf"Seq Scan on {re.escape(table)}(?: \S+)?$")
+    above: list[tuple[int, str, str]] = []  # indent, node, condition
+    joined = ""
+    scans = 0
+    lines = plan.splitlines()
+    for number, line in enumerate(lines):
+        if (arrow := _ARROW.match(line)) is None:
+            continue
+        indent, node = len(arrow[1]), arrow[2]
+        above = [one for one in above if one[0] < indent]
+        if read.match(node):
+            scans += 1
+            over = next((one for one in reversed(above) if one[1] not in _BETWEEN), None)
+            if over and _JOIN.match(over[1]):
+                joined = over[2]
+        following = lines[number + 1].strip() if number + 1 < len(lines) else ""
+        above.append((indent, node, following))
+    sides = re.search(r"Cond: \((\S+)\.(\S+) = (\S+)\.(\S+)\)$", joined)
+    if sides is None or alias not in {sides[1], sides[3]}:
+        return None
+    (_, key), (listed, other) = sorted(
+        [(sides[1], sides[2]), (sides[3], sides[4])], key=lambda side: side[0] != alias
+    )
+    return Join(table, listed, key, other, scans > 1)
 
 
 def _is_fixed(condition: exp.Expr) -> bool:

@@ -7,6 +7,8 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from psycopg.sql import Literal
+
 from queueproof.proposal.pieces import TablePieces
 from queueproof.proposal.roles import values_of, words
 from queueproof.proposal.schema import Column, Table
@@ -97,11 +99,13 @@ class Proposal(TablePieces):
             self._parent(column.parent, parent, seen | {column.parent})
             key = next((c.sql for c in parent.columns if c.key), parent.columns[0].sql)
             return f"(SELECT {key} FROM {parent.sql} LIMIT 1)"
-        if values := values_of(column):
+        if not column.sample and (values := values_of(column)):
             return values[0] if column.family == "int" else f"'{values[0]}'"
         known = {
             "int": "1",
-            "text": "gen_random_uuid()" if column.key else "'x'",
+            "text": "gen_random_uuid()"
+            if column.key
+            else Literal(column.sample or "x").as_string(None),
             "uuid": "gen_random_uuid()",
             "json": "'{}'",
             "bool": "false",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import open_server
 from queueproof.proposal.file import Proposal
 from queueproof.proposal.roles import choose
-from queueproof.proposal.schema import tables_of
+from queueproof.proposal.schema import constraint_of, tables_of
 from queueproof.queues.sqlfile import load_text
+from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
 _STUB = """\
@@ -34,11 +36,13 @@ class Proposed(NamedTuple):
         text: The file.
         table: Whose jobs it is about.
         rejected: Why it cannot be judged as it is: what the server says; None: it can.
+        asks: What the CHECK asks that was violated, where one was.
     """
 
     text: str
     table: str
     rejected: QueueError | None
+    asks: str = ""
 
 
 def propose(
@@ -71,7 +75,16 @@ def propose(
         text = Proposal(chosen, tables, others, include).text
         try:
             with open_lab(load_text(text, path), server) as lab:
-                calibrate(lab)
+                return _tried(lab, text, chosen.sql)
         except QueueError as error:
             return Proposed(text, chosen.sql, error)
-    return Proposed(text, chosen.sql, None)
+
+
+def _tried(lab: Lab, text: str, table: str) -> Proposed:
+    """A proposal, once every operation of it was used."""
+    try:
+        calibrate(lab)
+    except QueueError as error:
+        violated = re.search(r'violates check constraint "([^"]+)"', str(error))
+        return Proposed(text, table, error, constraint_of(lab, violated[1]) if violated else "")
+    return Proposed(text, table, None)

@@ -77,7 +77,8 @@ _STATES: Mapping[str, Sequence[str]] = {
         " scheduled retry retrying retryable delayed unprocessed",
         "running": "running processing in_progress inprogress active executing started working"
         " locked claimed reserved busy in_flight leased taken",
-        "completed": "completed complete done succeeded success finished processed ok",
+        "completed": "completed complete done succeeded success successful finished processed"
+        " ok delivered sent published handled fulfilled resolved acked acknowledged",
         "failed": "failed dead error errored failure discarded exhausted aborted cancelled canceled"
         " killed dead_letter expired",
     }.items()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import class_row
+from psycopg.sql import Literal
 
 from queueproof import waits
 from queueproof.errors import QueueproofError
@@ -59,6 +61,15 @@ SELECT i.indrelid::int, pg_get_indexdef(i.indexrelid) FROM pg_index i
 JOIN pg_class c ON c.oid = i.indrelid AND c.relnamespace <> 'pg_catalog'::regnamespace
 WHERE NOT i.indisprimary ORDER BY i.indexrelid
 """
+_PATH = "SET search_path = queue, public, pg_catalog"
+_CONSTRAINT = """
+SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = {}
+"""
+_TEXTS = (  # of the kinds that checks ask for
+    *("x", "xxxxxxxx", "X", "1", "a.b", "a-b", "a/b", "/x", "GET", "POST", "EUR", "en", "0" * 64),
+    *("https://example.org/x", "http://example.org/x", "a@example.org", "+15550100", "#000000"),
+    *("00000000-0000-0000-0000-000000000000", "2000-01-01", "127.0.0.1", "{}", "x" * 32),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,7 @@ class Column:
     parent: int | None
     key: bool
     comment: str
+    sample: str = ""  # a text that its checks take
 
 
 class Table(NamedTuple):
@@ -94,9 +106,9 @@ class Table(NamedTuple):
 def tables_of(lab: Lab) -> dict[int, Table]:
     """The tables of an installed schema, by oid."""
     with psycopg.connect(lab.conninfo, connect_timeout=int(waits.CONNECT)) as connection:
-        connection.execute("SET search_path = queue, public, pg_catalog")
+        connection.execute(_PATH)
         cursor = connection.cursor(row_factory=class_row(Column))
-        columns = cursor.execute(_COLUMNS).fetchall()
+        columns = [_sampled(connection, one) for one in cursor.execute(_COLUMNS).fetchall()]
         indexes = connection.execute(_INDEXES).fetchall()
     tables: dict[int, Table] = {}
     for oid in dict.fromkeys(column.table_oid for column in columns):
@@ -105,6 +117,38 @@ def tables_of(lab: Lab) -> dict[int, Table]:
             own[0].table, own[0].table_name, own, tuple(text for of, text in indexes if of == oid)
         )
     return tables
+
+
+def _sampled(connection: psycopg.Connection[Any], column: Column) -> Column:
+    """The column with a text that each of its checks takes, where one of the usual ones does."""
+    if column.family != "text" or not column.needed or not column.checks:
+        return column
+    prefixes = re.findall(r"~~ '([^'%_]+)%", " ".join(column.checks))
+    taken = " AND ".join(re.sub(r"^CHECK | NOT VALID$", "", check) for check in column.checks)
+    # A domain's check calls the value VALUE.
+    names = column.sql if column.sql == "value" else f"{column.sql}, v AS value"
+    texts = ", ".join(
+        f"({Literal(text).as_string(None)})" for text in (*_TEXTS, *(f"{one}x" for one in prefixes))
+    )
+    asked = f"SELECT v FROM (VALUES {texts}) AS one(v), LATERAL (SELECT v AS {names}) AS t"
+    try:
+        found = connection.execute(f"{asked} WHERE {taken}".encode()).fetchone()
+    except psycopg.Error:  # it asks for more than the column
+        connection.rollback()
+        connection.execute(_PATH)
+        return column
+    return replace(column, sample=found[0] if found else "")
+
+
+def constraint_of(lab: Lab, name: str) -> str:
+    """What a CHECK asks, as the server tells it; empty where there is none of that name.
+
+    Args:
+        lab: Where the schema is installed.
+        name: Of the constraint.
+    """
+    rows = lab.execute(_CONSTRAINT.format(Literal(name).as_string(None)))
+    return str(rows[0][0]) if rows else ""
 
 
 def dump(dsn: str) -> str:

@@ -206,7 +206,8 @@ class Mended:
         mended: The guarantees that hold now.
         left: Those that do not, and why.
         tried: Candidates.
-        card: Of the mended queue, checked by everything; None where nothing was mended.
+        card: Of the mended queue, checked by everything; None where nothing was mended, or where
+            the search was interrupted before that check had passed.
     """
 
     diff: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import to_text
+from queueproof.report.text import remedy, to_text
 
 STYLES = {
     "holds": "green",
@@ -44,13 +44,20 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, replay: str) -> None:
+def _remedy(judgement: Judgement) -> str:
+    return remedy(judgement.id, judgement.told)
+
+
+def print_card(
+    out: Output, card: Card, replay: str, remedy_of: Callable[[Judgement], str] = _remedy
+) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
         replay: The command that replays a story, up to its token.
+        remedy_of: What mends a guarantee, where more is known of the queue than the card says.
     """
     if out.is_terminal:
         out.print(_table(card.guarantees))
@@ -64,7 +71,7 @@ def print_card(out: Output, card: Card, replay: str) -> None:
             out.rule(style="red") if out.is_terminal else out.say("-" * 78)
             told = story.told if out.is_terminal else None
             print_story(out, to_text(told, out.width) if told else story.story)
-        out.say(f"\nHow to mend it: {CATALOGUE[judgement.id].safe}")
+        out.say(f"\nHow to mend it: {remedy_of(judgement)}")
         out.say(f"More: queueproof explain {judgement.id}")
     tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]
     if tokens:
@@ -147,32 +154,47 @@ def print_mended(out: Output, mended: Mended, profile: str) -> None:
         mended: What became of what was broken.
         profile: How thoroughly that was checked.
     """
-    if mended.card is not None:
+    if mended.diff:
         lines = f"{mended.lines} line{'s' * (mended.lines != 1)}"
         told = f"Mended: {', '.join(mended.mended)}, by {lines}"
+        told += "" if mended.card else ", before the search was interrupted"
         out.say(Text(f"{told}, the best of {mended.tried} candidates:", style="bold"))
         for change in mended.what:
             out.say(f"  {change}")
         out.say()
         out.say(mended.diff)
-        counts = Counter[str]()
-        for judgement in mended.card.guarantees:
-            counts.update(judgement.evidence)
-        runs = f"{counts['schedules']:,} schedules"
-        if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
-            runs += f", {drawn:,} random programs"
-        whole = summary(mended.card.guarantees)
-        out.say(f"The mended queue was checked by everything, profile {profile}: {whole} ({runs}).")
-        if profile == "quick":
-            out.say("That was a quick look: `queueproof check` without --profile looks further.")
-        anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
-        if anyway:
-            out.say(f"Broken before the change as well, and not mended by it: {', '.join(anyway)}.")
+        for sentence in _verified(mended, profile):
+            out.say(sentence)
         out.say("The diff is for `git apply` or `patch -p1`; the file itself was left as it is.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
         out.say(f"  How it is kept: {CATALOGUE[name].safe}")
     out.say()
+
+
+def _verified(mended: Mended, profile: str) -> Iterator[str]:
+    """By what the mended queue was checked."""
+    if mended.card is None:
+        names = ", ".join(mended.mended)
+        yield (
+            f"It was checked for {names} alone: the stories that broke them are told no more, and a"
+            " short look by their own programs found nothing. Whether it breaks another guarantee"
+            " was not seen to its end: `queueproof check` on the mended file says so."
+        )
+        return
+    counts = Counter[str]()
+    for judgement in mended.card.guarantees:
+        counts.update(judgement.evidence)
+    runs = f"{counts['schedules']:,} schedules"
+    if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
+        runs += f", {drawn:,} random programs"
+    whole = summary(mended.card.guarantees)
+    yield f"The mended queue was checked by everything, profile {profile}: {whole} ({runs})."
+    if profile == "quick":
+        yield "That was a quick look: `queueproof check` without --profile looks further."
+    anyway = [one.id for one in mended.card.guarantees if one.verdict == "broken"]
+    if anyway:
+        yield f"Broken before the change as well, and not mended by it: {', '.join(anyway)}."
 
 
 def _table(judgements: Sequence[Judgement]) -> Table:

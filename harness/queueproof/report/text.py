@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.story import (
@@ -93,6 +93,29 @@ def why(told: Told) -> str:
     return guarantee.whys.get(alone, guarantee.whys.get(told.cause, guarantee.why))
 
 
+def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) -> str:
+    """How a guarantee is kept, as far as the story and the queue tell what breaks it.
+
+    Args:
+        name: The guarantee.
+        told: Its story, where there is one.
+        offers: The operations of the queue; None where they are not known.
+    """
+    safe = CATALOGUE[name].safe
+    if name == "retry-bound" and offers is not None and "recover" not in offers:
+        return (
+            "The claim counts (attempts = attempts + 1), so that crashes count. If your claim "
+            "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
+            "ends the job where attempts >= max_attempts, the row's own."
+        )
+    if name == "steady-cost" and isinstance(told, Account):
+        return f"What is said of this claim's plan comes first. In general: {safe}"
+    undone = _undone(told) if isinstance(told, Story) and name == "final-state" else None
+    if undone is None:
+        return safe
+    return f"Here {undone.operation} put back a job that had ended. {safe}"
+
+
 def _run(story: Story, width: int) -> Iterator[str]:
     yield f"Broken: {story.broken}."
     yield story.cast
@@ -102,7 +125,7 @@ def _run(story: Story, width: int) -> Iterator[str]:
     columns = _columns(story)
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
-    yield "\n".join(allowed(story))
+    yield "\n".join(remarks(story))
     for number, sql in enumerate(story.statements):
         yield f"[{letter(number)}]\n{textwrap.indent(sql, '    ')}"
 
@@ -145,9 +168,49 @@ def roles(story: Story) -> Iterator[str]:
             yield f"{actor}: {_ROLES[actor]}."
 
 
-def allowed(story: Story) -> Iterator[str]:
-    """The waits that are no breach."""
-    return map(_allowed, story.allowed)
+def remarks(story: Story) -> Iterator[str]:
+    """What is not plain to see: waits that are no breach, and why a worker does what it does."""
+    yield from map(_allowed, story.allowed)
+    undone = _undone(story) if story.guarantee == "final-state" else None
+    if undone is not None and undone.operation == "fail" and undone.by_itself:
+        yield (
+            "Why a worker fails what it has completed: complete succeeded, its answer was lost, and"
+            " the error path calls fail."
+        )
+
+
+class _Undone(NamedTuple):
+    """What was accepted of a job after its completion.
+
+    Attributes:
+        operation: The last one.
+        by_itself: Whether the worker that completed it did that.
+    """
+
+    operation: str
+    by_itself: bool
+
+
+def _undone(story: Story) -> _Undone | None:
+    """What was done to a completed job before it was claimed again."""
+    asked: dict[str, Asked] = {}
+    completed: dict[str, str] = {}  # by job, its worker
+    found = None
+    for turn in story.turns:
+        for fact in turn.facts:
+            if isinstance(fact, Asked):
+                asked[turn.actor] = fact
+            elif isinstance(fact, Answered) and (of := asked.pop(turn.actor, None)):
+                if fact.kind != "answer" or fact.text in {"nothing", "rejected"}:
+                    continue
+                if of.operation in {"complete", "complete_many"}:
+                    completed |= dict.fromkeys(of.jobs, turn.actor)
+                elif of.operation in {"fail", "heartbeat"} and completed.keys() & {*of.jobs}:
+                    itself = {completed.get(job) for job in of.jobs} == {turn.actor}
+                    found = _Undone(of.operation, itself)
+                elif of.operation == "recover" and completed:
+                    found = _Undone(of.operation, by_itself=False)
+    return found
 
 
 def _allowed(wait: AllowedWait) -> str:
