@@ -568,8 +568,9 @@ class _JobCheck:
             if self.declared.lease is None and not self.declared.tied:
                 return
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
-            what = "whether it was completed nobody was told" if unheard else "its worker lost it"
-            because = f"{what}, and the job never came back: {where}"
+            what = "nobody was told whether the job was completed"
+            what = what if unheard else "a worker lost the job"
+            because = f"{what}, and it never came back: {where}"
             self._violate(Breach("stale-recovery", because), last)
             return
         if self.starved and any(self.lives.hindered_at_the_end()):
