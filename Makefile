@@ -20,7 +20,7 @@ test-fast: venv        ## the part of it that needs no server: seconds
 bench: venv node       ## measure jobs/s of strategies and real queues, ten minutes; writes results/
 	PYTHONPATH=harness $(BIN)/python -m workshop
 
-results: venv $(if $(QUEUES),$(if $(findstring peers/,$(QUEUES)),node),node)  ## check every queue of strategies/, or QUEUES='broken/one'; writes results/conformance.md and the stories
+results: venv node     ## check every queue of strategies/, or QUEUES='broken/one'; writes results/conformance.md and the stories
 	PYTHONPATH=harness $(BIN)/python -m workshop.conformance $(QUEUES)
 
 mend: venv             ## what `check --mend` makes of each broken queue; goes on where it was; writes results/mend.md
