@@ -127,6 +127,7 @@ def main() -> None:
         try:
             if db is None:  # the first message, init or install, brings the address
                 db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)
+                db.prepare_threshold = None  # no names: behind any PgBouncer they would be lost
             answer = perform(db, message)
         except psycopg.Error as error:
             answer = {"error": {"sqlstate": error.sqlstate or "XX000", "message": str(error)}}
