@@ -256,3 +256,20 @@ def test_every_rule_that_is_named_is_written_down() -> None:
     named = {int(number) for text in sources for number in re.findall(r"\brule (\d+)", text)}
     assert named
     assert named <= set(rules)
+
+
+def test_no_guarantee_is_a_special_case_elsewhere() -> None:
+    """What is true of one alone stands on its record: its id is no literal outside the catalogue.
+
+    Ids of one word are keys of a header as well, and are not looked for; the judge says what broke,
+    and a safe form of `mend` what it is for.
+    """
+    ids = {one for one in IDS if "-" in one}
+    found = [
+        f"{module_of(path, ROOT / 'harness')}: {node.value}"
+        for path in files(PACKAGE)
+        if part(module_of(path, ROOT / "harness")) not in {"guarantees", "judge", "mend"}
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ids
+    ]
+    assert [one for one in found if not one.startswith("queueproof.queues.ids: ")] == []

@@ -30,6 +30,7 @@ GUARANTEES = (
             "may be claimed, in the order of the claim, and nothing that is over, failed jobs "
             "included."
         ),
+        advised=True,
         probe="growth",
     ),
     Guarantee(

@@ -42,6 +42,9 @@ class Guarantee:
         source: Where the idea or a known case is written down.
         wild: How it breaks in real queues.
         safe: How it is kept in PostgreSQL.
+        safe_alone: The same where the queue offers no recover; empty where that changes nothing.
+        advised: Whether its probe says what mends this queue, which goes before `safe`.
+        undone: Whether it is broken by what undoes an end: the operation is named that did.
         example: The broken queue that shows best what `wild` says, where it is not the one with the
             fewest changed lines.
         asks: What it needs of a queue beside enqueue and claim, in words; nothing for most.
@@ -76,6 +79,9 @@ class Guarantee:
     source: str
     wild: str
     safe: str
+    safe_alone: str = ""
+    advised: bool = False
+    undone: bool = False
     example: str = ""
     asks: str = ""
     needs: Callable[[Offer], str | None] = lambda _: None

@@ -250,6 +250,11 @@ GUARANTEES = (
             "The claim counts (attempts = attempts + 1), so that crashes count. fail and the "
             "recovery both end the job where attempts >= max_attempts, the row's own."
         ),
+        safe_alone=(
+            "The claim counts (attempts = attempts + 1), so that crashes count. If your claim "
+            "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
+            "ends the job where attempts >= max_attempts, the row's own."
+        ),
         example="retry_bound_crash_not_counted",
         asks="max_attempts in the header, and fail or a lease",
         needs=_bound,
@@ -325,6 +330,7 @@ GUARANTEES = (
             "Whatever puts a job back asks for status = 'running' of the row that it locks. "
             "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
         ),
+        undone=True,
         example="final_state_completed_lease",
         asks="complete, complete_many or fail",
         needs=finishing,

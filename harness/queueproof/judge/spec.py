@@ -62,6 +62,7 @@ class Job(NamedTuple):
         due: Earliest moment at which it may be claimed.
         bound: Most attempts; None where none is promised.
         claims: Attempts so far.
+        last: The latest claim of the job, whatever became of it.
         holder: The claim call whose worker may still act on the job: it holds it, or it lost its
             lease and nobody has taken the job over yet. In a finished job: who finished it.
         fresh_until: Until then the holder's lease certainly runs.

@@ -101,16 +101,13 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
         told: Its story, where there is one.
         offers: The operations of the queue; None where they are not known.
     """
-    safe = CATALOGUE[name].safe
-    if name == "retry-bound" and offers is not None and "recover" not in offers:
-        return (
-            "The claim counts (attempts = attempts + 1), so that crashes count. If your claim "
-            "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
-            "ends the job where attempts >= max_attempts, the row's own."
-        )
-    if name == "steady-cost" and isinstance(told, Account):
+    guarantee = CATALOGUE[name]
+    safe = guarantee.safe
+    if guarantee.safe_alone and offers is not None and "recover" not in offers:
+        return guarantee.safe_alone
+    if guarantee.advised and isinstance(told, Account):
         return f"What is said of this claim's plan comes first. In general: {safe}"
-    undone = _undone(told) if isinstance(told, Story) and name == "final-state" else None
+    undone = _undone(told) if isinstance(told, Story) and guarantee.undone else None
     if undone is None:
         return safe
     return f"Here {undone.operation} put back a job that had ended. {safe}"
@@ -171,7 +168,7 @@ def roles(story: Story) -> Iterator[str]:
 def remarks(story: Story) -> Iterator[str]:
     """What is not plain to see: waits that are no breach, and why a worker does what it does."""
     yield from map(_allowed, story.allowed)
-    undone = _undone(story) if story.guarantee == "final-state" else None
+    undone = _undone(story) if CATALOGUE[story.guarantee].undone else None
     if undone is not None and undone.operation == "fail" and undone.by_itself:
         yield (
             "Why a worker fails what it has completed: complete succeeded, its answer was lost, and"
