@@ -142,7 +142,7 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
                 directory=str(directory),
                 owner=owner,
                 command=[str(program), str(configuration)],
-                ready=str(directory / f".s.PGSQL.{PORT}"),
+                listens=str(directory / f".s.PGSQL.{PORT}"),
             )
         except (OSError, WatchdogError, psycopg.OperationalError, waits.LimitError) as error:
             raise ServerUnavailableError(f"{program} could not be started: {error}") from None

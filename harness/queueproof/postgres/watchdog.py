@@ -19,6 +19,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -381,7 +382,10 @@ def _launch(request: Request) -> subprocess.Popen[bytes]:
 
 
 def _start_program(request: Request) -> subprocess.Popen[bytes]:
-    """Run `command`, and wait until the file `ready` is there."""
+    """Run `command`, and wait until it listens at the socket `listens`.
+
+    The socket's file is there before: bind makes it, and until listen whoever connects is refused.
+    """
     directory = Path(request["directory"])
     log = directory / "log"
     with log.open("wb") as output:
@@ -389,13 +393,25 @@ def _start_program(request: Request) -> subprocess.Popen[bytes]:
             request["command"], stdout=output, stderr=output, **_how(request)
         )
     (directory / "pid").write_text(str(program.pid))
-    ready = Path(request["ready"])
-    _wait(lambda: ready.exists() or program.poll() is not None, STOP_SECONDS)
-    if program.poll() is not None or not ready.exists():
+
+    def settled() -> bool:
+        return program.poll() is not None or _listens(request["listens"])
+
+    if not _wait(settled, STOP_SECONDS) or program.poll() is not None:
+        silent = program.poll() is None
         program.kill()
+        code = program.wait()
         (directory / "pid").unlink()
-        raise WatchdogError(_tail(log.read_bytes()) or f"exit code {program.wait()}, empty log")
+        why = f"has not listened for {STOP_SECONDS} s" if silent else f"exit code {code}"
+        raise WatchdogError(_tail(log.read_bytes()) or f"{why}, empty log")
     return program
+
+
+def _listens(path: str) -> bool:
+    """Whether somebody takes connections at a Unix-domain socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1)
+        return client.connect_ex(path) == 0
 
 
 def _stop_program(directory: Path) -> None:
