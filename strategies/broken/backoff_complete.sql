@@ -1,7 +1,7 @@
 -- breaks: backoff
 -- differs from: ../skip_locked.sql
--- A completed job is taken for a sign that what was down is up: every job that waits after a failure
--- is due at once, whatever it failed of.
+-- A completed job is taken for a sign that what was down is up: every job that waits after a
+-- failure is due at once, whatever it failed of.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: backoff
 -- differs from: ../skip_locked.sql
--- The column for what was caught has 255 characters, as frameworks make it, and a traceback has more:
--- fail itself fails, and the job waits for its lease instead.
+-- The column for what was caught has 255 characters, as frameworks make it, and a traceback has
+-- more: fail itself fails, and the job waits for its lease instead.
 
 -- /// queue
 -- lease = "30 seconds"

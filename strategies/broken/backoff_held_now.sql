@@ -1,7 +1,7 @@
 -- breaks: backoff
 -- differs from: ../hold_open.sql
--- now() stands still while the claim's transaction is open: after a job that took long, a backoff that is
--- counted from it is over before it begins.
+-- now() stands still while the claim's transaction is open: after a job that took long, a backoff
+-- that is counted from it is over before it begins.
 
 -- /// queue
 -- max_attempts = 3

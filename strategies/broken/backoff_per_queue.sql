@@ -116,7 +116,9 @@ SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' E
     -- 5 s, 10 s, 20 s ... 1 h, and up to a tenth more so that failures do not return together.
     -- The exponent is capped before the power is taken: 2 ^ 1024 is out of range.
     run_at     = now() + (1 + 0.1 * random())
-                 * LEAST(interval '1 hour', COALESCE((SELECT base FROM backoffs WHERE backoffs.queue = jobs.queue), '0') * 2 ^ LEAST(attempts - 1, 10)),
+                 * LEAST(interval '1 hour', COALESCE((
+                     SELECT base FROM backoffs WHERE backoffs.queue = jobs.queue
+                   ), '0') * 2 ^ LEAST(attempts - 1, 10)),
     locked_at  = NULL,
     locked_by  = NULL,
     last_error = left(:error, 2000),

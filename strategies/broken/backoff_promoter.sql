@@ -1,7 +1,7 @@
 -- breaks: backoff
 -- differs from: ../sound/leader_promotes.sql
--- Failed jobs wait among the scheduled ones until they are promoted. But the promoter takes what has
--- been tried before for work that was left over, and makes it ready at once.
+-- Failed jobs wait among the scheduled ones until they are promoted. But the promoter takes what
+-- has been tried before for work that was left over, and makes it ready at once.
 
 -- /// queue
 -- lease = "30 seconds"

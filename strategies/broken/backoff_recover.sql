@@ -1,7 +1,7 @@
 -- breaks: backoff
 -- differs from: ../skip_locked.sql
--- Fail leaves locked_at behind, and recover does not ask for running jobs: a job that failed late in its
--- lease is taken for a stale one, and is due at once.
+-- Fail leaves locked_at behind, and recover does not ask for running jobs: a job that failed late
+-- in its lease is taken for a stale one, and is due at once.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: claim-limit
 -- differs from: ../lease_table.sql
--- complete_and_claim has the limit in IN (SELECT ...): where the plan runs it again for each ready row,
--- every run locks the next ones.
+-- complete_and_claim has the limit in IN (SELECT ...): where the plan runs it again for each ready
+-- row, every run locks the next ones.
 
 -- /// queue
 -- lease = "30 seconds"

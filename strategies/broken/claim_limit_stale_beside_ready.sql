@@ -1,7 +1,7 @@
 -- breaks: claim-limit
 -- differs from: ../sound/visibility_timeout.sql
--- The limit is applied to what is ready and to what is stale, one by one: a claim with both in front of it takes
--- twice as many.
+-- The limit is applied to what is ready and to what is stale, one by one: a claim with both in
+-- front of it takes twice as many.
 
 -- /// queue
 -- lease = "30 seconds"

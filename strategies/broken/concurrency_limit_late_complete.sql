@@ -1,7 +1,7 @@
 -- breaks: concurrency-limit
 -- differs from: ../sound/concurrency_limit.sql
--- Who completes a job frees its slot, even when it has lost the job: the next holder runs without one.
--- To be compared with sound/concurrency_limit.sql.
+-- Who completes a job frees its slot, even when it has lost the job: the next holder runs without
+-- one. To be compared with sound/concurrency_limit.sql.
 
 -- /// queue
 -- lease = "30 seconds"

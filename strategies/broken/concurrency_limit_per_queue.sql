@@ -1,7 +1,7 @@
 -- breaks: concurrency-limit
 -- differs from: ../sound/concurrency_limit.sql
--- The slots are counted queue by queue: with two queues twice as many jobs run as the dependency behind
--- both can bear.
+-- The slots are counted queue by queue: with two queues twice as many jobs run as the dependency
+-- behind both can bear.
 
 -- /// queue
 -- lease = "30 seconds"

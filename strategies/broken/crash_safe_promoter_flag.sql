@@ -1,7 +1,7 @@
 -- breaks: crash-safe
 -- differs from: ../sound/promotes_one_by_one.sql
--- One promoter at a time: it sets a flag, does its work and takes the flag down. Who dies in between
--- leaves it set, and nothing is promoted any more.
+-- One promoter at a time: it sets a flag, does its work and takes the flag down. Who dies in
+-- between leaves it set, and nothing is promoted any more.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: crash-safe
 -- differs from: ../skip_locked.sql
--- Recover takes the lease away in one transaction and gives the job back in another: when the reaper
--- dies between them, nothing ever looks at the job again.
+-- Recover takes the lease away in one transaction and gives the job back in another: when the
+-- reaper dies between them, nothing ever looks at the job again.
 
 -- /// queue
 -- lease = "30 seconds"

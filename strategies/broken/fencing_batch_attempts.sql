@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../skip_locked.sql
--- A batch is fenced by its attempts, but not job by job: an old token passes when another job of the
--- batch is at that attempt.
+-- A batch is fenced by its attempts, but not job by job: an old token passes when another job of
+-- the batch is at that attempt.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../sound/plpgsql_function.sql
--- The function that completes a job looks first whether it still is the worker's, and changes it by its id:
--- who comes in between has its attempt completed by another.
+-- The function that completes a job looks first whether it still is the worker's, and changes it by
+-- its id: who comes in between has its attempt completed by another.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../lease_table.sql
--- complete_and_claim asks for the worker and not for the attempt: a worker that lost its job and has
--- claimed it again completes the second attempt with the first one's token.
+-- complete_and_claim asks for the worker and not for the attempt: a worker that lost its job and
+-- has claimed it again completes the second attempt with the first one's token.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../skip_locked.sql
--- Complete takes a job whose lease has run out from anybody: a worker that lost it long ago ends the
--- attempt of one that is only late, and has not been recovered.
+-- Complete takes a job whose lease has run out from anybody: a worker that lost it long ago ends
+-- the attempt of one that is only late, and has not been recovered.
 
 -- /// queue
 -- lease = "30 seconds"

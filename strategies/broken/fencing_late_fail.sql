@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../sound/at_least_once.sql
--- At least once: a late result may count. But here a late failure does, too: it puts a job back that
--- somebody else is working on, or ends it as failed.
+-- At least once: a late result may count. But here a late failure does, too: it puts a job back
+-- that somebody else is working on, or ends it as failed.
 
 -- /// queue
 -- lease = "30 seconds"

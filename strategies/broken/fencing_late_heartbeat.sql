@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../sound/at_least_once.sql
--- At least once: a late result may count. But here a late heartbeat counts, too: while the worker that
--- lost the job beats for it, the death of the one that has it now stays hidden.
+-- At least once: a late result may count. But here a late heartbeat counts, too: while the worker
+-- that lost the job beats for it, the death of the one that has it now stays hidden.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../sound/repeated_endings.sql
--- A fail that is repeated is known by its worker's name, which nobody forgets when the job is claimed
--- again: it ends the attempt of the next worker.
+-- A fail that is repeated is known by its worker's name, which nobody forgets when the job is
+-- claimed again: it ends the attempt of the next worker.
 
 -- /// queue
 -- lease = "30 seconds"

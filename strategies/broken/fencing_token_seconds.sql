@@ -1,7 +1,7 @@
 -- breaks: fencing
 -- differs from: ../skip_locked.sql
--- The token of complete is the second of the claim: a worker that fails a job and claims it again at
--- once has one for both attempts.
+-- The token of complete is the second of the claim: a worker that fails a job and claims it again
+-- at once has one for both attempts.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: final-state
 -- differs from: ../sound/repeated_endings.sql
--- Fail may be repeated, but does not ask what was said first: one that comes after the complete, sent
--- by a handler that did not know of it, puts the completed job back.
+-- Fail may be repeated, but does not ask what was said first: one that comes after the complete,
+-- sent by a handler that did not know of it, puts the completed job back.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: final-state
 -- differs from: ../sound/promotes_one_by_one.sql
--- The promoter reads a due job and makes it ready by its id, if it does not run. Of two promoters the
--- slower one makes a job ready that the other one had promoted, and that is completed by now.
+-- The promoter reads a due job and makes it ready by its id, if it does not run. Of two promoters
+-- the slower one makes a job ready that the other one had promoted, and that is completed by now.
 
 -- /// queue
 -- lease = "30 seconds"

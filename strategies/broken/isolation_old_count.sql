@@ -1,7 +1,8 @@
 -- breaks: isolation
 -- differs from: ../skip_locked.sql
--- One claim at a time counts what runs, and takes no more than is free. At REPEATABLE READ what it counts is
--- as old as its first statement: what was put in and claimed before it got the lock is missed.
+-- One claim at a time counts what runs, and takes no more than is free. At REPEATABLE READ what it
+-- counts is as old as its first statement: what was put in and claimed before it got the lock is
+-- missed.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- What was claimed together is completed together: a worker that has done some of its jobs, and says so,
--- completes the others as well.
+-- What was claimed together is completed together: a worker that has done some of its jobs, and
+-- says so, completes the others as well.
 
 -- /// queue
 -- lease = "30 seconds"

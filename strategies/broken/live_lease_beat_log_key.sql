@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- Heartbeats are logged by job and attempt, which is the log's primary key: the second heartbeat of an attempt is an error, and
--- a job longer than two leases always loses its claim.
+-- Heartbeats are logged by job and attempt, which is the log's primary key: the second heartbeat of
+-- an attempt is an error, and a job longer than two leases always loses its claim.
 
 -- /// queue
 -- lease = "30 seconds"
@@ -31,7 +31,12 @@ CREATE TABLE jobs (
   completed_at timestamptz,
   failed_at    timestamptz
 );
-CREATE TABLE beats (job_id bigint, attempt int, at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job_id, attempt));
+CREATE TABLE beats (
+  job_id  bigint,
+  attempt int,
+  at      timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (job_id, attempt)
+);
 -- In the order of the claim, which then reads its batch and nothing else.
 CREATE INDEX jobs_runnable_idx ON jobs (queue, priority DESC, run_at, id) WHERE status = 'queued';
 -- For recover: the oldest lease first.

@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- Fail is accepted for the first ten seconds only, although the lease is longer: a job that fails late counts
--- as crashed, and waits for its lease instead of its backoff.
+-- Fail is accepted for the first ten seconds only, although the lease is longer: a job that fails
+-- late counts as crashed, and waits for its lease instead of its backoff.
 
 -- /// queue
 -- lease = "30 seconds"

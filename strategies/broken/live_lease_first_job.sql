@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- A worker beats once for all that it holds, but the first of its jobs alone is extended: the others
--- of its batch run out under its hands.
+-- A worker beats once for all that it holds, but the first of its jobs alone is extended: the
+-- others of its batch run out under its hands.
 
 -- /// queue
 -- lease = "30 seconds"

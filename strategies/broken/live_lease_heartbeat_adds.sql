@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../sound/visibility_timeout.sql
--- A heartbeat adds a lease to where the last one ended, not to the time: one that comes late, and is
--- accepted because nobody else has the job, is over before its worker believes.
+-- A heartbeat adds a lease to where the last one ended, not to the time: one that comes late, and
+-- is accepted because nobody else has the job, is over before its worker believes.
 
 -- /// queue
 -- lease = "30 seconds"

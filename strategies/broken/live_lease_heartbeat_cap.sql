@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- A heartbeat extends the lease up to five minutes after the claim. Later ones are acknowledged all the
--- same, and the job is taken from a worker that was told that it keeps it.
+-- A heartbeat extends the lease up to five minutes after the claim. Later ones are acknowledged all
+-- the same, and the job is taken from a worker that was told that it keeps it.
 
 -- /// queue
 -- lease = "30 seconds"

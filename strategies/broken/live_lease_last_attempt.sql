@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- Recover reads the stale jobs, then ends by id those without another attempt: a heartbeat that was accepted
--- in between does not save its job.
+-- Recover reads the stale jobs, then ends by id those without another attempt: a heartbeat that was
+-- accepted in between does not save its job.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- Heartbeats have a column of their own, which recover prefers, and which a claim leaves as it was: who
--- works on a job's second attempt is judged by the last heartbeat of the first.
+-- Heartbeats have a column of their own, which recover prefers, and which a claim leaves as it was:
+-- who works on a job's second attempt is judged by the last heartbeat of the first.
 
 -- /// queue
 -- lease = "30 seconds"

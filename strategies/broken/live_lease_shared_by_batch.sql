@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../sound/visibility_timeout.sql
--- The lease is meant for the batch: whoever claims ten jobs has a tenth of it for each, and the last
--- is taken from it before it has begun.
+-- The lease is meant for the batch: whoever claims ten jobs has a tenth of it for each, and the
+-- last is taken from it before it has begun.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,8 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- Recover reads the stale jobs, then requeues them by id. Between the two another reaper has freed one and a
--- third worker has claimed it: its fresh claim is taken away (retry_job after get_stalled_jobs).
+-- Recover reads the stale jobs, then requeues them by id. Between the two another reaper has freed
+-- one and a third worker has claimed it: its fresh claim is taken away (retry_job after
+-- get_stalled_jobs).
 
 -- /// queue
 -- lease = "30 seconds"

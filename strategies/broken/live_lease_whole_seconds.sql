@@ -1,6 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../skip_locked.sql
--- The moment of the claim is cut off to whole seconds: a lease is up to a second shorter than it says.
+-- The moment of the claim is cut off to whole seconds: a lease is up to a second shorter than it
+-- says.
 
 -- /// queue
 -- lease = "30 seconds"

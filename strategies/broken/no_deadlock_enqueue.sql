@@ -1,6 +1,7 @@
 -- breaks: no-deadlock
 -- differs from: ../skip_locked.sql
--- Enqueue and complete keep two counters, in opposite orders. To be compared with sound/counters.sql.
+-- Enqueue and complete keep two counters, in opposite orders. To be compared with
+-- sound/counters.sql.
 
 -- /// queue
 -- lease = "30 seconds"

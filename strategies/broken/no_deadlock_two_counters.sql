@@ -1,7 +1,7 @@
 -- breaks: no-deadlock
 -- differs from: ../skip_locked.sql
--- A trigger counts each completed job in one of two rows, by its id, so that not all wait for the same one.
--- The batches lock their jobs in one order, and the counters in the order of their jobs.
+-- A trigger counts each completed job in one of two rows, by its id, so that not all wait for the
+-- same one. The batches lock their jobs in one order, and the counters in the order of their jobs.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- Cleanup takes away what has been running for as long as finished jobs are kept: nobody was left to
--- recover it, and it is gone.
+-- Cleanup takes away what has been running for as long as finished jobs are kept: nobody was left
+-- to recover it, and it is gone.
 
 -- /// queue
 -- lease = "30 seconds"

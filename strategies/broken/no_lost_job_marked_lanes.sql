@@ -1,7 +1,8 @@
 -- breaks: no-lost-job
 -- differs from: ../sound/marked_lanes.sql
--- The mark moves up to the newest transaction, not to the oldest that runs: an enqueue that had begun
--- before the look, and commits after it, puts its job below the mark, where no claim ever looks.
+-- The mark moves up to the newest transaction, not to the oldest that runs: an enqueue that had
+-- begun before the look, and commits after it, puts its job below the mark, where no claim ever
+-- looks.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- Cleanup takes away the rows of queues that have no jobs. An enqueue that found its queue's row and
--- has not committed is not seen: its job belongs to a queue that nobody knows.
+-- Cleanup takes away the rows of queues that have no jobs. An enqueue that found its queue's row
+-- and has not committed is not seen: its job belongs to a queue that nobody knows.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- Old rows are passed over, to spare the claim what cleanup has not yet removed; a job that waited for
--- two weeks, because its workers stood still or its time was far off, is among them.
+-- Old rows are passed over, to spare the claim what cleanup has not yet removed; a job that waited
+-- for two weeks, because its workers stood still or its time was far off, is among them.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- The cleanup takes a job whose attempts are spent for one that has ended. It may be running its last
--- one: after a day nobody recovers it any more, and nobody is told that it failed.
+-- The cleanup takes a job whose attempts are spent for one that has ended. It may be running its
+-- last one: after a day nobody recovers it any more, and nobody is told that it failed.
 
 -- /// queue
 -- lease = "30 seconds"

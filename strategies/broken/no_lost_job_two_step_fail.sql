@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- Fail takes the row out, puts it in again and changes it, each in a transaction of its own: when the
--- worker dies after the first, the job is gone, with attempts left.
+-- Fail takes the row out, puts it in again and changes it, each in a transaction of its own: when
+-- the worker dies after the first, the job is gone, with attempts left.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-lost-job
 -- differs from: ../skip_locked.sql
--- A flag for each queue says whether it has work, so that idle workers look at one row. Who completes
--- the last job lowers it, and does not see the one that is just being enqueued.
+-- A flag for each queue says whether it has work, so that idle workers look at one row. Who
+-- completes the last job lowers it, and does not see the one that is just being enqueued.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-starvation
 -- differs from: ../skip_locked.sql
--- What has failed for good is kept apart, and stays when its job is cleaned up, without the id. From then
--- on NOT IN compares with NULL, which is never true: nothing is claimed any more.
+-- What has failed for good is kept apart, and stays when its job is cleaned up, without the id.
+-- From then on NOT IN compares with NULL, which is never true: nothing is claimed any more.
 
 -- /// queue
 -- lease = "30 seconds"

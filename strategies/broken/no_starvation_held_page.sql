@@ -1,7 +1,7 @@
 -- breaks: no-starvation
 -- differs from: ../hold_open.sql
--- The claim chooses among the first ten rows: as many workers that hold a job fill the page, and the
--- next one finds nothing, whatever waits behind it.
+-- The claim chooses among the first ten rows: as many workers that hold a job fill the page, and
+-- the next one finds nothing, whatever waits behind it.
 
 -- /// queue
 -- max_attempts = 3

@@ -1,7 +1,7 @@
 -- breaks: no-starvation
 -- differs from: ../skip_locked.sql
--- The claim reads a page of twenty jobs that are due and not over, and leaves out those that run: where
--- so many run at once, nobody gets another one.
+-- The claim reads a page of twenty jobs that are due and not over, and leaves out those that run:
+-- where so many run at once, nobody gets another one.
 
 -- /// queue
 -- lease = "30 seconds"

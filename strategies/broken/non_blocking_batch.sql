@@ -1,7 +1,7 @@
 -- breaks: non-blocking
 -- differs from: ../skip_locked.sql
--- complete_many locks all that runs and looks for its own jobs then: while it is at it, other workers'
--- heartbeats wait.
+-- complete_many locks all that runs and looks for its own jobs then: while it is at it, other
+-- workers' heartbeats wait.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: non-blocking
 -- differs from: ../skip_locked.sql
--- One recovery at a time, by a lock that the next one waits for: a reaper that hangs in its transaction hangs
--- all others. pg_try_advisory_xact_lock would let them pass.
+-- One recovery at a time, by a lock that the next one waits for: a reaper that hangs in its
+-- transaction hangs all others. pg_try_advisory_xact_lock would let them pass.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,8 @@
 -- breaks: non-blocking
 -- differs from: ../skip_locked.sql
--- Recover without SKIP LOCKED: while one late worker is in the middle of its complete, the reaper waits, and
--- with it every other job that is to be freed. A plain UPDATE ... WHERE locked_at < ... does the same.
+-- Recover without SKIP LOCKED: while one late worker is in the middle of its complete, the reaper
+-- waits, and with it every other job that is to be freed. A plain UPDATE ... WHERE locked_at < ...
+-- does the same.
 
 -- /// queue
 -- lease = "30 seconds"

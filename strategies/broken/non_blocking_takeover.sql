@@ -1,7 +1,7 @@
 -- breaks: non-blocking
 -- differs from: ../sound/visibility_timeout.sql
--- The claim ends jobs whose last attempt crashed, and does not pass over those that are locked: it waits for
--- a late worker's complete, although other jobs are free.
+-- The claim ends jobs whose last attempt crashed, and does not pass over those that are locked: it
+-- waits for a late worker's complete, although other jobs are free.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,7 @@
 -- breaks: not-early
 -- differs from: ../skip_locked.sql
--- What is due in the same minute is claimed together: as soon as its first job is due, the whole minute is.
+-- What is due in the same minute is claimed together: as soon as its first job is due, the whole
+-- minute is.
 
 -- /// queue
 -- lease = "30 seconds"

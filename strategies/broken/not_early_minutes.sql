@@ -40,7 +40,10 @@ CREATE INDEX jobs_failed_idx ON jobs (failed_at) WHERE status = 'failed';
 
 -- name: enqueue(payload, priority, delay, max_attempts, queue)
 INSERT INTO jobs (queue, payload, priority, run_at, max_attempts)
-VALUES (:queue, :payload, :priority, now() + make_interval(mins => extract(minute FROM :delay)::int, secs => extract(second FROM :delay)::float), :max_attempts)
+VALUES (:queue, :payload, :priority, now() + make_interval(
+  mins => extract(minute FROM :delay)::int,
+  secs => extract(second FROM :delay)::float
+), :max_attempts)
 RETURNING id;
 
 -- name: claim(worker, limit, queue)

@@ -1,7 +1,7 @@
 -- breaks: not-early
 -- differs from: ../skip_locked.sql
--- What is urgent goes at once. That was meant to jump the queue, but lets a delayed job of high priority
--- run before its time as well.
+-- What is urgent goes at once. That was meant to jump the queue, but lets a delayed job of high
+-- priority run before its time as well.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,7 @@
 -- breaks: not-early
 -- differs from: ../skip_locked.sql
--- A delay is capped at a week, as other services cap theirs: what was to wait for ten days runs after seven.
+-- A delay is capped at a week, as other services cap theirs: what was to wait for ten days runs
+-- after seven.
 
 -- /// queue
 -- lease = "30 seconds"

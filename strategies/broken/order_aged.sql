@@ -1,7 +1,7 @@
 -- breaks: order
 -- differs from: ../skip_locked.sql
--- So that nothing starves, a maintenance step makes jobs urgent that have waited for an hour: they go
--- before new ones of higher priority, which the declared order does not say.
+-- So that nothing starves, a maintenance step makes jobs urgent that have waited for an hour: they
+-- go before new ones of higher priority, which the declared order does not say.
 
 -- /// queue
 -- lease = "30 seconds"

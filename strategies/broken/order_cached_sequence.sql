@@ -1,7 +1,7 @@
 -- breaks: order
 -- differs from: ../skip_locked.sql
--- Ids stand for the order of enqueueing, but their sequence is cached: each session takes fifty at once,
--- and hands them out later.
+-- Ids stand for the order of enqueueing, but their sequence is cached: each session takes fifty at
+-- once, and hands them out later.
 
 -- /// queue
 -- lease = "30 seconds"

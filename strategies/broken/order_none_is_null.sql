@@ -1,7 +1,7 @@
 -- breaks: order
 -- differs from: ../skip_locked.sql
--- Priority 0 means none, which is NULL and comes last: after what was put in with less than 0, to be done
--- when nothing else is left.
+-- Priority 0 means none, which is NULL and comes last: after what was put in with less than 0, to
+-- be done when nothing else is left.
 
 -- /// queue
 -- lease = "30 seconds"

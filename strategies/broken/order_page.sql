@@ -1,7 +1,7 @@
 -- breaks: order
 -- differs from: ../skip_locked.sql
--- The claim sorts the oldest twenty jobs by their priority: an urgent one behind more than a page of
--- others waits like any of them.
+-- The claim sorts the oldest twenty jobs by their priority: an urgent one behind more than a page
+-- of others waits like any of them.
 
 -- /// queue
 -- lease = "30 seconds"

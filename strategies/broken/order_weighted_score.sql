@@ -40,7 +40,8 @@ CREATE INDEX jobs_failed_idx ON jobs (failed_at) WHERE status = 'failed';
 
 -- name: enqueue(payload, priority, delay, max_attempts, queue)
 INSERT INTO jobs (queue, payload, priority, run_at, max_attempts, score)
-VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts, extract(epoch from now() + :delay) - 14400 * :priority)
+VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts,
+        extract(epoch from now() + :delay) - 14400 * :priority)
 RETURNING id;
 
 -- name: claim(worker, limit, queue)

@@ -1,7 +1,7 @@
 -- breaks: retry-bound
 -- differs from: ../sound/visibility_timeout.sql
--- A worker that gets the job back that it let run out goes on with it, and that is no new attempt. A job
--- that always takes too long is tried for ever.
+-- A worker that gets the job back that it let run out goes on with it, and that is no new attempt.
+-- A job that always takes too long is tried for ever.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: retry-bound
 -- differs from: ../sound/visibility_timeout.sql
--- A heartbeat is progress, and who makes progress gets its attempts back: a job that beats once before it
--- fails is tried for ever.
+-- A heartbeat is progress, and who makes progress gets its attempts back: a job that beats once
+-- before it fails is tried for ever.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,8 @@
 -- breaks: retry-bound
 -- differs from: ../skip_locked.sql
--- Whoever begins requeues what lost workers had, and gives it an attempt more, as if that had been a deployment: a job
--- that kills its worker is handed out for ever by the workers that are started in its place.
+-- Whoever begins requeues what lost workers had, and gives it an attempt more, as if that had been
+-- a deployment: a job that kills its worker is handed out for ever by the workers that are started
+-- in its place.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: retry-bound
 -- differs from: ../sound/runs.sql
--- A failure counts the job's runs to see whether attempts are left. But cleanup trims old runs, those of
--- jobs that still wait for their retry too.
+-- A failure counts the job's runs to see whether attempts are left. But cleanup trims old runs,
+-- those of jobs that still wait for their retry too.
 
 -- /// queue
 -- lease = "30 seconds"

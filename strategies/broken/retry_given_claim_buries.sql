@@ -1,7 +1,7 @@
 -- breaks: retry-given
 -- differs from: ../sound/visibility_timeout.sql
--- The claim that finds a lease run out asks whether a further attempt would be the last, and ends the
--- job: after a crash the last attempt is not given.
+-- The claim that finds a lease run out asks whether a further attempt would be the last, and ends
+-- the job: after a crash the last attempt is not given.
 
 -- /// queue
 -- lease = "30 seconds"

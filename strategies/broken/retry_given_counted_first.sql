@@ -1,7 +1,7 @@
 -- breaks: retry-given
 -- differs from: ../skip_locked.sql
--- The claim chooses and counts in one statement, and takes in the next: two claims count the same job one after
--- the other, and only one of them gets it. One attempt is gone.
+-- The claim chooses and counts in one statement, and takes in the next: two claims count the same
+-- job one after the other, and only one of them gets it. One attempt is gone.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,7 @@
 -- breaks: retry-given
 -- differs from: ../skip_locked.sql
--- Nobody asks whether an attempt is left: any failure is final, and max_attempts counts crashes only.
+-- Nobody asks whether an attempt is left: any failure is final, and max_attempts counts crashes
+-- only.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: retry-given
 -- differs from: ../sound/repeated_endings.sql
--- Fail counts each time that it is sent: two for one attempt, where an answer was lost and the worker
--- asked again, and the job is failed with attempts left.
+-- Fail counts each time that it is sent: two for one attempt, where an answer was lost and the
+-- worker asked again, and the job is failed with attempts left.
 
 -- /// queue
 -- lease = "30 seconds"

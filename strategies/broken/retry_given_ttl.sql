@@ -109,8 +109,10 @@ RETURNING jobs.id;
 
 -- name: fail(id, worker, attempt, error)!
 UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts AND created_at > now() - interval '7 days' THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts AND created_at > now() - interval '7 days' THEN NULL ELSE now() END,
+SET status     = CASE WHEN attempts < max_attempts AND created_at > now() - interval '7 days'
+                      THEN 'queued' ELSE 'failed' END,
+    failed_at  = CASE WHEN attempts < max_attempts AND created_at > now() - interval '7 days'
+                      THEN NULL ELSE now() END,
     -- 5 s, 10 s, 20 s ... 1 h, and up to a tenth more so that failures do not return together.
     -- The exponent is capped before the power is taken: 2 ^ 1024 is out of range.
     run_at     = now() + (1 + 0.1 * random())

@@ -1,7 +1,7 @@
 -- breaks: routing
 -- differs from: ../skip_locked.sql
--- The queue's name is of PostgreSQL's own type for names, which cuts off what is longer than 63 bytes: queues
--- whose names agree so far are one.
+-- The queue's name is of PostgreSQL's own type for names, which cuts off what is longer than 63
+-- bytes: queues whose names agree so far are one.
 
 -- /// queue
 -- lease = "30 seconds"

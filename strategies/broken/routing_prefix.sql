@@ -1,7 +1,7 @@
 -- breaks: routing
 -- differs from: ../skip_locked.sql
--- Workers serve a family of queues, mail for mail.high and mail.low; whoever names one of them gets the
--- jobs of all.
+-- Workers serve a family of queues, mail for mail.high and mail.low; whoever names one of them gets
+-- the jobs of all.
 
 -- /// queue
 -- lease = "30 seconds"

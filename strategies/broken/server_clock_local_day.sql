@@ -1,7 +1,7 @@
 -- breaks: server-clock
 -- differs from: ../skip_locked.sql
--- The day on which a job is due is asked first, and is the day of whoever asks: what a session east of the
--- date line puts in belongs to tomorrow for a worker west of it.
+-- The day on which a job is due is asked first, and is the day of whoever asks: what a session east
+-- of the date line puts in belongs to tomorrow for a worker west of it.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,8 @@
 -- breaks: single-claim
 -- differs from: ../advisory_lock.sql
--- An advisory lock knows nothing of snapshots: between the snapshot of the list and the lock another
--- worker may have taken the job and let its lock go. Only a pause inside the query shows it.
+-- An advisory lock knows nothing of snapshots: between the snapshot of the list and the lock
+-- another worker may have taken the job and let its lock go. Only a pause inside the query shows
+-- it.
 
 -- /// queue
 -- lease = "30 seconds"

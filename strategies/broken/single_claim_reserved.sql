@@ -1,7 +1,7 @@
 -- breaks: single-claim
 -- differs from: ../skip_locked.sql
--- The claim sets jobs aside for five seconds, so that nobody else looks at them, and starts them in its next
--- statement. Where that comes later somebody else has them, and it does not ask.
+-- The claim sets jobs aside for five seconds, so that nobody else looks at them, and starts them in
+-- its next statement. Where that comes later somebody else has them, and it does not ask.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,5 +1,5 @@
 -- breaks: single-claim
--- differs from: ../sound/serializable_retry.sql
+-- differs from: ../skip_locked.sql
 -- Two workers read the same job before either has marked it (the race of every first
 -- hand-written queue): what was read is claimed by its id.
 

@@ -1,7 +1,7 @@
 -- breaks: single-claim
 -- differs from: ../sound/view.sql
--- Claimed through a view whose trigger gets each row as the snapshot showed it: neither the lock nor
--- the trigger asks whether the job is still free.
+-- Claimed through a view whose trigger gets each row as the snapshot showed it: neither the lock
+-- nor the trigger asks whether the job is still free.
 
 -- /// queue
 -- lease = "30 seconds"

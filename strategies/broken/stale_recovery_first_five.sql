@@ -1,7 +1,7 @@
 -- breaks: stale-recovery
 -- differs from: ../skip_locked.sql
--- The reaper reads the five jobs that have been running for longest and chooses among them. Five long
--- ones that live by their heartbeats fill the page, and a crashed one behind them is not seen.
+-- The reaper reads the five jobs that have been running for longest and chooses among them. Five
+-- long ones that live by their heartbeats fill the page, and a crashed one behind them is not seen.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: stale-recovery
 -- differs from: ../skip_locked.sql
--- The reaper looks at the first twenty running jobs and chooses among them. Long jobs that are alive
--- fill the page, and a crashed one behind them is not seen.
+-- The reaper looks at the first twenty running jobs and chooses among them. Long jobs that are
+-- alive fill the page, and a crashed one behind them is not seen.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: stale-recovery
 -- differs from: ../sound/sessions.sql
--- A claim ends with its worker's connection. But the reaper gives a lost worker an hour to come back,
--- which it cannot: its connection is gone.
+-- A claim ends with its worker's connection. But the reaper gives a lost worker an hour to come
+-- back, which it cannot: its connection is gone.
 
 -- /// queue
 -- lease = "session"

@@ -1,7 +1,7 @@
 -- breaks: stale-recovery
 -- differs from: ../skip_locked.sql
--- The reaper looks at the last twelve hours, to spare an index: what was left behind before a weekend
--- without a reaper stays running for ever.
+-- The reaper looks at the last twelve hours, to spare an index: what was left behind before a
+-- weekend without a reaper stays running for ever.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,6 @@
--- At least once: a job whose worker was lost is done again, and who comes first with a result has it
--- counted, even late. A worker works at one job at a time, and a claim is its sign of life: one that
--- asks again while it has a job gets that job, for longer.
+-- At least once: a job whose worker was lost is done again, and who comes first with a result has
+-- it counted, even late. A worker works at one job at a time, and a claim is its sign of life: one
+-- that asks again while it has a job gets that job, for longer.
 
 -- /// queue
 -- lease = "30 seconds"

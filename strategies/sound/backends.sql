@@ -1,5 +1,6 @@
--- A job belongs to a backend: its process id, and the moment at which it began. When that backend is
--- gone the job ends as failed, for somebody to look at. So whoever loses a job is not there any more.
+-- A job belongs to a backend: its process id, and the moment at which it began. When that backend
+-- is gone the job ends as failed, for somebody to look at. So whoever loses a job is not there any
+-- more.
 
 -- /// queue
 -- lease = "session"

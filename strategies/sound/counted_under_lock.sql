@@ -1,5 +1,5 @@
--- At most two jobs run at once: one claim at a time counts what runs, with a snapshot from after the
--- lock. Who does not get the lock goes away with nothing, and waits for nobody.
+-- At most two jobs run at once: one claim at a time counts what runs, with a snapshot from after
+-- the lock. Who does not get the lock goes away with nothing, and waits for nobody.
 
 -- /// queue
 -- lease = "30 seconds"

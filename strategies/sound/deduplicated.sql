@@ -1,5 +1,6 @@
--- A job that is there already is not put in again: an enqueue with the payload of a job that waits or
--- runs answers that job's id. A partial unique index decides, so that two producers cannot both win.
+-- A job that is there already is not put in again: an enqueue with the payload of a job that waits
+-- or runs answers that job's id. A partial unique index decides, so that two producers cannot both
+-- win.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,6 @@
--- A leader does what is to be done now and then: it makes due jobs ready, and takes back the jobs of
--- workers that are gone. Workers register when they start, and beat for themselves, also while they
--- have nothing to do; a claim looks at ready jobs alone.
+-- A leader does what is to be done now and then: it makes due jobs ready, and takes back the jobs
+-- of workers that are gone. Workers register when they start, and beat for themselves, also while
+-- they have nothing to do; a claim looks at ready jobs alone.
 
 -- /// queue
 -- lease = "30 seconds"

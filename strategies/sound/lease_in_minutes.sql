@@ -1,5 +1,5 @@
--- A lease lasts to the next full minute: at least as long as declared, and up to a minute longer. Leases
--- that end together are found by one look at a small index. Delays and backoff are exact.
+-- A lease lasts to the next full minute: at least as long as declared, and up to a minute longer.
+-- Leases that end together are found by one look at a small index. Delays and backoff are exact.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,7 @@
 -- Priorities, due times, and claims that no old snapshot slows down. Each priority is a lane, which
 -- has a mark: below it nothing is ready, and nothing ever will be. A claim begins there, so that it
--- never walks over the entries of what was claimed before, which stay as long as somebody's snapshot.
+-- never walks over the entries of what was claimed before, which stay as long as somebody's
+-- snapshot.
 
 -- /// queue
 -- lease = "30 seconds"

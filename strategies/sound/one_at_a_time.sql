@@ -1,5 +1,5 @@
--- Strictly one job at a time; the reaper takes back one job per call, and asks a function that reads
--- the clock in dynamic SQL, under a search_path of its own.
+-- Strictly one job at a time; the reaper takes back one job per call, and asks a function that
+-- reads the clock in dynamic SQL, under a search_path of its own.
 
 -- /// queue
 -- lease = "30 seconds"

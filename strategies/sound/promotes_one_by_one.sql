@@ -1,5 +1,5 @@
--- Nothing is claimable before a promoter has made it ready, one job at a time: what is enqueued, what has
--- failed and waits, and what recover has found lost and lets wait first.
+-- Nothing is claimable before a promoter has made it ready, one job at a time: what is enqueued,
+-- what has failed and waits, and what recover has found lost and lets wait first.
 
 -- /// queue
 -- lease = "30 seconds"

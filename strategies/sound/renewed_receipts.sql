@@ -1,7 +1,7 @@
--- Each heartbeat gives a new receipt, and the one before is worth nothing. There is no reaper: before
--- a claim looks for work, it takes one job back whose lease has run out. That job waits as a failed
--- one does, or ends if its attempts are used up; the claim has then done its work, and answers
--- nothing.
+-- Each heartbeat gives a new receipt, and the one before is worth nothing. There is no reaper:
+-- before a claim looks for work, it takes one job back whose lease has run out. That job waits as a
+-- failed one does, or ends if its attempts are used up; the claim has then done its work, and
+-- answers nothing.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,6 @@
--- The reference, and a worker that was not told whether its complete or fail arrived may send it once
--- more: who ended a job stays in locked_by until the next claim. What is repeated is accepted and
--- changes nothing.
+-- The reference, and a worker that was not told whether its complete or fail arrived may send it
+-- once more: who ended a job stays in locked_by until the next claim. What is repeated is accepted
+-- and changes nothing.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,6 +1,6 @@
--- A claim is a session's advisory lock and writes nothing. The list is walked job by job, and what is
--- locked is looked at again, in a statement with a snapshot of its own. A crash frees the job at once,
--- and nobody has counted it.
+-- A claim is a session's advisory lock and writes nothing. The list is walked job by job, and what
+-- is locked is looked at again, in a statement with a snapshot of its own. A crash frees the job at
+-- once, and nobody has counted it.
 
 -- /// queue
 -- lease = "session"

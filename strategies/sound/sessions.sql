@@ -1,6 +1,6 @@
--- A claim lives as long as its worker's connection: no lease, no heartbeat, and a job may take days.
--- A worker works at one job at a time. Functions do the work; what they answer says whether the job
--- was still the caller's.
+-- A claim lives as long as its worker's connection: no lease, no heartbeat, and a job may take
+-- days. A worker works at one job at a time. Functions do the work; what they answer says whether
+-- the job was still the caller's.
 
 -- /// queue
 -- lease = "session"

@@ -1,6 +1,7 @@
--- What is completed goes into a table per day, which the day's first complete makes, so that a month of it can
--- be dropped instead of deleted. One at a time makes tables, under an advisory lock, and asks again once it has
--- it. Nothing but complete goes near them: a claim or a recovery that did would wait for a complete.
+-- What is completed goes into a table per day, which the day's first complete makes, so that a
+-- month of it can be dropped instead of deleted. One at a time makes tables, under an advisory
+-- lock, and asks again once it has it. Nothing but complete goes near them: a claim or a recovery
+-- that did would wait for a complete.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -14,6 +14,7 @@ from queueproof.queues.sqlfile import load
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])
+REFERENCE = (STRATEGIES / "skip_locked.sql").resolve()
 BROKEN = sorted(STRATEGIES.glob("broken/*.sql"))
 MOST = 20  # lines that differ, of more than a hundred: a rewritten statement or two
 HEAD = re.compile(r"-- breaks: (?P<guarantee>[\w-]+)\n-- differs from: (?P<parent>\S+)\n-- \S")
@@ -47,7 +48,10 @@ def named(path: Path) -> tuple[str, Path]:
 
 @pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
 def test_a_broken_queue_is_a_small_change_of_the_queue_that_it_names(path: Path) -> None:
-    """That one does not break the guarantee, and no other is nearer: `diff` shows the defect."""
+    """That one does not break the guarantee: `diff` shows the defect.
+
+    It is the reference, which everybody knows, or no other is nearer.
+    """
     guarantee, parent = named(path)
     mine = statements(path)
     distances = {
@@ -55,7 +59,8 @@ def test_a_broken_queue_is_a_small_change_of_the_queue_that_it_names(path: Path)
         for other in PARENTS
         if guarantee not in breaks(other)
     }
-    assert distances[parent] == min(distances.values()) <= MOST
+    assert distances[parent] <= MOST
+    assert parent == REFERENCE or distances[parent] == min(distances.values())
 
 
 def test_every_guarantee_has_a_queue_that_breaks_it() -> None:
