@@ -1,8 +1,14 @@
 -- breaks: stale-recovery
 -- differs from: ../skip_locked.sql
 -- The lease is in seconds, and recover takes it for minutes: what a crashed worker had comes back,
--- half an hour late. /// queue lease = "30 seconds" max_attempts = 3 backoff = "5 seconds" jitter =
--- 0.1 order = "priority, fifo" ///
+-- half an hour late.
+-- /// queue
+-- lease = "30 seconds"
+-- max_attempts = 3
+-- backoff = "5 seconds"
+-- jitter = 0.1
+-- order = "priority, fifo"
+-- ///
 
 -- name: schema#
 CREATE TABLE jobs (

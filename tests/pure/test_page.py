@@ -166,6 +166,8 @@ def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
         assert what in text
     assert "queueproof check 'my queue.sql' --replay TOKEN" in text
     assert "Workers form a convoy" in text
+    own = replace(broken(race()), remedy="Take deliveries one by one.")
+    assert "Take deliveries one by one." in Reader(to_page([card(own)])).text
 
 
 def test_many_cards_begin_with_an_index() -> None:

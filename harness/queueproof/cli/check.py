@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from queueproof.guarantees.guarantee import Guarantee
     from queueproof.mutate.mutants import Mutants
     from queueproof.queues.model import Queue
-    from queueproof.report.card import Card, Judgement, Mended
+    from queueproof.report.card import Card, Mended
     from queueproof.report.terminal import Output
     from queueproof.run.lab import Lab
 
@@ -226,8 +225,7 @@ def check(
             with open_target(way, where, _LATER) as lab:
                 from queueproof.examine.check import check_queue
                 from queueproof.machine import processors
-                from queueproof.report.card import together
-                from queueproof.report.terminal import print_card, print_whole
+                from queueproof.report.terminal import print_whole
 
                 out = output(*reports.files)
                 command = command_of(queue, new, lab, where)
@@ -252,8 +250,7 @@ def check(
                         progress=progress,
                     )
                 cards.append(card)
-        card = together(cards)
-        print_card(out, card, command, partial(_remedy, target))
+        card = _printed(out, cards, target, command)
         if mutants is not None:
             card = _mutated(out, mutants, card, where, thorough)
         if mend:
@@ -405,12 +402,15 @@ def _mend(  # noqa: PLR0917 - what a check was made with
     print_mended(out, mended, profile)
 
 
-def _remedy(target: Queue, judgement: Judgement) -> str:
-    """What mends a guarantee, in the queue's own names."""
-    from queueproof.mend.names import in_own_names
-    from queueproof.report.text import remedy
+def _printed(out: Output, cards: Sequence[Card], target: Queue, replay: str) -> Card:
+    """Print one card of all the ways in which a queue was judged."""
+    from queueproof.mend.names import with_remedies
+    from queueproof.report.card import together
+    from queueproof.report.terminal import print_card
 
-    return in_own_names(remedy(judgement.id, judgement.told, target.offers), target)
+    card = with_remedies(together(cards), target)
+    print_card(out, card, replay)
+    return card
 
 
 def _accepted(out: Output, target: Queue, card: Card) -> Card:

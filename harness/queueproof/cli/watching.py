@@ -101,6 +101,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
     token: str | None,
 ) -> str | None:
     """Check once; the story that broke last time goes first. The token of the next such story."""
+    from queueproof.mend.names import with_remedies
     from queueproof.report.terminal import print_card, print_whole
     from queueproof.run.open import open_lab
 
@@ -108,7 +109,7 @@ def _once(  # noqa: PLR0917 - what a check is made with
         if token is not None:
             _replayed(out, lab, token)
         with progress_bar() as progress:
-            card = check(lab, progress)
+            card = with_remedies(check(lab, progress), target)
         print_card(out, card, command_of(target.name, None, lab, where))
     print_whole(out, card)
     broken = [one for one in card.guarantees if one.verdict == "broken"]

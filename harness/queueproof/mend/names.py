@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from queueproof.errors import QueueproofError
 from queueproof.mend.draft import Columns, Draft
 from queueproof.mend.search import source
 from queueproof.queues.model import Queue
+from queueproof.report.card import Card
+from queueproof.report.text import remedy
 
 _ENDS = re.compile(r"until|expire|expiry|deadline|\bvt\b")
+
+
+def with_remedies(card: Card, queue: Queue) -> Card:
+    """A card that says how each broken guarantee is kept, in the queue's own names.
+
+    Args:
+        card: Of the queue.
+        queue: The queue.
+    """
+    judgements = [
+        replace(one, remedy=in_own_names(remedy(one.id, one.told, queue.offers), queue))
+        if one.stories
+        else one
+        for one in card.guarantees
+    ]
+    return replace(card, guarantees=judgements)
 
 
 def in_own_names(text: str, queue: Queue) -> str:

@@ -69,6 +69,7 @@ class Judgement:
         more: Further stories, each of another operation that breaks the guarantee.
         told: The story as data; None where there is none, or none was written.
         place: Of the story, as of a `Break`.
+        remedy: How it is kept, in the queue's own names; None where nothing broke, or nobody said.
         seconds: Wall-clock that was spent on it; what is asked for all of them together counts
             for none.
     """
@@ -82,6 +83,7 @@ class Judgement:
     more: Sequence[Break] = ()
     told: Told | None = None
     place: Place | None = None
+    remedy: str | None = None
     seconds: float = field(default=0.0, compare=False)
 
     @property

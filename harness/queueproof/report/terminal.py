@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -44,20 +44,13 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def _remedy(judgement: Judgement) -> str:
-    return remedy(judgement.id, judgement.told)
-
-
-def print_card(
-    out: Output, card: Card, replay: str, remedy_of: Callable[[Judgement], str] = _remedy
-) -> None:
+def print_card(out: Output, card: Card, replay: str) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
         replay: The command that replays a story, up to its token.
-        remedy_of: What mends a guarantee, where more is known of the queue than the card says.
     """
     if out.is_terminal:
         out.print(_table(card.guarantees))
@@ -71,7 +64,7 @@ def print_card(
             out.rule(style="red") if out.is_terminal else out.say("-" * 78)
             told = story.told if out.is_terminal else None
             print_story(out, to_text(told, out.width) if told else story.story)
-        out.say(f"\nHow to mend it: {remedy_of(judgement)}")
+        out.say(f"\nHow to mend it: {judgement.remedy or remedy(judgement.id, judgement.told)}")
         out.say(f"More: queueproof explain {judgement.id}")
     tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]
     if tokens:
