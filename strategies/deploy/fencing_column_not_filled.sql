@@ -1,7 +1,7 @@
 -- breaks: fencing
--- beside: ../skip_locked.sql The new version asks a column of its own, which the old claim does not
--- fill: a worker that lost its job to one of the old version still finishes it. Let a trigger fill
--- it, or ask for both.
+-- beside: ../skip_locked.sql
+-- The new version asks a column of its own, which the old claim does not fill: a worker that lost its
+-- job to one of the old version still finishes it. Let a trigger fill it, or ask for both.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: no-deadlock
--- beside: ../skip_locked.sql Each version locks a batch in one order, and they are not the same:
--- two batches that overlap, of a worker each, wait for one another. An order is for all versions,
--- for ever.
+-- beside: ../skip_locked.sql
+-- Each version locks a batch in one order, and they are not the same: two batches that overlap, of a
+-- worker each, wait for one another. An order is for all versions, for ever.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -1,7 +1,7 @@
 -- breaks: single-claim
--- beside: ../skip_locked.sql The new claim holds an advisory lock for each job, the old one the
--- row's: neither sees the other's. Deploy it in two steps: a version that takes both locks, and
--- then the one that takes its own.
+-- beside: ../skip_locked.sql
+-- The new claim holds an advisory lock for each job, the old one the row's: neither sees the other's.
+-- Deploy it in two steps: a version that takes both locks, and then the one that takes its own.
 
 -- /// queue
 -- lease = "30 seconds"

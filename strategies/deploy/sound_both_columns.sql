@@ -1,6 +1,7 @@
--- keeps: everything beside: ../skip_locked.sql The heartbeat gets a column of its own, and goes on
--- to write the one that the old recover looks at. The next version, when none of the old one is
--- left, may stop to.
+-- keeps: everything
+-- beside: ../skip_locked.sql
+-- The heartbeat gets a column of its own, and goes on to write the one that the old recover looks at.
+-- The next version, when none of the old one is left, may stop to.
 
 -- /// queue
 -- lease = "30 seconds"

@@ -159,7 +159,7 @@ def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
     assert expected == list(card)
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
-    keys |= {"told", "place", "seconds"}
+    keys |= {"told", "place", "remedy", "seconds"}
     assert all(keys == set(judgement) for judgement in card["guarantees"])
     found = [(j["id"], j["verdict"], j["story"] is None) for j in card["guarantees"]]
     assert found == [("single-claim", "broken", False), ("order", "holds", True)]

@@ -18,9 +18,12 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Card, Judgement, together
 
 DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
-HEAD = re.compile(r"-- breaks: (?P<guarantee>[\w-]+)\n-- beside: (?P<old>\S+)\n-- \S")
+HEAD = re.compile(
+    r"-- (breaks: (?P<guarantee>[\w-]+)|keeps: everything)\n-- beside: (?P<old>\S+)\n-- \S"
+)
 NEW = {path.stem: path for path in sorted(DEPLOY.glob("*.sql"))}
-BROKEN = {name: found for name, path in NEW.items() if (found := HEAD.match(path.read_text()))}
+HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
+BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
 OLD = DEPLOY.parent / "skip_locked.sql"
 
@@ -46,6 +49,11 @@ def broken_by(server: Server) -> Callable[[str], Judgement]:
         return found
 
     return find
+
+
+def test_each_says_what_it_is() -> None:
+    """What it breaks or that it keeps everything, and beside which version it runs."""
+    assert None not in HEADS.values()
 
 
 @pytest.mark.parametrize("name", BROKEN)
