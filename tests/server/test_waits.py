@@ -164,6 +164,7 @@ def test_somebody_holds_a_lock_between_two_runs(
     """A reset that cannot have its locks names who holds one, and what he did last."""
     monkeypatch.setattr(waits, "LOCK", 0.1)
     lab = install(load_text(REFERENCE, "queue.sql"))
+    lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
         with pytest.raises(
