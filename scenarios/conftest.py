@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,9 @@ def _parameter(queue: Queue) -> pytest.ParameterSet:
     return pytest.param(queue, marks=marks, id=path.stem)
 
 
+@cache
 def _ours() -> list[Queue]:
+    """Read once, for every test about a queue is asked of them."""
     reference = STRATEGIES / "skip_locked.sql"
     others = {*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")} - {reference}
     return [
