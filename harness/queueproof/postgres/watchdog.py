@@ -397,12 +397,12 @@ def _start_program(request: Request) -> subprocess.Popen[bytes]:
     def settled() -> bool:
         return program.poll() is not None or _listens(request["listens"])
 
-    if not _wait(settled, STOP_SECONDS) or program.poll() is not None:
+    if not _wait(settled, START_SECONDS) or program.poll() is not None:
         silent = program.poll() is None
         program.kill()
         code = program.wait()
         (directory / "pid").unlink()
-        why = f"has not listened for {STOP_SECONDS} s" if silent else f"exit code {code}"
+        why = f"has not listened for {START_SECONDS} s" if silent else f"exit code {code}"
         raise WatchdogError(_tail(log.read_bytes()) or f"{why}, empty log")
     return program
 
