@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Request: TypeAlias = dict[str, Any]
 
-START_SECONDS = 120  # for initdb, and again for the server: a slow disk is not a broken one
+START_SECONDS = 120  # initdb, and again the server or PgBouncer: a slow disk is not a broken one
 STOP_SECONDS = 10  # the postmaster itself kills after five what ignores its SIGQUIT
 CONTAINER_SECONDS = 2  # dockerd may finish creating a container after its client has died
 DATABASE_SECONDS = 60
