@@ -44,7 +44,12 @@ VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts)
 RETURNING id;
 
 -- name: start()
-UPDATE jobs SET status = 'queued', locked_at = NULL, locked_by = NULL WHERE status = 'running';
+UPDATE jobs
+SET status    = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
+    failed_at = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
+    locked_at = NULL,
+    locked_by = NULL
+WHERE status = 'running';
 
 -- name: claim(worker, limit, queue)
 UPDATE jobs
