@@ -15,11 +15,12 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.draft import Draft
-from queueproof.mend.names import in_own_names
+from queueproof.mend.names import in_own_names, with_remedies
 from queueproof.mend.search import Tries, as_diff, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
+from queueproof.report.card import Card, Judgement
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 
@@ -185,6 +186,9 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
     assert in_own_names(CATALOGUE["fencing"].safe, load(STRATEGIES / "skip_locked.sql")) == (
         CATALOGUE["fencing"].safe.replace("$1", ":id").replace("$2", ":attempt")
     )
+    found = (Judgement("fencing", "broken", "r", "story"), Judgement("order", "holds", "r"))
+    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), queue)
+    assert [one.remedy for one in card.guarantees] == [own["fencing"], None]
 
 
 def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
