@@ -50,7 +50,7 @@ def named(path: Path) -> tuple[str, Path]:
 def test_a_broken_queue_is_a_small_change_of_the_queue_that_it_names(path: Path) -> None:
     """That one does not break the guarantee: `diff` shows the defect.
 
-    It is the reference, which everybody knows, or no other is nearer.
+    No other is nearer, but for the reference, which everybody knows, by a line or two.
     """
     guarantee, parent = named(path)
     mine = statements(path)
@@ -59,8 +59,9 @@ def test_a_broken_queue_is_a_small_change_of_the_queue_that_it_names(path: Path)
         for other in PARENTS
         if guarantee not in breaks(other)
     }
+    farther = distances[parent] - min(distances.values())
     assert distances[parent] <= MOST
-    assert parent == REFERENCE or distances[parent] == min(distances.values())
+    assert farther <= (2 if parent == REFERENCE else 0)
 
 
 def test_every_guarantee_has_a_queue_that_breaks_it() -> None:
