@@ -19,6 +19,8 @@ _HEAD = re.compile(
     r"-- breaks: (?P<breaks>\S+)\n-- differs from: (?P<parent>\S+)\n(?P<why>(?:--.*\n)+)"
 )
 _MEASURED: Mapping[str, str] = {
+    "behind more urgent": "A job is claimed behind more than a page of others that cannot run now.",
+    "behind ordinary": "An urgent job is claimed behind more than a page of others.",
     "plans": "Claims are counted under many fillings of the table and settings of the planner.",
     "waits": "A job is failed again and again, and each of its waits is measured.",
     "pgbouncer": "Where PgBouncer is installed, transactions go through it as well.",

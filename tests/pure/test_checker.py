@@ -281,6 +281,46 @@ def test_a_job_is_lost_in_a_fail_whose_answer_was_lost(
     assert broken(history, declared(retries=True)) == found
 
 
+@pytest.mark.parametrize(
+    ("other", "cleaned", "found"),
+    [
+        ("failed", False, ["no-lost-job"]),
+        (None, False, []),  # what fails for good is deleted here
+        ("failed", True, []),  # or the cleanup took it
+    ],
+)
+def test_a_job_that_is_gone_has_not_failed_where_failed_jobs_are_listed(
+    other: State | None, found: list[str], *, cleaned: bool
+) -> None:
+    """Rule 15: one that failed before it shows what becomes of a job whose last fail was done."""
+    told = Told()
+    for job in ("1", "2"):
+        told.enqueue(job, bound=1)
+    told.on("fail", told.claim("w2", "2"), "2")
+    told.begin("fail", "w1", refs=(Ref(told.claim("w1", "1").index, "1"),)).answer = "unknown"
+    told.do("crash", "w1")
+    if cleaned:
+        told.do("cleanup", "janitor")
+    told.wait(LEASE + 1)
+    told.sweep()
+    history = told.finally_(j2=other) if other else told.finally_()
+    assert broken(history, declared(retries=True)) == found
+
+
+def test_a_last_fail_that_was_answered_the_second_time_is_done() -> None:
+    """It was told then that the job has ended, and may be deleted at leisure."""
+    told = Told()
+    for job in ("1", "2"):
+        told.enqueue(job, bound=1)
+    told.on("fail", told.claim("w2", "2"), "2")
+    claim = told.claim("w1", "1")
+    told.begin("fail", "w1", refs=(Ref(claim.index, "1"),)).answer = "unknown"
+    told.on("fail", claim)
+    told.wait(LEASE + 1)
+    told.sweep()
+    assert broken(told.finally_(j2="failed"), declared(retries=True)) == []
+
+
 def test_a_later_fail_whose_answer_was_lost_is_not_the_last_either() -> None:
     """A job that is gone after two attempts of three was denied the third, heard of or not."""
     told = Told()

@@ -11,12 +11,15 @@ from typing import cast
 
 import pytest
 
-from queueproof.history.calls import Call, History
+from queueproof.history.calls import Call, History, Ref
 from queueproof.judge.checker import Declared, Violation, check
+from queueproof.queues.model import Claim
+from queueproof.run.actors import Actor
 from queueproof.run.record import Choice, Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import (
+    ACROSS,
     JobSpec,
     Program,
     advance,
@@ -194,3 +197,10 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
         ("claim", 1),
         ("claim", 1),
     ]
+
+
+def test_a_batch_across_claims_names_no_job_twice() -> None:
+    """An answer that names a job says nothing of which of two claims it was for."""
+    taken = [(0, "1"), (0, "2"), (1, "2"), (1, "1"), (2, "1"), (2, "2")]
+    worker = Actor("w1", "w1", claims=[(Ref(n, job), Claim(job, {})) for n, job in taken])
+    assert [ref for ref, _ in worker.batch(ACROSS)] == [Ref(0, "1"), Ref(1, "2")]

@@ -215,8 +215,8 @@ class Examination:
 
     def _probe(self, unit: Probing) -> None:
         name = unit.guarantee
-        if CATALOGUE[name].variations and name in self._found.failures:
-            return  # a story of controlled runs says more
+        if PROBES[name].says_less and name in self._found.failures:
+            return
         self._found.probed[name] = self._crew.probe(unit)
         self._headway.done(unit)
 

@@ -27,6 +27,7 @@ from queueproof.schedule.programs import (
     Program,
     advance,
     claim,
+    complete,
     fail,
     heartbeat,
     in_turn,
@@ -84,13 +85,22 @@ def _single_claim(pieces: Pieces) -> Iterator[Program]:
 
 
 def _claim_limit(pieces: Pieces) -> Iterator[Program]:
-    if pieces.takes_limit:
-        yield Program((JobSpec(),) * 4, ((script("w1", claim(1)), script("w2", claim(2))),))
-        if pieces.lease is not None:
-            # What is stale stands beside what is ready, and counts with it.
-            over = in_turn(script("clock", advance(past(pieces.lease))))
-            taken = in_turn(script("w1", claim(2)))
-            yield Program((JobSpec(),) * 4, (*taken, *over, *in_turn(script("w2", claim()))))
+    takes = pieces.offer.queue.takes("enqueue")
+    if "priority" in takes and (pieces.takes_limit or not pieces.offer.held):
+        # Each lane of a claim may have a limit of its own, and so may what is tried again.
+        lanes = tuple(JobSpec(priority=rank) for rank in (1, 0, -1))
+        yield Program(lanes, in_turn(SETTLE, script("w1", claim())))
+    if not pieces.takes_limit:
+        return
+    yield Program((JobSpec(),) * 4, ((script("w1", claim(1)), script("w2", claim(2))),))
+    if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
+        failed = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
+        yield Program(THREE, (*failed, *in_turn(script("w2", claim()))))
+    if pieces.lease is not None:
+        # What is stale stands beside what is ready, and counts with it.
+        over = in_turn(script("clock", advance(past(pieces.lease))))
+        taken = in_turn(script("w1", claim(2)))
+        yield Program((JobSpec(),) * 4, (*taken, *over, *in_turn(script("w2", claim()))))
 
 
 def _order(pieces: Pieces) -> Iterator[Program]:
@@ -151,6 +161,8 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         almost = script("clock", until(FRACTION))
         yield Program((), in_turn(ALIGNED, new, almost, take), reserve=(JobSpec(delay=FRACTION),))
         yield Program((*ONE, *late), in_turn(script("w1", claim(2)), half, take))
+        if pieces.joins:
+            yield Program((*ONE, *late), in_turn(script("w1", claim(), complete(), claim())))
         if "recover" in pieces.offers and pieces.lease is not None:
             yield Program(late, in_turn(*pieces.reaper(), take))
 
@@ -285,6 +297,7 @@ GUARANTEES = (
         programs=_order,
         extra=(Conditions(planner="no index"),),
         lacking="pairs of jobs compared",
+        probe="behind ordinary",
         passed_over=True,
     ),
     Guarantee(

@@ -17,6 +17,7 @@ from queueproof.schedule.programs import (
     RECOVER,
     RESTART,
     Do,
+    JobSpec,
     Program,
     Stage,
     advance,
@@ -39,7 +40,9 @@ def _broken_off(pieces: Pieces, _: LifePrograms) -> list[Program]:
         _beside(program, Do(kind, 1))
         for kind, fault in FAULTS.items()
         if not fault.of_server
-        for program in pieces.joined((*_operations(pieces), *_meetings(pieces)))
+        for program in pieces.joined(
+            (*_operations(pieces), *_meetings(pieces), *_ending_failed(pieces))
+        )
     )
 
 
@@ -98,6 +101,13 @@ def _meetings(pieces: Pieces) -> Iterator[Program]:
     rival = pieces.reaper() or (script("w2", claim()),)
     for ender in pieces.enders():
         yield Program(ONE, (*taken, *over, (script("w1", ender), *rival)))
+
+
+def _ending_failed(pieces: Pieces) -> Iterator[Program]:
+    """w1's job fails for good, as another one did before, which shows what becomes of such jobs."""
+    if "fail" in pieces.offers and "jobs" in pieces.offers and 1 in pieces.bounds():
+        before, last = script("w2", claim(), fail()), script("w1", claim(), fail())
+        yield Program((JobSpec(bound=1),) * 2, in_turn(before, last))
 
 
 def _beside(program: Program, fault: Do) -> Program:

@@ -18,6 +18,7 @@ from queueproof.guarantees.programs import (
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
+    COMPLETE_ACROSS,
     COMPLETE_ALL,
     COMPLETE_SOME,
     OBSERVE,
@@ -274,6 +275,9 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
             ahead = (*in_turn(script("w2", claim())), *pieces.lapse(), *batch, *pieces.lapse())
             again = in_turn(script("w1", claim(2)), script("w1", COMPLETE_ALL))
             yield Program(TWO, (*ahead, *again))
+        # A batch over two claims: the one's token is not the other's job's.
+        twice = (*batch, *pieces.lapse(), *batch)
+        yield Program(TWO, (*twice, *in_turn(script("w1", COMPLETE_ACROSS))))
         over = in_turn(script("clock", advance(past(pieces.lease))))
         takes_over = [do for _, dos in pieces.reaper() for do in dos] + [claim()]
         race = (script("w2", *takes_over), script("w1", COMPLETE_ALL))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from queueproof.guarantees.guarantee import Guarantee, finishing
 from queueproof.guarantees.programs import (
     CLEAN,
+    DELAY,
     ELSEWHERE,
     NEW,
     ONE,
@@ -209,6 +210,11 @@ def _arrivals(pieces: Pieces) -> Iterator[Program]:
     clean = CLEAN[1] if "cleanup" in pieces.offers else ()
     late = script("w1", Do("enqueue"), claim(), *pieces.ending(), *clean)
     yield Program((), ((NEW, late),), reserve=TWO)
+    if "delay" in pieces.offer.queue.takes("enqueue"):
+        # An enqueue that commits once its job is due, beside whoever looks for what is due.
+        due, looks = JobSpec(delay=DELAY), advance(past(DELAY))
+        for actor, dos in pieces.reaper() or (script("w1", claim()),):
+            yield Program((), ((NEW, script(actor, looks, *dos)),), reserve=(due,))
 
 
 def _kept(pieces: Pieces) -> Iterator[Program]:
@@ -350,9 +356,10 @@ GUARANTEES = (
             "before the commit, and an enqueue that commits late is below it."
         ),
         safe=(
-            "One transaction for each change of state. Cleanup deletes only WHERE status IN "
-            "('completed', 'failed') AND the end is old, and no claim passes over jobs by age, id "
-            "or a flag kept elsewhere."
+            "One transaction for each change of state, and one statement where a row moves: WITH "
+            "due AS (DELETE ... RETURNING *) INSERT ... SELECT FROM due. Cleanup deletes only "
+            "WHERE status IN ('completed', 'failed') AND the end is old, and no claim or promote "
+            "passes over jobs by age, id, the time of its last tick or a flag kept elsewhere."
         ),
         example="no_lost_job_cleanup",
         programs=_no_lost_job,

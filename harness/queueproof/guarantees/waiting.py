@@ -261,6 +261,7 @@ GUARANTEES = (
         programs=_no_starvation,
         acknowledged=True,
         lacking="jobs claimed beside others that could not run",
+        probe="behind more urgent",
         passed_over=True,
     ),
 )

@@ -564,6 +564,10 @@ class _JobCheck:
             because = f"its fail was not answered, attempts were left, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
+        if any(self._is_unlisted(one, seen) for one, _ in configs):
+            because = f"its last fail was not answered, other failed jobs are listed, and {where}"
+            self._violate(Breach("no-lost-job", because), last)
+            return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
             if self.declared.lease is None and not self.declared.tied:
                 return
@@ -598,7 +602,19 @@ class _JobCheck:
             return job.phase == Phase.FAILED or job.exhausted
         if self.declared.retries and job.failed_unheard:
             return False  # done or not, a fail of this attempt leaves a job to be run again
-        return seen is None and job.phase == Phase.FAILED
+        return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
+
+    def _is_unlisted(self, job: Job, seen: State | None) -> bool:
+        """Whether a job is gone that would be listed as failed if its last fail had been done.
+
+        One that failed before it is listed, and that fail was answered (rule 15).
+        """
+        return (
+            seen is None
+            and job.end_unheard
+            and job.last is not None
+            and self.lives.keeps_failed(job.last)
+        )
 
     def _note(self, act: Act, configs: list[_Config]) -> None:
         """Count what makes a pass worth something: the moments at which it could have failed."""

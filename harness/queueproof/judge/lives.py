@@ -440,6 +440,23 @@ class Lives(Watcher):
         """The state that a job was seen in at the end."""
         return self._outcome.get(job)
 
+    def keeps_failed(self, before: Call) -> bool:
+        """Whether a job is listed as failed at the end whose fail was accepted before a call.
+
+        Args:
+            before: The call. Where jobs are cleaned up after a while this one is there for less.
+        """
+        return not self.cleaned and any(
+            self.outcome(job) == "failed"
+            and any(
+                entry.kind == "fail"
+                and entry.call.answer == "accepted"
+                and entry.call.ended < before.began
+                for entry in life.entries
+            )
+            for job, life in self.each()
+        )
+
     def each(self) -> Iterator[tuple[str, Life]]:
         """The life of each job that any call named."""
         return self._lives.items()

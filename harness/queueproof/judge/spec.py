@@ -73,6 +73,7 @@ class Job(NamedTuple):
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
         failed_unheard: That answer was lost, of the first of several attempts, since when nobody
             has claimed the job.
+        end_unheard: It ended as failed by a `fail` that was not answered.
         unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
             this job, which it did not name, or if it did more than be accepted.
         tokens: How often a heartbeat has changed the holder's token, where they do.
@@ -91,6 +92,7 @@ class Job(NamedTuple):
     recovered: bool = False
     failed_once: bool = False
     failed_unheard: bool = False
+    end_unheard: bool = False
     unsure: Breach | None = None
     tokens: int = 0
 
@@ -210,9 +212,9 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
                 return [_after_ended_claim(job, act)]
             if unknown:
                 outcome = _finish(rules, job, act)
-                first = act.kind == "fail" and job.claims == 1 and not job.exhausted
-                if first and not isinstance(outcome, Breach):
-                    outcome = [one._replace(failed_unheard=True) for one in outcome]
+                if act.kind == "fail" and not isinstance(outcome, Breach):
+                    first = job.claims == 1 and not job.exhausted
+                    outcome = [_unheard(one, first=first) for one in outcome]
                 return _perhaps(job, outcome)
             if act.answer == "rejected":
                 return _reject(rules, job, act)
@@ -248,6 +250,14 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         case _:
             _: FaultKind = act.kind
             return [job]
+
+
+def _unheard(job: Job, *, first: bool) -> Job:
+    """The state after a fail that was not answered; `first`: of the first of several attempts."""
+    return job._replace(
+        failed_unheard=job.failed_unheard or first,
+        end_unheard=job.phase == Phase.FAILED,
+    )
 
 
 def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
@@ -418,7 +428,7 @@ def _repeated(job: Job, act: Act) -> list[Job]:
     """
     if act.kind == "complete" and job.phase == Phase.QUEUED and not _past_bound(job):
         return [job, job._replace(phase=Phase.COMPLETED, holder=act.holder)]
-    return [job]
+    return [job if act.answer == "unknown" else job._replace(end_unheard=False)]
 
 
 def _after_ended_claim(job: Job, act: Act) -> Job:

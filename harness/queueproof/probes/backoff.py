@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from queueproof.errors import ServerError
 from queueproof.guarantees.programs import MOST_ATTEMPTS
-from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Operation, Queue
+from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
-from queueproof.run.session import drive
+from queueproof.run.session import drive, noted
 from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DECADE, MARGIN
 
@@ -26,7 +26,6 @@ LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precisi
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
 WORKER = identity("w1")
-T = TypeVar("T")
 
 
 class RetryWait(NamedTuple):
@@ -108,7 +107,7 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         if waits.broken:
             return waits
     if waits.found and not waits.broken:
-        _cut_short(lab, queue, waits)
+        _cut_short(lab, offer, waits)
     if waits.found and not waits.broken and queue.backoff_seconds:
         _elsewhere(lab, offer, waits)
     return waits
@@ -161,25 +160,62 @@ def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[st
     )
 
 
-def _cut_short(lab: Lab, queue: Queue, waits: RetryWaits) -> None:
-    """Find what ends the wait of a failed job early: another job's completion, or a recovery.
+def _cut_short(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
+    """Find what ends the wait of a failed job early.
+
+    That is another job's completion, a recovery, or what its own worker sends once more (rule 6).
 
     Args:
         lab: Where.
-        queue: What is judged.
+        offer: What the queue brings.
         waits: Of a job that nothing was beside.
     """
-    for what in ("complete", "recover"):
+    queue, wait = offer.queue, waits.found[0].least
+    ways = [("complete", _beside), ("recover", _beside)]
+    ways += [(kind, _repeated) for kind in ("heartbeat", "fail")]
+    for what, ending in ways:
         if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
             sent: list[str] = []
             with suppress(ServerError):  # judged elsewhere
-                waits.broken = _beside(lab, queue, what, waits.found[0].least, sent)
+                waits.broken = ending(lab, offer, what, wait, sent)
             if waits.broken:
                 waits.operation, waits.sent = what, sent
                 return
 
 
-def _beside(lab: Lab, queue: Queue, what: str, wait: float, sent: list[str]) -> str:
+def _repeated(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -> str:
+    """See what a worker's late heartbeat or second fail does to the wait."""
+    queue = offer.queue
+    lab.reset()
+    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(1)
+    job = _claim(lab)
+    if job is None or lab.session("w1").in_transaction:
+        return ""
+    failed_at = lab.now()
+    if not _end(lab, "fail", job):
+        return ""
+    _end(lab, what, job, sent=sent)
+    least = wait * (1 - queue.jitter)
+    for part in (0.5, 0.95):
+        lab.advance(max(0.0, failed_at + part * least - lab.now()))
+        _maintain(lab, offer)
+        early = _claim(lab)
+        waited = lab.now() - failed_at
+        if early is not None:
+            return _told(f"late {what}", waited, least) if waited < least else ""
+    return ""
+
+
+def _told(after: str, waited: float, wait: float) -> str:
+    return (
+        f"after a {after} the failed job came back within {waited:.1f} s; "
+        f"it had to wait at least {wait:.1f} s"
+    )
+
+
+def _beside(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -> str:
+    queue = offer.queue
     lab.reset()
     for _ in range(2):
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
@@ -198,15 +234,12 @@ def _beside(lab: Lab, queue: Queue, what: str, wait: float, sent: list[str]) -> 
         _end(lab, "complete", other, "w2", sent)
     else:
         lab.advance(wait / 2)
-        drive(lab.session("reaper"), _noted(lab.start("recover", **lab.defaults()), sent))
+        drive(lab.session("reaper"), noted(lab.start("recover", **lab.defaults()), sent))
     early = _claim(lab)
     waited = lab.now() - failed_at
     if early is None or early.id != job.id or waited >= wait * (1 - queue.jitter):
         return ""
-    return (
-        f"after a {what} the failed job came back within {waited:.1f} s; "
-        f"it had to wait at least {wait:.1f} s"
-    )
+    return _told(what, waited, wait)
 
 
 def _work(queue: Queue) -> float:
@@ -301,19 +334,7 @@ def _end(
     arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": caught}
     asked = lab.start(operation, **arguments)
     try:
-        return bool(drive(session, asked if sent is None else _noted(asked, sent)))
+        return bool(drive(session, asked if sent is None else noted(asked, sent)))
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")
-
-
-def _noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
-    """The operation; its statements are noted as they are sent."""
-    try:
-        step = next(operation)
-        while True:
-            sent.append(step.sql)
-            step = operation.send((yield step))
-    except StopIteration as stop:
-        told: T = stop.value
-        return told

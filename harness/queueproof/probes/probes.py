@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
-from queueproof.probes import backoff, buffers, plans, pooling
+from queueproof.probes import backoff, buffers, crowd, plans, pooling
 from queueproof.probes.buffers import Slope
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
@@ -22,7 +23,7 @@ _NOT_THROUGH = (
 )
 
 
-Found: TypeAlias = plans.Overclaim | backoff.RetryWaits | Failure | Slope
+Found: TypeAlias = plans.Overclaim | backoff.RetryWaits | crowd.Overlooked | Failure | Slope
 """How a probe saw a guarantee broken: what `report` tells."""
 
 
@@ -55,7 +56,13 @@ class Seen:
 
 
 class Probe(Protocol):
-    """Measures one guarantee of an installed queue."""
+    """Measures one guarantee of an installed queue.
+
+    Attributes:
+        says_less: Whether a story of controlled runs, where there is one, is the better one.
+    """
+
+    says_less: bool = False
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one.
@@ -133,6 +140,8 @@ class Backoff(Probe):
 class ThroughPgbouncer(Probe):
     """`pooler-safe` with PgBouncer itself, beside the runs in which its part is played."""
 
+    says_less = True
+
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Run what workers do in turn through it."""
         program = find_pgbouncer()
@@ -195,7 +204,36 @@ class Growth(Probe):
         return slope if slope.broken else None
 
 
+@dataclass(frozen=True, slots=True)
+class Behind(Probe):
+    """`order` or `no-starvation`: what claims do with one job behind many others.
+
+    Attributes:
+        kinds: Which others.
+    """
+
+    kinds: Sequence[crowd.CrowdKind]
+    says_less = True
+
+    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+        """Claim behind each crowd."""
+        evidence: Counter[str] = Counter()
+        for one in crowd.crowds(offer, self.kinds, level):
+            found = crowd.look(lab, offer, one)
+            if found.broken:
+                return Seen(evidence, broken=found.broken, found=found, data=list(one))
+            evidence[f"claims behind {one}"] += found.claims
+        return Seen(evidence)
+
+    def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
+        """Behind one of them again."""
+        found = crowd.look(lab, offer, crowd.Crowd(*data))
+        return found if found.broken else None
+
+
 MEASURING: Mapping[str, Probe] = {
+    "behind more urgent": Behind(("late", "elsewhere")),
+    "behind ordinary": Behind(("ordinary",)),
     "plans": PlanGrid(),
     "waits": Backoff(),
     "pgbouncer": ThroughPgbouncer(),

@@ -14,6 +14,7 @@ from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import Slope
+from queueproof.probes.crowd import URGENT, Overlooked
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter
@@ -326,6 +327,8 @@ def tell_found(found: Found, name: str) -> Told:
             return tell(found.run, found.violation, found.conditions, name)
         case Overclaim():
             parts = _overclaim(found)
+        case Overlooked():
+            parts = _overlooked(found)
         case RetryWaits():
             parts = _waits(found)
         case Slope():
@@ -347,6 +350,20 @@ def _overclaim(over: Overclaim) -> Iterator[Part]:
     yield Part("prose", REWRITE)
 
 
+def _overlooked(found: Overlooked) -> Iterator[Part]:
+    yield Part("prose", f"Broken: {found.broken}.")
+    then = f"of priority {URGENT}" if found.crowd.kind == "ordinary" else "that is ready"
+    yield Part("prose", f"Before: {found.crowd} were enqueued, and then one {then}.")
+    yield Part("sql", _statements(found.sent), "Its claim:")
+
+
+def _statements(sent: Sequence[str]) -> str:
+    """What an operation sent, but for the limits of its transaction."""
+    sql = [textwrap.dedent(one).strip().removesuffix(";") for one in sent]
+    limits = {"BEGIN", "START", "COMMIT", "END"}
+    return ";\n\n".join(one for one in sql if first_keyword(one) not in limits)
+
+
 def _waits(waits: RetryWaits) -> Iterator[Part]:
     yield Part("prose", f"Broken: {waits.broken}.")
     failed = "Before: job 1 was enqueued, and its worker failed it again and again."
@@ -354,9 +371,8 @@ def _waits(waits: RetryWaits) -> Iterator[Part]:
     alike = (list(group) for _, group in itertools.groupby(waits.found, _duration))
     if lines := [_wait(*group) for group in alike]:
         yield Part("figures", "\n".join(lines))
-    sql = [textwrap.dedent(one).strip().removesuffix(";") for one in waits.sent]
-    if sql := [one for one in sql if first_keyword(one) not in {"BEGIN", "START", "COMMIT", "END"}]:
-        yield Part("sql", ";\n\n".join(sql), f"Its {waits.operation}:")
+    if sql := _statements(waits.sent):
+        yield Part("sql", sql, f"Its {waits.operation}:")
 
 
 def _wait(first: RetryWait, *others: RetryWait) -> str:

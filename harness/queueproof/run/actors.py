@@ -10,7 +10,7 @@ from typing import Any, Literal
 from queueproof.history.calls import Call, Ref
 from queueproof.queues.model import Claim, Operation, Result, Step
 from queueproof.run.session import Session
-from queueproof.schedule.programs import Do
+from queueproof.schedule.programs import ACROSS, Do
 
 
 @dataclass(slots=True)
@@ -73,10 +73,20 @@ class Actor:
         return any(ref not in self.ended and ref not in self.lost for ref, _ in self.claims)
 
     def batch(self, nth: int) -> list[tuple[Ref, Claim]]:
-        """What its `nth` successful claim got; by the complement, `~nth`, every other job of it."""
+        """What its `nth` successful claim got; by the complement, `~nth`, every other job of it.
+
+        Across its claims: of each the first job that no claim before has brought to the batch, for
+        an answer that names a job says nothing of which claim it was for.
+        """
         if nth < 0:
             return self.batch(~nth)[::2]
         calls = list(dict.fromkeys(ref.call for ref, _ in self.claims))
+        if nth == ACROSS:
+            across: dict[str, tuple[Ref, Claim]] = {}
+            for n in range(len(calls)):
+                new = [job for job in self.batch(n) if job[0].job not in across]
+                across |= {ref.job: (ref, claim) for ref, claim in new[:1]}
+            return list(across.values())
         batch = [c for c in self.claims if nth < len(calls) and c[0].call == calls[nth]]
         # A worker finishes its jobs in any order: every other one names its batch backwards.
         return batch[::-1] if self.name == "w2" else batch

@@ -590,6 +590,23 @@ def drive(session: Session, operation: Operation[T]) -> T:
         return answer
 
 
+def noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
+    """The operation; its statements are noted as they are sent.
+
+    Args:
+        operation: The operation, not begun yet.
+        sent: Where they are noted.
+    """
+    try:
+        step = next(operation)
+        while True:
+            sent.append(step.sql)
+            step = operation.send((yield step))
+    except StopIteration as stop:
+        told: T = stop.value
+        return told
+
+
 @lru_cache(maxsize=4096)
 def _names_setting(statement: str) -> bool:
     """Whether it may make a setting of the queue's own."""

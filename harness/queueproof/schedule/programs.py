@@ -46,8 +46,8 @@ class Do(NamedTuple):
             physical order turns) or a fault.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
             jobs, counted from 0 over its whole life, and for a batch which of its claims, its
-            complement for every other job of that (`complete_and_claim` claims as many again); for
-            a crash and for a fault of a worker
+            complement for every other job of that, and `ACROSS` for one job of each
+            (`complete_and_claim` claims as many again); for a crash and for a fault of a worker
             its number, 0 for the actor itself; for an enqueue which of the program's job
             specifications.
         seconds: For an advance; of a limit after what it is counted from: the last enqueue,
@@ -255,6 +255,8 @@ MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
 COMPLETE_SOME = Do("complete_many", ~0)
+ACROSS = 99
+COMPLETE_ACROSS = Do("complete_many", ACROSS)
 COMPLETES = frozenset({"complete", "complete_many"})
 
 

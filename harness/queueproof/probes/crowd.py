@@ -1,0 +1,157 @@
+"""A claim that has many jobs before it: some look at a page of the oldest, and at nothing else.
+
+Programs have some dozen jobs, and a page has a hundred or a thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from queueproof.errors import ServerError
+from queueproof.guarantees.programs import MOMENT
+from queueproof.queues.model import Claim
+from queueproof.queues.offer import Offer
+from queueproof.run.lab import Lab
+from queueproof.run.session import drive, noted
+from queueproof.schedule.actors import identity
+from queueproof.schedule.moments import DAY
+
+JOBS = (120, 1_100, 11_000)  # by level: more than a page of 100, of 1,000, of 10,000
+URGENT = 9  # the priority of what must come first
+TRIES = 4  # a claim may do maintenance and answer nothing (rule 28)
+
+
+CrowdKind: TypeAlias = Literal["ordinary", "late", "elsewhere"]
+"""`ordinary`: ready, and of a lower priority; `late`: not due, and of a higher one where that
+counts; `elsewhere`: another queue's, likewise."""
+
+
+class Crowd(NamedTuple):
+    """What stands before one ready job: jobs of a kind, and how many."""
+
+    kind: CrowdKind
+    jobs: int
+
+    def __str__(self) -> str:
+        told: Mapping[CrowdKind, str] = {
+            "ordinary": "{:,} ready jobs of priority 0",
+            "late": "{:,} jobs that are due tomorrow",
+            "elsewhere": "{:,} jobs of another queue",
+        }
+        return told[self.kind].format(self.jobs)
+
+
+@dataclass(slots=True)
+class Overlooked:
+    """What claims did with one job behind a crowd.
+
+    Attributes:
+        crowd: What stood before it.
+        claims: Claims that answered the job, or should have.
+        broken: What is wrong; empty where nothing is.
+        sent: The statements of the last claim.
+    """
+
+    crowd: Crowd
+    claims: int = 0
+    broken: str = ""
+    sent: list[str] = field(default_factory=list)
+
+
+def crowds(offer: Offer, kinds: Sequence[CrowdKind], level: int) -> Iterator[Crowd]:
+    """Those of some crowds that a queue can have.
+
+    Args:
+        offer: What the queue brings.
+        kinds: Of which kinds.
+        level: See `Probe.watch`: how many jobs.
+    """
+    takes = offer.queue.takes("enqueue")
+    able: Mapping[CrowdKind, bool] = {
+        "ordinary": offer.queue.by_priority and "priority" in takes,
+        "late": "delay" in takes,
+        "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
+    }
+    return (Crowd(kind, JOBS[level]) for kind in kinds if able[kind])
+
+
+def look(lab: Lab, offer: Offer, crowd: Crowd) -> Overlooked:
+    """Enqueue a crowd and one job behind it, which must be claimed first.
+
+    Args:
+        lab: Where the queue is installed; it is reset.
+        offer: What the queue brings.
+        crowd: What stands before it.
+    """
+    lab.reset(renew=True)
+    found = Overlooked(crowd)
+    top = URGENT if offer.queue.by_priority else 0
+    before: Mapping[CrowdKind, dict[str, object]] = {
+        "ordinary": {},
+        "late": {"priority": top, "delay": timedelta(seconds=DAY)},
+        "elsewhere": {"priority": top, "queue": "other"},
+    }
+    with suppress(ServerError):  # judged where enqueues and claims are
+        others = [_enqueue(lab, **before[crowd.kind]) for _ in range(crowd.jobs)]
+        lab.advance(MOMENT)  # the one behind them is due after them all
+        mine = _enqueue(lab, priority=URGENT if crowd.kind == "ordinary" else 0)
+        lab.advance(MOMENT)
+        lab.promote(crowd.jobs + 1)
+        _claim_behind(lab, found, mine, others)
+    lab.reset(renew=True)
+    return found
+
+
+def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> None:
+    for _ in range(TRIES):
+        claims = _claim(lab, found.sent)
+        if claims:
+            break
+        _maintain(lab)
+    taken = claims[0].id if claims else None
+    crowd = found.crowd
+    if taken == mine:
+        found.claims = 1
+    elif taken is None and crowd.kind != "ordinary":
+        found.broken = (
+            f"a ready job was not claimed behind {crowd}: {TRIES} claims answered nothing"
+        )
+    elif taken in others and crowd.kind == "ordinary":
+        place = others.index(taken) + 1
+        found.broken = (
+            f"a claim took the {_ordinal(place)} of {crowd}, while one of priority {URGENT} was"
+            " ready"
+        )
+
+
+def _enqueue(lab: Lab, **arguments: object) -> str:
+    asked = lab.start("enqueue", **{**lab.defaults(), **arguments})
+    ids: list[str] = drive(lab.session("producer"), asked)
+    return ids[0]
+
+
+def _claim(lab: Lab, sent: list[str]) -> list[Claim]:
+    sent.clear()
+    session = lab.session("w1")
+    arguments: dict[str, Any] = {**lab.defaults(), "worker": identity("w1"), "limit": 1}
+    try:
+        return list(drive(session, noted(lab.start("claim", **arguments), sent)))
+    finally:
+        if session.in_transaction:
+            session.run("ROLLBACK")
+
+
+def _maintain(lab: Lab) -> None:
+    if "recover" in lab.queue.offers:
+        drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
+    lab.promote(1)
+
+
+def _ordinal(number: int) -> str:
+    teens = number % 100 in {11, 12, 13}
+    ending = "th" if teens else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"

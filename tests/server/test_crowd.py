@@ -1,0 +1,82 @@
+"""One job behind more than a page of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queueproof.examine.calibrate import calibrate
+from queueproof.probes.crowd import JOBS
+from queueproof.probes.probes import PROBES
+from queueproof.report.story import tell_found
+from queueproof.report.text import to_text
+from queueproof.run.lab import Lab
+
+STRATEGIES = Path(__file__).parent.parent.parent / "strategies"
+MOST = JOBS[0]
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "name", "told"),
+    [
+        (
+            "order",
+            "order_page_of_hundred",
+            (
+                f"a claim took the 1st of {MOST} ready jobs of priority 0, while one of priority 9 was"
+                " ready"
+            ),
+        ),
+        (
+            "no-starvation",
+            "no_starvation_page_of_hundred",
+            (
+                f"a ready job was not claimed behind {MOST} jobs that are due tomorrow: 4 claims"
+                " answered nothing"
+            ),
+        ),
+    ],
+)
+def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
+    lab_of: Callable[[str], Lab], guarantee: str, name: str, told: str
+) -> None:
+    """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
+    probe = PROBES[guarantee]
+    lab = lab_of((STRATEGIES / "broken" / f"{name}.sql").read_text(encoding="utf-8"))
+    seen = probe.watch(lab, calibrate(lab), 0)
+    assert seen.broken == told
+    assert seen.found is not None
+    assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
+    assert probe.replay(lab, calibrate(lab), seen.data) is not None
+    sound = lab_of((STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8"))
+    assert probe.replay(sound, calibrate(sound), seen.data) is None
+
+
+def test_behind_whom_a_job_was_claimed_is_counted(lab_of: Callable[[str], Lab]) -> None:
+    """Each crowd that the queue can have counts once; one that it cannot have, not at all."""
+    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    lab = lab_of(text)
+    counted = {
+        name: dict(PROBES[name].watch(lab, calibrate(lab), 0).evidence)
+        for name in ("order", "no-starvation")
+    }
+    assert counted == {
+        "order": {f"claims behind {MOST} ready jobs of priority 0": 1},
+        "no-starvation": {
+            f"claims behind {MOST} jobs that are due tomorrow": 1,
+            f"claims behind {MOST} jobs of another queue": 1,
+        },
+    }
+    fifo = lab_of(text.replace('order = "priority, fifo"', 'order = "none"'))
+    assert not PROBES["order"].watch(fifo, calibrate(fifo), 0).evidence
+
+
+def test_an_error_of_an_enqueue_is_no_evidence(lab_of: Callable[[str], Lab]) -> None:
+    """What it breaks is judged elsewhere: behind half a crowd nothing is said."""
+    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    full = "CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"
+    lab = lab_of(text.replace(*full))
+    seen = PROBES["order"].watch(lab, calibrate(lab), 0)
+    assert (seen.broken, any(seen.evidence.values())) == ("", False)
