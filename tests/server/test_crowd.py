@@ -25,8 +25,8 @@ MOST = JOBS[0]
             "order",
             "order_page_of_hundred",
             (
-                f"a claim took the 1st of {MOST} ready jobs of priority 0, while one of priority 9 was"
-                " ready"
+                f"a claim took the 1st of {MOST} ready jobs of priority 0,"
+                " while one of priority 9 was ready"
             ),
         ),
         (
