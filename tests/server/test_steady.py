@@ -331,6 +331,21 @@ def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf)
     assert "due tomorrow" in slope(lab, "ahead", MANY).broken
 
 
+def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
+    """An index of all queues in one order makes a claim walk over the backlog of another one."""
+    sound = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    index = "CREATE INDEX jobs_runnable_idx ON jobs (queue, "
+    found = []
+    for text in (sound, sound.replace(index, index.replace("queue, ", ""))):
+        lab = lab_of(text)
+        slope = measure(lab, calibrate(lab), [], beside=[[Content("elsewhere", MANY)]])
+        assert not slope.broken
+        assert f"with {MANY:,} waiting jobs of another queue" in slope.told
+        found.append(slope.beside[-1].buffers)
+    own, shared = found
+    assert shared > 4 * own
+
+
 DEDUPLICATED = {
     "its payload": "CREATE UNIQUE INDEX ON jobs (payload) WHERE status <> 'completed';",
     "its payload's digest": "ALTER TABLE jobs ADD key bytea UNIQUE"

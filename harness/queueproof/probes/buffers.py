@@ -74,8 +74,9 @@ class Content(NamedTuple):
 
     Attributes:
         kind: `churned`: finished one by one with the queue's operations; `finished`; `waiting`;
-            `ahead`: not due yet, and of a higher priority than those that are; `snapshot`: churned
-            while a snapshot was held that was taken before.
+            `ahead`: not due yet, and of a higher priority than those that are; `elsewhere`: waiting
+            in another queue, and of a higher priority; `snapshot`: churned while a snapshot was
+            held that was taken before.
         jobs: How many.
     """
 
@@ -88,6 +89,7 @@ class Content(NamedTuple):
             "finished": f"{self.jobs:,} finished jobs",
             "waiting": f"{self.jobs:,} waiting jobs",
             "ahead": f"{self.jobs:,} jobs due tomorrow",
+            "elsewhere": f"{self.jobs:,} waiting jobs of another queue",
             "snapshot": f"{self.jobs:,} jobs finished under an old snapshot",
         }[self.kind]
 
@@ -99,6 +101,7 @@ _REMEDIES = {
     "and stops: `{}`.",
     "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
     "which a step moves it when its time has come.",
+    "elsewhere": "Give the claim an index whose first column is the queue: `{}`.",
     "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
     "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or begin the claim "
     "at a mark below which no job can appear any more.",
@@ -143,6 +146,7 @@ _SERVED = (
 _NAMES = {
     "waiting": "waiting jobs",
     "ahead": "jobs due tomorrow",
+    "elsewhere": "waiting jobs of another queue",
     "snapshot": "jobs finished under an old snapshot",
 }
 EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
@@ -264,8 +268,8 @@ class _UnmeasurableError(Exception):
 def watch(lab: Lab, offer: Offer, level: int) -> Slope:
     """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much.
 
-    Jobs that stand ahead of the others and are not due count where the queue promises to bear them;
-    elsewhere what they cost is told, but for a quick look.
+    Jobs that stand ahead of the others and are not due, and another queue's, count where the queue
+    promises to bear them; elsewhere what they cost is told, but for a quick look.
 
     Args:
         lab: Where the queue is installed; it is filled anew for each measurement.
@@ -277,14 +281,13 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
         [Content("finished", n) for n in FINISHED[level]],
         [Content("waiting", n) for n in WAITING[level]],
     ]
-    told = []
-    if "delay" in offer.queue.takes("enqueue"):
-        ahead = [Content("ahead", AHEAD[level])]
-        if any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises):
-            judged.append(ahead)
-        elif level:
-            told.append(ahead)
-    return measure(lab, offer, judged, level, told)
+    takes = offer.queue.takes("enqueue")
+    ahead = [[Content("ahead", AHEAD[level])]] if "delay" in takes else []
+    if "queue" in takes & offer.queue.takes("claim"):
+        ahead.append([Content("elsewhere", AHEAD[level])])
+    if any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises):
+        return measure(lab, offer, [*judged, *ahead], level)
+    return measure(lab, offer, judged, level, ahead if level else ())
 
 
 def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
@@ -379,6 +382,10 @@ class _Meter:
     def ahead(self, count: int) -> list[str]:
         """Enqueue jobs that stand ahead of the others and are not due for a day; their ids."""
         return self.enqueue(count, delay=timedelta(seconds=DAY), priority=TOP)
+
+    def elsewhere(self, count: int) -> list[str]:
+        """Enqueue jobs of another queue, of a higher priority than the others; their ids."""
+        return self.enqueue(count, queue="other", priority=TOP)
 
     def finish(self, count: int) -> list[str]:
         """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
@@ -497,7 +504,7 @@ class _Meter:
     @property
     def _makes(self) -> Mapping[str, Callable[[int], list[str]]]:
         """What makes jobs that do not end, by the kind of the content."""
-        return {"waiting": self.enqueue, "ahead": self.ahead}
+        return {"waiting": self.enqueue, "ahead": self.ahead, "elsewhere": self.elsewhere}
 
     def _multiplied(
         self, contents: Sequence[Content], make: Callable[[int], list[str]]
