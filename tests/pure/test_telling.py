@@ -7,6 +7,8 @@ from typing import Literal
 
 import pytest
 
+from queueproof.history.calls import Call, History
+from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.data import from_data, to_data
@@ -25,10 +27,13 @@ from queueproof.report.story import (
     Sent,
     Story,
     Turn,
+    tell,
     tell_found,
 )
 from queueproof.report.text import remedy, to_text
+from queueproof.run.record import Beat, Run
 from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import FaultKind
 
 SQL = Sent(0, "UPDATE jobs", ())
 
@@ -170,6 +175,39 @@ def test_rounds_with_the_clock_are_told_once() -> None:
         "        the clock moves on by 5 s, then 3,607.3 s",
         "  13  w6: claim, at most 1 [a] => job 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("sent", "events", "fault", "shown"),
+    [
+        ("A", ("sql",), "lose", "after [a] was committed, before anything else was sent"),
+        ("A", ("sql", "lost"), "lose", "after [a] was committed, before anything else was sent"),
+        ("A", ("sql", "done", "commit"), "lose", "after [a] was committed, before anything"),
+        ("A", ("sql", "done"), "lose", "before [a] was committed: it has no effect"),
+        ("A", ("sql", "stops"), "lose", "before [a] was committed: it has no effect"),
+        ("BEGIN;A;B", ("sql", "lost"), "lose", "before [c] was committed: it has no effect"),
+        ("BEGIN;A;COMMIT", ("sql",), "lose", "after [b] was committed, before anything"),
+        ("A", ("sql", "answer"), "lose", ""),
+        ("BEGIN", ("sql",), "lose", ""),
+        ("A", ("sql", "lost"), "terminate", ""),
+    ],
+)
+def test_a_crash_says_what_it_cuts_short(
+    sent: str, events: tuple[Literal["sql"], ...], fault: FaultKind, shown: str
+) -> None:
+    """The last statement of an operation that has no answer, and whether it takes effect."""
+    claimed, gone = Call(0, "claim", "w1", 0, 0.0, limit=1), Call(1, "crash", "w1", 1, 0.0)
+    *before, last = sent.split(";")
+    trace = [
+        Beat("w1", 0, "start"),
+        *(Beat("w1", 0, "sql", one) for one in before),
+        *(Beat("w1", 0, event, last if event == "sql" else "row") for event in events),
+        Beat("w1", 1, "crash"),
+    ]
+    run = Run(History([claimed, gone, Call(2, fault, "nemesis", 2, 0.0)]), trace)
+    told = tell(run, Violation("crash-safe", "it is a test", None, -2))
+    assert f"w1: crashes {shown}".strip() in steps(told).splitlines()[-1]
+    assert shown or steps(told).endswith("crashes")
 
 
 def test_the_drainer_is_explained_where_it_acts() -> None:

@@ -48,6 +48,10 @@ _EVENTS: Mapping[str, str] = {
     "rewrite": "the tables are rewritten, their rows in another physical order",
     "crash": "crashes",
 }
+_CUT_SHORT = {
+    "committed": "crashes after [{}] was committed, before anything else was sent",
+    "undone": "crashes before [{}] was committed: it has no effect",
+}
 _ANSWERS: Mapping[str, str] = {
     "answer": "{}",
     "error": "ERROR {}",
@@ -230,6 +234,8 @@ def worded(fact: Fact) -> str:
             return f"the clock moves on by {_long(fact.seconds)}"
         case Event(kind="stops"):
             return _STOPPED[fact.about]
+        case Event(kind="crash") if fact.about:
+            return _CUT_SHORT[fact.about].format(letter(fact.statement))
         case Event():
             return _EVENTS[fact.kind].format(fact.about)
         case Fault():
