@@ -301,6 +301,18 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", refused).startswith("Whatever puts a job back")
 
 
+def test_an_old_snapshot_is_explained() -> None:
+    """In a transaction at REPEATABLE READ the second statement sees what the first one saw."""
+    level = Conditions(isolation="repeatable read")
+    several = {"statements": ("BEGIN", "UPDATE jobs"), "conditions": level}
+    told = "At REPEATABLE READ every statement of a transaction sees what its first one saw"
+    assert told in to_text(story(**several))
+    assert told not in to_text(story(conditions=level))
+    assert told not in to_text(story(statements=("BEGIN", "UPDATE jobs")))
+    own = ("BEGIN ISOLATION LEVEL READ COMMITTED", "UPDATE jobs")
+    assert told not in to_text(story(statements=own, conditions=level))
+
+
 def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
     """The index of the reference is not advised as if it were this claim's."""
     told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))

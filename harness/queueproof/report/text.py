@@ -10,6 +10,7 @@ from string import ascii_lowercase
 from typing import NamedTuple, assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.queues.sqltext import first_keyword
 from queueproof.report.story import (
     Account,
     AllowedWait,
@@ -172,6 +173,12 @@ def roles(story: Story) -> Iterator[str]:
 def remarks(story: Story) -> Iterator[str]:
     """What is not plain to see: waits that are no breach, and why a worker does what it does."""
     yield from map(_allowed, story.allowed)
+    begins = [sql for sql in story.statements if first_keyword(sql) in {"BEGIN", "START"}]
+    if story.conditions.isolation and any("ISOLATION" not in sql.upper() for sql in begins):
+        yield (
+            f"At {story.conditions.isolation.upper()} every statement of a transaction sees what"
+            " its first one saw, and nothing that others have committed since."
+        )
     undone = _undone(story) if CATALOGUE[story.guarantee].undone else None
     if undone is not None and undone.operation == "fail" and undone.by_itself:
         yield (
