@@ -30,7 +30,7 @@ from queueproof.report.story import (
     tell,
     tell_found,
 )
-from queueproof.report.text import remedy, to_text
+from queueproof.report.text import counted, remedy, to_text
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import FaultKind
@@ -299,6 +299,23 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", late).startswith("Here fail put back")
     refused = story(Turn("w1", ended + fail("rejected")), then, guarantee="final-state")
     assert remedy("final-state", refused).startswith("Whatever puts a job back")
+
+
+def test_one_of_what_is_counted_is_no_plural() -> None:
+    """Evidence is named in the plural, and of one the noun is not."""
+    assert counted(1, "distinct plans") == "1 distinct plan"
+    assert counted(1, "operations in the midst of another's") == (
+        "1 operation in the midst of another's"
+    )
+    assert counted(1024, "waits measured") == "1,024 waits measured"
+
+
+def test_what_was_promoted_is_counted() -> None:
+    """One job that became due is no `1 jobs`."""
+    call = Call(0, "promote", "promoter", 0, 0.0, moved=1)
+    run = Run(History([call]), [Beat("promoter", 0, "start"), Beat("promoter", 0, "answer", "x")])
+    told = tell(run, Violation("not-early", "it is a test", None, 0))
+    assert "promoter: promote => 1 job\n" in to_text(told)
 
 
 def test_an_old_snapshot_is_explained() -> None:

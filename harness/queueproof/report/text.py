@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from string import ascii_lowercase
 from typing import NamedTuple, assert_never
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.queues.sqltext import first_keyword
 from queueproof.report.story import (
     Account,
     AllowedWait,
@@ -69,6 +69,7 @@ _ROLES: Mapping[str, str] = {
     "promoter": "makes due jobs claimable, as the queue's own scheduler does",
     "nemesis": "brings the faults",
 }
+_BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
@@ -116,6 +117,12 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     if undone is None:
         return safe
     return f"Here {undone.operation} put back a job that had ended. {safe}"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of what is named in the plural; of one, the first noun in the singular."""
+    named = re.sub(r"s\b", "", what, count=1) if number == 1 else what
+    return f"{number:,} {named}"
 
 
 def _run(story: Story, width: int) -> Iterator[str]:
@@ -173,8 +180,7 @@ def roles(story: Story) -> Iterator[str]:
 def remarks(story: Story) -> Iterator[str]:
     """What is not plain to see: waits that are no breach, and why a worker does what it does."""
     yield from map(_allowed, story.allowed)
-    begins = [sql for sql in story.statements if first_keyword(sql) in {"BEGIN", "START"}]
-    if story.conditions.isolation and any("ISOLATION" not in sql.upper() for sql in begins):
+    if story.conditions.isolation and any(map(_BEGIN.match, story.statements)):
         yield (
             f"At {story.conditions.isolation.upper()} every statement of a transaction sees what"
             " its first one saw, and nothing that others have committed since."
