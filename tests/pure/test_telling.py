@@ -219,6 +219,28 @@ def test_the_drainer_is_explained_where_it_acts() -> None:
     assert "drainer" not in to_text(AGAIN)
 
 
+def test_what_the_drainer_repeats_is_told_once() -> None:
+    """It asks twice, as a claim may do maintenance: the same answers are told with how often."""
+    empty = (
+        *(Asked("recover", 0, (), 0.0), Answered("answer", "nothing")),
+        *(Asked("claim", 10, (), 0.0), Answered("answer", "nothing")),
+    )
+    again = "recover => nothing; claim, at most 10 => nothing"
+    first = Turn("w1", claim("job 1"))
+    assert steps(story(first, Turn("drainer", empty * 2))).endswith(f"2  drainer, twice: {again}")
+    then = story(first, Turn("drainer", claim("job 2") + empty * 3))
+    assert f"2  drainer: claim, at most 1 [a] => job 2; 3 times: {again}" in steps(then, 200)
+    assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
+
+
+def test_names_that_say_nothing_are_explained() -> None:
+    """Of twelve workers of a program one may be left, and beside it the one that comes last."""
+    told = to_text(story(Turn("w12", claim("job 1")), Turn("late", claim("nothing"))))
+    assert "w12: a worker; those whose numbers are missing were not needed." in told
+    assert "late: a worker, which asks last." in told
+    assert "w3: " not in to_text(story(Turn("w3", claim("job 1")))).partition("1  w3")[0]
+
+
 def test_jobs_that_are_alike_are_introduced_together() -> None:
     """Eleven jobs are no paragraph."""
     jobs = tuple(Enqueued(str(n), 0, 0.0, 3) for n in range(1, 12))

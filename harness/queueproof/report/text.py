@@ -68,6 +68,8 @@ _ROLES: Mapping[str, str] = {
     " time pass, so that it is seen what becomes of each job",
     "promoter": "makes due jobs claimable, as the queue's own scheduler does",
     "nemesis": "brings the faults",
+    "janitor": "removes finished jobs, as the queue's own cleanup does",
+    "late": "a worker, which asks last",
 }
 _BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
@@ -175,6 +177,9 @@ def roles(story: Story) -> Iterator[str]:
     for actor in story.actors:
         if actor in _ROLES:
             yield f"{actor}: {_ROLES[actor]}."
+    workers = [actor for actor in story.actors if is_worker(actor)]
+    if workers and int(workers[-1][1:]) > len(workers) + FEW:
+        yield f"{workers[-1]}: a worker; those whose numbers are missing were not needed."
 
 
 def remarks(story: Story) -> Iterator[str]:
@@ -470,10 +475,31 @@ def _line(moment: Moment) -> str:
     """A moment as one line; a statement is told by its letter."""
     if not moment.actor:
         return "; ".join(map(worded, moment.facts))
-    told = _joined(moment.facts)
+    often, told = _folded([_joined(facts) for facts in _operations(moment.facts)])
     first = moment.facts[0]
     on = not moment.begins and not (isinstance(first, Event) and first.kind in {"goes on", "crash"})
-    return f"{moment.actor}{', going on' if on else ''}: {told}"
+    return f"{moment.actor}{', going on' if on else ''}{often}: {told}"
+
+
+def _operations(facts: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """The facts of each operation of a moment; only the drainer's have several."""
+    starts = [n for n, fact in enumerate(facts) if n and isinstance(fact, Asked)]
+    return (facts[n:end] for n, end in itertools.pairwise([0, *starts, len(facts)]))
+
+
+def _folded(told: Sequence[str]) -> tuple[str, str]:
+    """Operations as one line: how often it all was done, and what; an end that repeats once."""
+    for size in range(1, len(told) // 2 + 1):
+        last, times = told[-size:], 1
+        while told[-size * (times + 1) : -size * times] == last:
+            times += 1
+        if times > 1:
+            often = "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
+            what = "; ".join(last)
+            if len(told) == size * times:
+                return f", {often}", what
+            return "", "; ".join([*told[: -size * times], f"{often}: {what}"])
+    return "", "; ".join(told)
 
 
 def _joined(facts: Iterable[Fact]) -> str:
