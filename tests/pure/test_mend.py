@@ -191,6 +191,59 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
     assert [one.remedy for one in card.guarantees] == [own["fencing"], None]
 
 
+NUMBERED = """\
+-- /// queue
+-- lease = "30 seconds"
+-- ///
+-- name: schema#
+CREATE TABLE jobs (id bigserial, due_at bigint, vt {kind});
+CREATE FUNCTION now_ms() RETURNS bigint RETURN extract(epoch FROM now()) * 1000;
+-- name: enqueue(delay)
+INSERT INTO jobs (due_at) VALUES (extract(epoch FROM now() + :delay) * 1000) RETURNING id;
+-- name: claim(lease)
+UPDATE jobs SET vt = now_ms() + :lease
+WHERE id = (SELECT id FROM jobs WHERE due_at <= now_ms() LIMIT 1) RETURNING id;
+-- name: heartbeat!
+UPDATE jobs SET vt = {anew} WHERE id = :id;
+"""
+
+
+def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
+    """Where a column has seconds or milliseconds since 1970, no remedy compares it with now()."""
+    path = tmp_path / "queue.sql"
+    path.write_text(NUMBERED.format(kind="bigint", anew="now_ms() + :lease"))
+    own = {name: in_own_names(CATALOGUE[name].safe, load(path)) for name in CATALOGUE}
+    assert "vt < extract(epoch FROM now()) * 1000, and end" in own["stale-recovery"]
+    assert "extract(epoch FROM clock_timestamp() + delay) * 1000. Every" in own["not-early"]
+    assert "due_at <= extract(epoch FROM now()) * 1000." in own["not-early"]
+    assert "due_at = extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
+    assert "- 1, 16))) * 1000. What" in own["backoff"]
+    path.write_text(path.read_text().replace(" * 1000", ""))
+    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, load(path))
+    assert "vt < extract(epoch FROM now()), and end" in seconds
+
+
+@pytest.mark.parametrize(
+    ("kind", "anew", "advice"),
+    [
+        ("timestamptz", "vt + :lease", "The heartbeat adds to vt: set it from the clock, vt = now"),
+        ("bigint", "30 + jobs.vt", "vt = extract(epoch FROM now() + lease) * 1000. Also: The"),
+        ("timestamptz", "now() + :lease", "The statement that frees a job"),
+        ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
+    ],
+)
+def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
+    tmp_path: Path, kind: str, anew: str, advice: str
+) -> None:
+    """A late heartbeat that adds to a lease that is over leaves less than a lease."""
+    path = tmp_path / "queue.sql"
+    path.write_text(NUMBERED.format(kind=kind, anew=anew))
+    found = (Judgement("live-lease", "broken", "r", "story"),)
+    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), load(path))
+    assert advice in str(card.guarantees[0].remedy)
+    assert "FOR UPDATE SKIP LOCKED in the sub-select" in str(card.guarantees[0].remedy)
+
+
 def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     """A queue beside its schema gets its safe forms, in its own names of states."""
     text = draft("single_claim_select_then_update").text

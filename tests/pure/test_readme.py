@@ -48,6 +48,22 @@ def test_no_link_of_it_breaks_on_a_package_index() -> None:
     assert [link for link in re.findall(r"\]\(([^)]*)\)", README) if "://" not in link] == []
 
 
+@pytest.mark.parametrize("file", ["README.md", "docs/index.md", "docs/about/faq.md", "action.yml"])
+def test_how_long_a_check_takes_is_said_of_a_machine(file: str) -> None:
+    """A busy machine takes several times as long, and who waits there is to know that."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert re.search(
+        r"10 to 20 s.*on two idle cores|on two idle cores.*10 to 20 s", text, re.DOTALL
+    )
+
+
+def test_the_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one sentence with the times of the profiles."""
+    run(["check", "--help"])
+    told = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert "on two idle cores, quick takes 10 to 20 s" in told
+
+
 @pytest.mark.parametrize("kind", [FormatError, ClassError, WorkerError])
 def test_what_a_message_refers_to_can_be_read(
     kind: type[QueueError], capsys: pytest.CaptureFixture[str]

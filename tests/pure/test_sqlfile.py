@@ -617,8 +617,19 @@ def test_complete_and_claim_stands_beside_a_completion() -> None:
 
 def test_complete_many_takes_no_single_columns() -> None:
     """A claim column without its `s` is an error that says so."""
-    with pytest.raises(QueueError, match=r"q.sql:21: .*did you mean :ids\?"):
+    with pytest.raises(QueueError, match=r"q.sql:21: .*and an s.*did you mean :ids\?"):
         queue("\n-- name: complete_many\nSELECT :id")
+
+
+def test_an_array_s_name_is_told_by_its_rule() -> None:
+    """:batchs is no English, so whoever writes :batch or :batches is told how names are made."""
+    two = "\n-- name: promote\nSELECT 1 AS batch;\nUPDATE jobs SET a = 1 WHERE b = ANY ({});"
+    rule = r"under the column's name and an s, whatever it ends in"
+    with pytest.raises(QueueError, match=rf":batch in promote; .*{rule}: did you mean :batchs\?"):
+        queue(two.format(":batch"))
+    promoting = queue(two.format(":batches")).begin("promote")
+    with pytest.raises(QueueError, match=rf":batches, only batchs; .*{rule}; did you mean :batchs"):
+        run(promoting, rows(batch=["1"]))
 
 
 def test_jobs_are_observed() -> None:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import pytest
 
+from queueproof.history.calls import Call, History
+from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.data import from_data, to_data
@@ -25,10 +27,13 @@ from queueproof.report.story import (
     Sent,
     Story,
     Turn,
+    tell,
     tell_found,
 )
-from queueproof.report.text import remedy, to_text
+from queueproof.report.text import counted, remedy, to_text
+from queueproof.run.record import Beat, Run
 from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.programs import FaultKind
 
 SQL = Sent(0, "UPDATE jobs", ())
 
@@ -172,6 +177,39 @@ def test_rounds_with_the_clock_are_told_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("sent", "events", "fault", "shown"),
+    [
+        ("A", ("sql",), "lose", "after [a] was committed, before anything else was sent"),
+        ("A", ("sql", "lost"), "lose", "after [a] was committed, before anything else was sent"),
+        ("A", ("sql", "done", "commit"), "lose", "after [a] was committed, before anything"),
+        ("A", ("sql", "done"), "lose", "before [a] was committed: it has no effect"),
+        ("A", ("sql", "stops"), "lose", "before [a] was committed: it has no effect"),
+        ("BEGIN;A;B", ("sql", "lost"), "lose", "before [c] was committed: it has no effect"),
+        ("BEGIN;A;COMMIT", ("sql",), "lose", "after [b] was committed, before anything"),
+        ("A", ("sql", "answer"), "lose", ""),
+        ("BEGIN", ("sql",), "lose", ""),
+        ("A", ("sql", "lost"), "terminate", ""),
+    ],
+)
+def test_a_crash_says_what_it_cuts_short(
+    sent: str, events: tuple[Literal["sql"], ...], fault: FaultKind, shown: str
+) -> None:
+    """The last statement of an operation that has no answer, and whether it takes effect."""
+    claimed, gone = Call(0, "claim", "w1", 0, 0.0, limit=1), Call(1, "crash", "w1", 1, 0.0)
+    *before, last = sent.split(";")
+    trace = [
+        Beat("w1", 0, "start"),
+        *(Beat("w1", 0, "sql", one) for one in before),
+        *(Beat("w1", 0, event, last if event == "sql" else "row") for event in events),
+        Beat("w1", 1, "crash"),
+    ]
+    run = Run(History([claimed, gone, Call(2, fault, "nemesis", 2, 0.0)]), trace)
+    told = tell(run, Violation("crash-safe", "it is a test", None, -2))
+    assert f"w1: crashes {shown}".strip() in steps(told).splitlines()[-1]
+    assert shown or steps(told).endswith("crashes")
+
+
 def test_the_drainer_is_explained_where_it_acts() -> None:
     """Who is no worker of the program is introduced, before the steps; its sweep is one line."""
     swept = (Asked("recover", 0, (), 0.0), Answered("answer", "nothing"), *claim("job 1", limit=10))
@@ -179,6 +217,28 @@ def test_the_drainer_is_explained_where_it_acts() -> None:
     assert "\n\ndrainer: when the workers are done it recovers, claims" in to_text(told)
     assert steps(told).endswith("2  drainer: recover => nothing; claim, at most 10 [a] => job 1")
     assert "drainer" not in to_text(AGAIN)
+
+
+def test_what_the_drainer_repeats_is_told_once() -> None:
+    """It asks twice, as a claim may do maintenance: the same answers are told with how often."""
+    empty = (
+        *(Asked("recover", 0, (), 0.0), Answered("answer", "nothing")),
+        *(Asked("claim", 10, (), 0.0), Answered("answer", "nothing")),
+    )
+    again = "recover => nothing; claim, at most 10 => nothing"
+    first = Turn("w1", claim("job 1"))
+    assert steps(story(first, Turn("drainer", empty * 2))).endswith(f"2  drainer, twice: {again}")
+    then = story(first, Turn("drainer", claim("job 2") + empty * 3))
+    assert f"2  drainer: claim, at most 1 [a] => job 2; 3 times: {again}" in steps(then, 200)
+    assert steps(story(first, Turn("drainer", empty))).endswith(f"2  drainer: {again}")
+
+
+def test_names_that_say_nothing_are_explained() -> None:
+    """Of twelve workers of a program one may be left, and beside it the one that comes last."""
+    told = to_text(story(Turn("w12", claim("job 1")), Turn("late", claim("nothing"))))
+    assert "w12: a worker; those whose numbers are missing were not needed." in told
+    assert "late: a worker, which asks last." in told
+    assert "w3: " not in to_text(story(Turn("w3", claim("job 1")))).partition("1  w3")[0]
 
 
 def test_jobs_that_are_alike_are_introduced_together() -> None:
@@ -261,6 +321,35 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", late).startswith("Here fail put back")
     refused = story(Turn("w1", ended + fail("rejected")), then, guarantee="final-state")
     assert remedy("final-state", refused).startswith("Whatever puts a job back")
+
+
+def test_one_of_what_is_counted_is_no_plural() -> None:
+    """Evidence is named in the plural, and of one the noun is not."""
+    assert counted(1, "distinct plans") == "1 distinct plan"
+    assert counted(1, "operations in the midst of another's") == (
+        "1 operation in the midst of another's"
+    )
+    assert counted(1024, "waits measured") == "1,024 waits measured"
+
+
+def test_what_was_promoted_is_counted() -> None:
+    """One job that became due is no `1 jobs`."""
+    call = Call(0, "promote", "promoter", 0, 0.0, moved=1)
+    run = Run(History([call]), [Beat("promoter", 0, "start"), Beat("promoter", 0, "answer", "x")])
+    told = tell(run, Violation("not-early", "it is a test", None, 0))
+    assert "promoter: promote => 1 job\n" in to_text(told)
+
+
+def test_an_old_snapshot_is_explained() -> None:
+    """In a transaction at REPEATABLE READ the second statement sees what the first one saw."""
+    level = Conditions(isolation="repeatable read")
+    several = {"statements": ("BEGIN", "UPDATE jobs"), "conditions": level}
+    told = "At REPEATABLE READ every statement of a transaction sees what its first one saw"
+    assert told in to_text(story(**several))
+    assert told not in to_text(story(conditions=level))
+    assert told not in to_text(story(statements=("BEGIN", "UPDATE jobs")))
+    own = ("BEGIN ISOLATION LEVEL READ COMMITTED", "UPDATE jobs")
+    assert told not in to_text(story(statements=own, conditions=level))
 
 
 def test_what_a_plan_says_goes_before_the_general_remedy() -> None:

@@ -40,6 +40,7 @@ FURTHER = Card(
         ),
     ),
 )
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 LabOf = Callable[[str], Lab]
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
 
@@ -128,13 +129,40 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
 
 def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
-    broken = Path(__file__).parents[2] / "strategies/broken/retry_bound_hard_coded.sql"
+    broken = STRATEGIES / "broken/retry_bound_hard_coded.sql"
     lab = lab_of(broken.read_text())
     card = check_queue(lab, [CATALOGUE["retry-bound"]], profile="quick")
     told = str(card.guarantees[0].story)
     assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
     assert "drainer: recover [b] => job 1; recover => nothing" in told
     assert "GREATEST(3, max_attempts)" in told
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ((), {"backoff": "none after attempt 2, where a wait may overflow: max_attempts is 3"}),
+        (("max_attempts = 3\n", "max_attempts = 90\n"), {"backoff": "89 waits measured"}),
+        (
+            ("claim(worker, limit", "claim(worker", "LIMIT :limit", "LIMIT 1"),
+            {"claim-limit": "a claim of several was not asked: it takes no limit"},
+        ),
+        (
+            ("-- name: jobs\nSELECT id, status AS state, attempts\nFROM jobs;", ""),
+            {"claim-limit": "jobs taken and not answered were not counted: there is no `jobs`"},
+        ),
+    ],
+)
+def test_a_pass_says_what_was_not_asked(
+    lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]
+) -> None:
+    """A reader is not to think that a wait was seen to overflow, or a batch to keep its limit."""
+    text = (STRATEGIES / "skip_locked.sql").read_text()
+    for old, new in zip(changed[::2], changed[1::2], strict=True):
+        text = text.replace(old, new)
+    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="quick")
+    for one in card.guarantees:
+        assert (one.verdict, told[one.id] in one.reason) == ("holds", True), one.reason
 
 
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:

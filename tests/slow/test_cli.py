@@ -561,7 +561,7 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
     ran = check(SOUND, "--only", "order", "--mutate")
     assert (ran.code, ran.err.startswith(message)) == (code, True)
     assert "order: holds (" in ran.out
-    assert ran.out.endswith("1 mutants: 1 killed, 0 equivalent, 0 survived\n\n")
+    assert ran.out.endswith("1 mutant: 1 killed, 0 equivalent, 0 survived\n\n")
 
 
 @pytest.mark.parametrize(

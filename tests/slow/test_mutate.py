@@ -311,9 +311,9 @@ def test_mutants_are_on_the_card_and_on_its_page() -> None:
     seen = MutantJudgement("claim: x", "survived", None, "all hold", "-a\n+b")
     card = replace(CARD, mutants=(seen,), not_mutated=("f() was not mutated",))
     assert read_card(card.to_json()) == card
-    assert mutants_summary([seen]) == "1 mutants: 0 killed, 0 equivalent, 1 survived"
+    assert mutants_summary([seen]) == "1 mutant: 0 killed, 0 equivalent, 1 survived"
     unjudged = replace(seen, verdict="unjudged")
-    told = "1 mutants: 0 killed, 0 equivalent, 1 not judged by what was asked"
+    told = "1 mutant: 0 killed, 0 equivalent, 1 not judged by what was asked"
     assert mutants_summary([unjudged]) == told
     assert told in to_page([replace(card, mutants=[unjudged])])
     page = to_page([card])

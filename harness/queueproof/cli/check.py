@@ -72,8 +72,9 @@ def check(
     profile: Annotated[
         ProfileName | None,
         typer.Option(
-            help="How thorough: of an SQL file quick takes 10 to 20 s, default half a minute to two"
-            " minutes, deep many; a worker program three to six times that.",
+            help="How thorough: of an SQL file, on two idle cores, quick takes 10 to 20 s, default"
+            " half a minute to two minutes, deep many; a worker program three to six times that, a"
+            " busy machine up to three times.",
             show_default="default",
         ),
     ] = None,

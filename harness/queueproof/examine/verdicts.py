@@ -13,7 +13,7 @@ from queueproof.probes.probes import Found, Seen
 from queueproof.report.card import Break, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
 from queueproof.report.story import tell, tell_found
-from queueproof.report.text import to_text
+from queueproof.report.text import counted, to_text
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import FAULTS
 from queueproof.search.shrink import Failure
@@ -75,7 +75,7 @@ def _judgement(
     unsure = _unsure(findings, guarantee, watched, evidence)
     if unsure:
         return Judgement(name, "inconclusive", unsure, evidence=evidence)
-    reason = ", ".join(f"{n:,} {what}" for what, n in evidence.items())
+    reason = ", ".join(counted(n, what) for what, n in evidence.items())
     if watched.lacks and must:
         reason = f"{watched.lacks}; without it: {reason}"
         return Judgement(name, "inconclusive", reason, evidence=evidence)

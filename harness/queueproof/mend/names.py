@@ -6,14 +6,18 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from sqlglot import exp
+
 from queueproof.errors import QueueproofError
 from queueproof.mend.draft import Columns, Draft
 from queueproof.mend.search import source
 from queueproof.queues.model import Queue
-from queueproof.report.card import Card
+from queueproof.report.card import Card, Judgement
 from queueproof.report.text import remedy
 
-_ENDS = re.compile(r"until|expire|expiry|deadline|\bvt\b")
+_END = re.compile(r"until|expire|expiry|deadline|\bvt\b")
+_DUE = re.compile(r"(?<=<= )now\(\)|clock_timestamp\(\) \+ (delay|least\(.*?, 16\)\))")
+_NUMBER = r"(big|small)?int(eger|[248])?|numeric|decimal|real|float[48]?|double precision"
 
 
 def with_remedies(card: Card, queue: Queue) -> Card:
@@ -24,10 +28,7 @@ def with_remedies(card: Card, queue: Queue) -> Card:
         queue: The queue.
     """
     judgements = [
-        replace(one, remedy=in_own_names(remedy(one.id, one.told, queue.offers), queue))
-        if one.stories
-        else one
-        for one in card.guarantees
+        replace(one, remedy=_remedy(one, queue)) if one.stories else one for one in card.guarantees
     ]
     return replace(card, guarantees=judgements)
 
@@ -39,13 +40,58 @@ def in_own_names(text: str, queue: Queue) -> str:
         text: The remedy, in the names of the reference.
         queue: The queue; one that is no SQL file keeps them.
     """
-    try:
-        draft = Draft(source(queue), Path(queue.name))
-    except (OSError, QueueproofError):
+    draft = _draft(queue)
+    if draft is None:
         return text
-    for pattern, own in _own(draft.columns, draft.text):
+    known = draft.columns
+    text = _DUE.sub(lambda due: _time(due[0], known.due, draft.text), text)
+    for pattern, own in _own(known, draft.text):
         text = re.sub(pattern, own.replace("\\", r"\\"), text)
     return text
+
+
+def _draft(queue: Queue) -> Draft | None:
+    try:
+        return Draft(source(queue), Path(queue.name))
+    except (OSError, QueueproofError):
+        return None
+
+
+def _remedy(judgement: Judgement, queue: Queue) -> str:
+    text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
+    draft = _draft(queue) if judgement.id == "live-lease" else None
+    if draft is None or not _adds_up(draft):
+        return text
+    lease = draft.columns.lease
+    anew = _time(f"now(){' + lease' if _ends(draft.columns) else ''}", lease, draft.text)
+    return f"The heartbeat adds to {lease}: set it from the clock, {lease} = {anew}. Also: {text}"
+
+
+def _adds_up(draft: Draft) -> bool:
+    """Whether a heartbeat counts the lease from where it stood, and not from the clock."""
+    lease = draft.columns.lease
+    return any(
+        part.this.name == lease == term.name
+        for site in draft.sites
+        if site.block == "heartbeat"
+        for update in site.parsed.tree.find_all(exp.Update)
+        for part in update.expressions
+        for add in part.expression.find_all(exp.Add)
+        for term in (add.this, add.expression)
+    )
+
+
+def _ends(known: Columns) -> bool:
+    """Whether the lease's column has its end, and not its beginning."""
+    return known.until or _END.search(known.lease) is not None
+
+
+def _time(moment: str, column: str, sql: str) -> str:
+    """A point in time as a column holds it: as a number where the schema says so."""
+    name = re.escape(column)
+    if not column or not re.search(rf"\b{name}\s+({_NUMBER})\b", sql, re.IGNORECASE):
+        return moment
+    return f"extract(epoch FROM {moment})" + " * 1000" * ("* 1000" in sql)
 
 
 def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
@@ -72,7 +118,6 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
     if known.queue:
         found.append((r"\bqueue = \$1", f"{known.queue} = :queue"))
     if known.lease:
-        ends = known.until or _ENDS.search(known.lease)
-        old = f"{known.lease} < now(){'' if ends else ' - lease'}"
-        found.append((r"\blocked_at < now\(\) - lease", old))
+        then = _time("now()" if _ends(known) else "now() - lease", known.lease, sql)
+        found.append((r"\blocked_at < now\(\) - lease", f"{known.lease} < {then}"))
     return found

@@ -113,6 +113,20 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
     return waits
 
 
+def unasked(offer: Offer, waits: RetryWaits) -> str:
+    """What a reader might think was asked, and was not; empty where all was.
+
+    Args:
+        offer: What the queue brings.
+        waits: Those that were measured.
+    """
+    last = max((wait.attempt for wait in waits.found), default=0)
+    if not last or last >= LATER[0]:
+        return ""
+    why = f": max_attempts is {offer.queue.max_attempts}" if offer.queue.max_attempts else ""
+    return f"none after attempt {last}, where a wait may overflow{why}"
+
+
 def _elsewhere(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
     """See whether a job of another queue, or of another priority, waits as well.
 

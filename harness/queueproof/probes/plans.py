@@ -146,6 +146,23 @@ def walk(lab: Lab, offer: Offer, fillings: Sequence[TableState]) -> PlanFindings
     return findings
 
 
+def unasked(offer: Offer, found: PlanFindings) -> Iterator[str]:
+    """What a reader might think was asked, and was not.
+
+    Args:
+        offer: What the queue brings.
+        found: What was.
+    """
+    if offer.held:
+        yield "a claim of several was not asked: it ends inside its transaction"
+    elif "limit" not in offer.queue.takes("claim"):
+        yield "a claim of several was not asked: it takes no limit"
+    if not offer.held and "jobs" not in offer.queue.offers:
+        yield "jobs taken and not answered were not counted: there is no `jobs`"
+    if any("Function Scan" in plan for plans in found.plans for plan in plans):
+        yield "plans inside a function are not seen"
+
+
 def replay(lab: Lab, offer: Offer, cell: Cell) -> Overclaim | None:
     """The claim of one cell again.
 

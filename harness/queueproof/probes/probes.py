@@ -101,7 +101,7 @@ class PlanGrid(Probe):
         }
         over = found.overclaim
         if over is None:
-            return Seen(evidence)
+            return Seen(evidence, remark="; ".join(plans.unasked(offer, found)))
         explained = [one.id for one in CATALOGUE.values() if one.passed_over]
         sentence = "jobs were passed over, as claims that take more than they return explain"
         return Seen(
@@ -130,7 +130,9 @@ class Backoff(Probe):
         """Fail one job as often as it may be."""
         waits = backoff.watch(lab, offer)
         evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
-        return Seen(evidence, broken=waits.broken, found=waits if waits.broken else None, data=True)
+        if waits.broken:
+            return Seen(evidence, broken=waits.broken, found=waits, data=True)
+        return Seen(evidence, remark=backoff.unasked(offer, waits))
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401, ARG002 - JSON
         """The same again."""

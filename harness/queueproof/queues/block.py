@@ -85,6 +85,9 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+ARRAYS = "under the column's name and an s, whatever it ends in"
+
+
 def meant(name: str, names: Iterable[str]) -> str:
     """Ask for the known name that is closest.
 
@@ -107,7 +110,8 @@ def no_parameter(block: str, name: str, known: Collection[str]) -> str:
     if not known:
         return message
     near = meant(f":{name}", [f":{one}" for one in known])
-    return f"{message}, only {listed(known)}; {near}"
+    how = f"; arrays stand {ARRAYS}" if name.endswith("s") else ""
+    return f"{message}, only {listed(known)}{how}; {near}"
 
 
 _BOOL, _INT4, _TEXT, _INTERVAL, _JSONB = 16, 23, 25, 1186, 3802

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import Block, Mode, Statement, listed, meant, no_parameter
+from queueproof.queues.block import ARRAYS, Block, Mode, Statement, listed, meant, no_parameter
 from queueproof.queues.model import OPERATIONS
 
 if TYPE_CHECKING:
@@ -227,7 +227,9 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
     for step, statement in enumerate(block.statements):
         for name, source in statement.parameters.items():
             if not _may_use(block.name, own, name, first=step == 0):
-                raise FormatError(_unknown_parameter(block.name, own, name), source)
+                raise FormatError(
+                    _unknown_parameter(block.name, own, name, first=step == 0), source
+                )
     if block.parameters is None:
         return
     for name in block.parameters:
@@ -266,13 +268,18 @@ def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool
     return name.endswith("s") and (not first or block in _OF_A_BATCH)
 
 
-def _unknown_parameter(block: str, own: frozenset[str], name: str) -> str:
+def _unknown_parameter(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
     if block in _OF_A_BATCH:
-        return f"{block} takes the claims' columns as arrays: did you mean :{name}s?"
-    if not own:
+        return f"{block} takes the claims' columns as arrays, {ARRAYS}: did you mean :{name}s?"
+    if not own and first:
         return f"{block} takes no parameters, and uses :{name}"
     near = get_close_matches(name.lower(), own, n=1)
     told = meant(name, near) if near else f"{block} may use {listed(sorted(own))}"
+    if not near and not first:
+        told = (
+            "columns that an earlier statement answered are arrays,"
+            f" {ARRAYS}: did you mean :{name}s?"
+        )
     return f"unknown parameter :{name} in {block}; {told}"
 
 

@@ -28,6 +28,7 @@ from queueproof.search.shrink import Failure
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
 SHOWN_SQL = 60
 _WORKER = re.compile(r"w\d+")
+_BEGINS = {"BEGIN": True, "START": True} | dict.fromkeys(("COMMIT", "END", "ROLLBACK"), False)
 
 
 # --- the data -----------------------------------------------------------------------------------
@@ -122,7 +123,9 @@ class Event:
 
     Attributes:
         kind: What; `uncommitted`: somebody else acts before the COMMIT.
-        about: The connection, who is waited for, or the gate it stops at.
+        about: The connection, who is waited for, or the gate it stops at; of a crash that cuts an
+            operation short: whether its last statement was `committed` or is `undone`.
+        statement: That statement's position among the story's.
     """
 
     kind: Literal[
@@ -136,6 +139,7 @@ class Event:
         "crash",
     ]
     about: str = ""
+    statement: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +493,8 @@ class _Turns:
         self._names = names
         self._alone = alone
         self._known: dict[int, str] = {}  # of the job of a claim, by its call
+        self._kinds = {call.kind for call in calls}
+        self._open: dict[str, list[Beat]] = {}  # of an actor's operation
 
     def add(self, beat: Beat) -> None:
         """Take in what happened next."""
@@ -501,6 +507,10 @@ class _Turns:
                 self.made[-1].facts.append(Event("uncommitted"))
             self.made.append(_Turn(beat.actor))
         turn = self.made[-1]
+        if beat.event in {"start", "answer", "error"}:
+            self._open[beat.actor] = []
+        elif beat.event != "crash":
+            self._open.setdefault(beat.actor, []).append(beat)
         stood = (
             bool(turn.facts)
             and isinstance(last := turn.facts[-1], Event)
@@ -526,15 +536,34 @@ class _Turns:
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
                 self._note(beat, call)
-                yield Answered(beat.event, self._names.shortened(beat.text))
+                one = call is not None and call.kind in {"promote", "start"} and call.moved == 1
+                text = "1 job" if one and beat.event == "answer" else beat.text
+                yield Answered(beat.event, self._names.shortened(text))
             case "clock" if call is not None:
                 yield Passed(call.delay)
             case "commit" if turn.uncommitted:
                 pass  # the end of what was done, and nobody acted meanwhile
             case "fault" if call is not None:
                 yield Fault(cast("FaultKind", call.kind), beat.text)
-            case "connection" | "commit" | "waits" | "stops" | "goes on" | "rewrite" | "crash":
+            case "connection" | "commit" | "waits" | "stops" | "goes on" | "rewrite":
                 yield Event(beat.event, beat.text)
+            case "crash":
+                yield self._crash(self._open.pop(beat.actor, []))
+
+    def _crash(self, beats: Sequence[Beat]) -> Event:
+        """A crash, with what becomes of the operation that it cuts short."""
+        statement, begun, last = -1, False, ""
+        for beat in beats:
+            if beat.event == "sql":
+                word = first_keyword(beat.text)
+                begun = _BEGINS.get(word, begun)
+                statement = statement if word in _BEGINS else self._sent(beat).statement
+            last = last if beat.event == "lost" else beat.event
+        died = beats and beats[-1].event == "lost" and self._kinds & {"terminate", "restart"}
+        if statement < 0 or died:  # a process that dies of these does not say what it knew
+            return Event("crash")
+        committed = not begun and last in {"sql", "commit", "goes on"}
+        return Event("crash", "committed" if committed else "undone", statement)
 
     def _note(self, beat: Beat, call: Call | None) -> None:
         """Keep what a claim of one job was answered about it; a batch's is not taken apart."""

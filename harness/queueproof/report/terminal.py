@@ -14,7 +14,7 @@ from rich.text import Text
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import remedy, to_text
+from queueproof.report.text import counted, remedy, to_text
 
 STYLES = {
     "holds": "green",
@@ -110,7 +110,7 @@ def mutants_summary(mutants: Sequence[MutantJudgement]) -> str:
     ends = [f"{found[verdict]} {verdict}" for verdict in ("killed", "equivalent", "survived")]
     if found["unjudged"]:  # then none can be said to have survived
         ends[-1] = f"{found['unjudged']} not judged by what was asked"
-    return f"{len(mutants)} mutants: {', '.join(ends)}"
+    return f"{counted(len(mutants), 'mutants')}: {', '.join(ends)}"
 
 
 def print_mutants(out: Output, card: Card) -> None:
@@ -148,10 +148,10 @@ def print_mended(out: Output, mended: Mended, profile: str) -> None:
         profile: How thoroughly that was checked.
     """
     if mended.diff:
-        lines = f"{mended.lines} line{'s' * (mended.lines != 1)}"
+        lines = counted(mended.lines, "lines")
         told = f"Mended: {', '.join(mended.mended)}, by {lines}"
         told += "" if mended.card else ", before the search was interrupted"
-        out.say(Text(f"{told}, the best of {mended.tried} candidates:", style="bold"))
+        out.say(Text(f"{told}, the best of {counted(mended.tried, 'candidates')}:", style="bold"))
         for change in mended.what:
             out.say(f"  {change}")
         out.say()
@@ -178,9 +178,9 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
     counts = Counter[str]()
     for judgement in mended.card.guarantees:
         counts.update(judgement.evidence)
-    runs = f"{counts['schedules']:,} schedules"
+    runs = counted(counts["schedules"], "schedules")
     if drawn := max(one.evidence.get("random programs", 0) for one in mended.card.guarantees):
-        runs += f", {drawn:,} random programs"
+        runs += f", {counted(drawn, 'random programs')}"
     whole = summary(mended.card.guarantees)
     yield f"The mended queue was checked by everything, profile {profile}: {whole} ({runs})."
     if profile == "quick":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +49,10 @@ _EVENTS: Mapping[str, str] = {
     "rewrite": "the tables are rewritten, their rows in another physical order",
     "crash": "crashes",
 }
+_CUT_SHORT = {
+    "committed": "crashes after [{}] was committed, before anything else was sent",
+    "undone": "crashes before [{}] was committed: it has no effect",
+}
 _ANSWERS: Mapping[str, str] = {
     "answer": "{}",
     "error": "ERROR {}",
@@ -63,7 +68,10 @@ _ROLES: Mapping[str, str] = {
     " time pass, so that it is seen what becomes of each job",
     "promoter": "makes due jobs claimable, as the queue's own scheduler does",
     "nemesis": "brings the faults",
+    "janitor": "removes finished jobs, as the queue's own cleanup does",
+    "late": "a worker, which asks last",
 }
+_BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
@@ -111,6 +119,12 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     if undone is None:
         return safe
     return f"Here {undone.operation} put back a job that had ended. {safe}"
+
+
+def counted(number: int, what: str) -> str:
+    """So many of what is named in the plural; of one, the first noun in the singular."""
+    named = re.sub(r"s\b", "", what, count=1) if number == 1 else what
+    return f"{number:,} {named}"
 
 
 def _run(story: Story, width: int) -> Iterator[str]:
@@ -163,11 +177,19 @@ def roles(story: Story) -> Iterator[str]:
     for actor in story.actors:
         if actor in _ROLES:
             yield f"{actor}: {_ROLES[actor]}."
+    workers = [actor for actor in story.actors if is_worker(actor)]
+    if workers and int(workers[-1][1:]) > len(workers) + FEW:
+        yield f"{workers[-1]}: a worker; those whose numbers are missing were not needed."
 
 
 def remarks(story: Story) -> Iterator[str]:
     """What is not plain to see: waits that are no breach, and why a worker does what it does."""
     yield from map(_allowed, story.allowed)
+    if story.conditions.isolation and any(map(_BEGIN.match, story.statements)):
+        yield (
+            f"At {story.conditions.isolation.upper()} every statement of a transaction sees what"
+            " its first one saw, and nothing that others have committed since."
+        )
     undone = _undone(story) if CATALOGUE[story.guarantee].undone else None
     if undone is not None and undone.operation == "fail" and undone.by_itself:
         yield (
@@ -230,6 +252,8 @@ def worded(fact: Fact) -> str:
             return f"the clock moves on by {_long(fact.seconds)}"
         case Event(kind="stops"):
             return _STOPPED[fact.about]
+        case Event(kind="crash") if fact.about:
+            return _CUT_SHORT[fact.about].format(letter(fact.statement))
         case Event():
             return _EVENTS[fact.kind].format(fact.about)
         case Fault():
@@ -451,10 +475,31 @@ def _line(moment: Moment) -> str:
     """A moment as one line; a statement is told by its letter."""
     if not moment.actor:
         return "; ".join(map(worded, moment.facts))
-    told = _joined(moment.facts)
+    often, told = _folded([_joined(facts) for facts in _operations(moment.facts)])
     first = moment.facts[0]
     on = not moment.begins and not (isinstance(first, Event) and first.kind in {"goes on", "crash"})
-    return f"{moment.actor}{', going on' if on else ''}: {told}"
+    return f"{moment.actor}{', going on' if on else ''}{often}: {told}"
+
+
+def _operations(facts: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
+    """The facts of each operation of a moment; only the drainer's have several."""
+    starts = [n for n, fact in enumerate(facts) if n and isinstance(fact, Asked)]
+    return (facts[n:end] for n, end in itertools.pairwise([0, *starts, len(facts)]))
+
+
+def _folded(told: Sequence[str]) -> tuple[str, str]:
+    """Operations as one line: how often it all was done, and what; an end that repeats once."""
+    for size in range(1, len(told) // 2 + 1):
+        last, times = told[-size:], 1
+        while told[-size * (times + 1) : -size * times] == last:
+            times += 1
+        if times > 1:
+            often = "twice" if times == 2 else f"{times} times"  # noqa: PLR2004 - has a word
+            what = "; ".join(last)
+            if len(told) == size * times:
+                return f", {often}", what
+            return "", "; ".join([*told[: -size * times], f"{often}: {what}"])
+    return "", "; ".join(told)
 
 
 def _joined(facts: Iterable[Fact]) -> str:
