@@ -31,6 +31,7 @@ from queueproof.report.story import (
     tell_found,
 )
 from queueproof.report.text import counted, remedy, to_text
+from queueproof.run import answers
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import FaultKind
@@ -334,10 +335,8 @@ def test_one_of_what_is_counted_is_no_plural() -> None:
 
 def test_what_was_promoted_is_counted() -> None:
     """One job that became due is no `1 jobs`."""
-    call = Call(0, "promote", "promoter", 0, 0.0, moved=1)
-    run = Run(History([call]), [Beat("promoter", 0, "start"), Beat("promoter", 0, "answer", "x")])
-    told = tell(run, Violation("not-early", "it is a test", None, 0))
-    assert "promoter: promote => 1 job\n" in to_text(told)
+    for moved, said in ((0, "done"), (1, "1 job"), (2, "2 jobs")):
+        assert answers.told(Call(0, "promote", "promoter", 0, 0.0, moved=moved), moved) == said
 
 
 def test_an_old_snapshot_is_explained() -> None:

@@ -536,9 +536,7 @@ class _Turns:
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
                 self._note(beat, call)
-                one = call is not None and call.kind in {"promote", "start"} and call.moved == 1
-                text = "1 job" if one and beat.event == "answer" else beat.text
-                yield Answered(beat.event, self._names.shortened(text))
+                yield Answered(beat.event, self._names.shortened(beat.text))
             case "clock" if call is not None:
                 yield Passed(call.delay)
             case "commit" if turn.uncommitted:

@@ -137,7 +137,7 @@ def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an oper
         case "recover":
             return f"job {', '.join(call.ids)}" if call.ids else "nothing"
         case "promote" | "start":
-            return f"{call.moved} jobs" if call.moved else "done"
+            return f"{call.moved} job{'s' if call.moved > 1 else ''}" if call.moved else "done"
         case "complete_many" if call.answer == "accepted":
             return f"job {', '.join(call.ids)} accepted" if call.ids else "rejected"
         case "jobs":
