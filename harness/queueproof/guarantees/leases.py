@@ -67,6 +67,9 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         yield Program(ONE, in_turn(gone, over, script("w2", claim())))
         for begins in pieces.beginning():
             yield Program(ONE, in_turn(gone, over, begins, *pieces.reaper()))
+        # A claim that commits once its lease has run out, after somebody has looked for such.
+        looks = [script(actor, *over[1], *dos) for actor, dos in pieces.reaper()[:1]]
+        yield from (Program(ONE, ((gone, look),)) for look in looks)
     yield Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
     if pieces.takes_limit:
         yield Program(TWO, in_turn(script("w1", claim(2), crash())))

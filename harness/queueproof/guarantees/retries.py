@@ -215,6 +215,11 @@ def _arrivals(pieces: Pieces) -> Iterator[Program]:
         due, looks = JobSpec(delay=DELAY), advance(past(DELAY))
         for actor, dos in pieces.reaper() or (script("w1", claim()),):
             yield Program((), ((NEW, script(actor, looks, *dos)),), reserve=(due,))
+    if "promote" in pieces.offers and "fail" in pieces.offers:
+        # A failure likewise: its wait is counted from where its transaction began.
+        taken = in_turn(script("w1", claim()))
+        race: Stage = (script("w1", fail()), script(PROMOTER, advance(DAY), PROMOTE))
+        yield Program(_two_tries(pieces), (*taken, race))
 
 
 def _kept(pieces: Pieces) -> Iterator[Program]:
