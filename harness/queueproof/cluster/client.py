@@ -17,7 +17,8 @@ from distributed.scheduler import KilledWorker
 
 from queueproof import waits
 from queueproof.cluster.members import Members, joined, refuse_address
-from queueproof.cluster.seat import Brief, LostError, Seat, SeatError, do
+from queueproof.cluster.orders import Brief, SeatError
+from queueproof.cluster.seat import LostError, Seat, do
 from queueproof.errors import QueueproofError
 from queueproof.examine.work import Done, Draws, Exploration, Helpers, Unit
 from queueproof.queues.model import Queue

@@ -18,16 +18,8 @@ from queueproof.bench.pool import GRACE, START_SECONDS, Drivers, RoundLostError,
 from queueproof.bench.worker import Load, Tally
 from queueproof.cluster.clock import ahead
 from queueproof.cluster.members import Members, joined, machine_of, refuse_address
-from queueproof.cluster.seat import (
-    LateError,
-    LoadBrief,
-    LoadSeat,
-    LostError,
-    Prepare,
-    Release,
-    do,
-    exchange,
-)
+from queueproof.cluster.orders import LateError, LoadBrief, Prepare, Release
+from queueproof.cluster.seat import LoadSeat, LostError, do, exchange
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.postgres import Server
 

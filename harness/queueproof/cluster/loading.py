@@ -19,7 +19,7 @@ from typing import Any
 from queueproof.bench.pool import Pool
 from queueproof.bench.worker import Tally
 from queueproof.cluster.clock import ahead
-from queueproof.cluster.seat import LateError, LoadBrief, Prepare, Release
+from queueproof.cluster.orders import LateError, LoadBrief, Prepare, Release
 from queueproof.errors import QueueproofError
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from queueproof.cluster.seat import Brief, SeatError
+from queueproof.cluster.orders import Brief, SeatError
 from queueproof.errors import QueueproofError
 from queueproof.examine.processes import end_without_parent
 from queueproof.examine.work import Done, Unit, Work

@@ -17,14 +17,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import Pipe
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from distributed import Worker, get_worker
 
-from queueproof.errors import QueueproofError
-
-if TYPE_CHECKING:
-    from queueproof.bench.worker import Load
+from queueproof.cluster.orders import Brief, LoadBrief
 
 _LOOK = 0.1  # seconds
 _GRACE = 1.0  # seconds for a process to end with what it has started
@@ -33,66 +30,6 @@ _WANTED = {"executing", "memory"}  # states of a seat's key while its client wan
 
 class LostError(Exception):
     """The process was killed, or ended without an answer."""
-
-
-class SeatError(QueueproofError):
-    """A worker of the cluster cannot do units, and what it lacks."""
-
-
-class LateError(QueueproofError):
-    """The start of a load was over when its word came."""
-
-
-class Brief(NamedTuple):
-    """What a process begins with that does units.
-
-    Attributes:
-        source: The server that it starts; see `open_server`.
-        trust: The same.
-        version: The server_version_num that it is to have.
-        given: What the queue brings, and the seed of the schedules, as cloudpickle has it.
-    """
-
-    source: str
-    trust: bool
-    version: int
-    given: bytes
-
-
-class LoadBrief(NamedTuple):
-    """What a process begins with that drives loads.
-
-    Attributes:
-        size: Workers of a load at most, elsewhere too.
-        processes: That it has for its share of them.
-    """
-
-    size: int
-    processes: int
-
-
-class Prepare(NamedTuple):
-    """A share of a load, whose workers are to connect and prepare; see `Pool.prepare`."""
-
-    conninfo: str
-    load: Load
-    workers: int
-    first: int
-    step: int
-
-
-class Release(NamedTuple):
-    """The word to begin; see `Pool.release`.
-
-    Attributes:
-        start: When, by the server's clock, in seconds since 1970.
-        seconds: How long.
-        warm_up: How long before that.
-    """
-
-    start: float
-    seconds: float
-    warm_up: float
 
 
 class Seat:
