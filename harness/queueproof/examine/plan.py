@@ -21,8 +21,9 @@ from queueproof.examine.findings import STORIES, Findings
 from queueproof.examine.profiles import Profile
 from queueproof.examine.work import Draws, Exploration, Probing, Unit, key_of, runs_of
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.guarantees.drawn import drawn_programs
 from queueproof.guarantees.guarantee import Guarantee, Variation
-from queueproof.guarantees.suites import Suite, drawn_programs
+from queueproof.guarantees.suites import Suite
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.run import wallclock
 from queueproof.run.free import free_run
