@@ -20,6 +20,7 @@ from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database, lock_key
 
 OLDEST = 140000
+_CHOOSES = 150_000  # the server_version_num from which CREATE DATABASE takes a STRATEGY
 PREFIX = "queueproof"
 ROLE = "queueproof"  # whom a queue's own SQL runs as, on a server of ours
 
@@ -321,7 +322,8 @@ class Server:
         with waits.LimitedConnection.open(self._admin) as connection:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
-            connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named))
+            create = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named)
+            connection.execute(create + sql.SQL(self._strategy))
             owned = sql.SQL("ALTER DATABASE {} OWNER TO {}")  # which CREATE cannot say of oneself
             connection.execute(owned.format(named, sql.SQL(self.owner)))
             for setting, value in settings.items():
@@ -333,6 +335,15 @@ class Server:
         if self._watchdog:  # its pg_hba.conf may let us into the databases that it names only
             new = make_conninfo(self._admin, dbname=name)
             waits.LimitedConnection.open(new).close()
+
+    @property
+    def _strategy(self) -> str:
+        """How a database is copied: as files, in a third of the time that it takes by the log.
+
+        That makes checkpoints, of which somebody's server, or a disk, would have to bear the cost.
+        """
+        fast = self.ours and not self.durable and self.version >= _CHOOSES
+        return " STRATEGY FILE_COPY" if fast else ""
 
     def _drop(self, name: str) -> None:
         # the server may be gone: then so is the database, or the watchdog tries again at the end
