@@ -8,7 +8,6 @@ from typing import IO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
@@ -39,6 +38,8 @@ class Output(Console):
     def markdown(self, text: str) -> None:
         """Print Markdown: drawn on a terminal, as it is elsewhere."""
         if self.is_terminal:
+            from rich.markdown import Markdown  # noqa: PLC0415 - a card has none, and it takes 30 ms
+
             self.print(Markdown(text))
         else:
             self.say(text.rstrip())
