@@ -78,9 +78,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def check(command: Run, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a quick check in this process."""
+    """Run a quick check in this process, which does all of it: the tests share the processors."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
-    return lambda *arguments: command("check", "--profile", "quick", *arguments)
+    return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
 
 @pytest.fixture
