@@ -22,6 +22,7 @@ from typing import NamedTuple
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue, first_flaw
+from queueproof.examine.processes import MOST as PROCESSES
 from queueproof.examine.processes import lent_server, processes
 from queueproof.examine.replay import replay
 from queueproof.examine.work import runner_under
@@ -140,7 +141,8 @@ def mend(
         postgres: As for `open_server`.
         trust: The same.
         profile: As for `check_queue`, of the last check.
-        jobs: The same.
+        jobs: The same; twice as many processes try candidates, as each waits for the server half
+            the time.
         progress: The same; while candidates are tried nobody knows how many it will take: None.
         kept: Told of the change so far, each time it mends one guarantee more; None once a check by
             everything refuses it. What it holds was asked for what it mends alone.
@@ -194,7 +196,8 @@ class _Search:
         for judgement in broken:
             self._stories[judgement.id] = [s.replay for s in judgement.stories if s.replay]
         for _ in range(AGAIN):
-            with processes(self.server) as self._pool:  # ended before a check has some of its own
+            # They are ended before a check has some of its own.
+            with processes(self.server, min(2 * self.jobs, PROCESSES)) as self._pool:
                 text, what, done, left = self._one_by_one([one.id for one in broken])
             if not done:
                 return Mended("", (), 0, (), left, self.tried, None)
