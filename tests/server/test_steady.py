@@ -331,6 +331,30 @@ def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf)
     assert "due tomorrow" in slope(lab, "ahead", MANY).broken
 
 
+LOOKING = queue().replace(
+    "-- name: claim(limit)\n",
+    """-- name: claim(limit)
+SELECT count(payload) AS seen FROM jobs WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'queued' ORDER BY enqueued_at LIMIT {}
+));
+""",
+)
+
+
+@pytest.mark.parametrize(("page", "broken"), [(40, False), (1_000_000, True)])
+def test_a_cost_that_is_higher_and_stays_does_not_grow(
+    lab_of: LabOf, page: int, *, broken: bool
+) -> None:
+    """A claim that looks at a page of jobs, and never at more, costs the same at any depth."""
+    found = slope(lab_of(LOOKING.replace("{}", str(page))), "waiting", MANY)
+    few, many, more = (cost.buffers for cost in [found.small, *found.costs[-2:]])
+    assert many > few * 1.5
+    assert many > few + 32
+    assert bool(found.broken) == broken
+    assert (more > 2 * many) == broken
+    assert f"{4 * MANY:,} waiting jobs" in found.told
+
+
 def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
     """An index of all queues in one order makes a claim walk over the backlog of another one."""
     sound = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")

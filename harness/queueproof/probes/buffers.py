@@ -32,6 +32,7 @@ from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
+DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm
 BATCH = 50
 FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply
@@ -55,6 +56,7 @@ WORKER = identity("w1")
 _UNCOUNTED = frozenset(
     {"BEGIN", "START", "SET", "RESET", "LOCK", "SAVEPOINT", "RELEASE", "COMMIT", "END", "ROLLBACK"}
 )
+_ONE_BY_ONE = frozenset({"churned", "snapshot"})  # kinds of contents that no rows are copied for
 _FETCHED = """
 SELECT COALESCE(sum(pg_catalog.pg_stat_get_xact_blocks_fetched(c.oid)), 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -177,6 +179,7 @@ class Slope:
     Attributes:
         costs: One for each content, the empty queue's first.
         beside: The same for contents at which a claim may cost more: told, and not judged.
+        level: Kinds of contents at which a claim costs more, and with many more jobs not more yet.
         claims: How many claims were measured.
         guilty: Where the cost has grown: the costliest statement and its plan.
         index: What would serve it, if that can be seen.
@@ -187,6 +190,7 @@ class Slope:
 
     costs: list[Cost] = field(default_factory=list)
     beside: list[Cost] = field(default_factory=list)
+    level: set[str] = field(default_factory=set)
     claims: int = 0
     guilty: tuple[str, str] | None = None
     index: ServingIndex | None = None
@@ -203,7 +207,7 @@ class Slope:
     @property
     def grown(self) -> bool:
         """Whether the last cost is more than it may be."""
-        if not self.costs:
+        if not self.costs or self.costs[-1].content.kind in self.level:
             return False
         small, large = self.small.buffers, self.costs[-1].buffers
         return large > small * GROWTH and large > small + SLACK
@@ -259,6 +263,17 @@ class Slope:
             name = _NAMES.get(content.kind, "finished jobs")
             most[name] = max(most.get(name, 0), content.jobs)
         return {**most, "claims measured": self.claims}
+
+
+def again(content: Content) -> Sequence[Content]:
+    """The contents at whose last one a claim costs what it cost before."""
+    if content.kind in _ONE_BY_ONE:
+        return [content]
+    return [content._replace(jobs=content.jobs // DEEPER), content]
+
+
+def _deeper(content: Content) -> Content:
+    return content._replace(jobs=content.jobs * DEEPER)
 
 
 class _UnmeasurableError(Exception):
@@ -324,12 +339,9 @@ def measure(
             meter.measure(EMPTY)
             for contents in ([SMALL], *series):
                 lab.reset(renew=True)
-                for content in meter.filled(contents):
-                    meter.measure(content)
-                    if slope.grown and (content.kind != "churned" or content == contents[-1]):
-                        return slope
-                    if content.kind == "churned" and not slope.grown:
-                        break
+                meter.climb(contents)
+                if slope.grown:
+                    return slope
             judged = len(slope.costs)
             for contents in beside:
                 lab.reset(renew=True)
@@ -479,7 +491,7 @@ class _Meter:
             if kind == "snapshot":
                 raise _UnmeasurableError("neither complete nor fail is offered: no job is finished")
             return
-        if kind in {"churned", "snapshot"}:
+        if kind in _ONE_BY_ONE:
             if kind == "snapshot":
                 holder = self.lab.session("snapshot")
                 holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
@@ -520,14 +532,41 @@ class _Meter:
 
     # --- measuring ------------------------------------------------------------------------------
 
+    def climb(self, contents: Sequence[Content]) -> None:
+        """Fill with one content after the other and measure, until it is seen whether costs grow.
+
+        A cost that is higher and then stays is none that grows: a claim may do so much at most for
+        others, as one that makes a page of due jobs ready.
+        """
+        slope, kind = self.slope, contents[0].kind
+        if kind in _ONE_BY_ONE:
+            for content in self.filled(contents):
+                self.measure(content)
+                if not slope.grown:
+                    return
+            return
+        surer = None if len(contents) > 1 else _deeper(contents[0])
+        for content in self.filled([*contents, *([surer] if surer else [])]):
+            if content == surer and not slope.grown:
+                return
+            before = slope.costs[-1] if slope.grown else None
+            self.measure(content)
+            if before is not None:
+                if slope.costs[-1].buffers < before.buffers * STILL:
+                    slope.level.add(kind)
+                    slope.guilty = None
+                return
+
     def measure(self, content: Content) -> None:
         """Vacuum, measure some claims, and note the least."""
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
-        self.enqueue(REPEATS)
-        self._vacuum()
+        self.enqueue(REPEATS + 1)
         session = self.lab.session("w1")
+        _, claims = self._counted(session)  # it may move what is due, and leave as many dead rows
+        self._release(session, claims)
+        self._vacuum()
         # Workers of a parallel query count for themselves.
         session.run("SET max_parallel_workers_per_gather = 0")
         costs = []
@@ -537,9 +576,7 @@ class _Meter:
                 self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                 statements, claims = self._counted(session)
             _refuse_empty(claims)
-            self._end(session, claims)
-            if session.in_transaction:
-                session.run("ROLLBACK")
+            self._release(session, claims)
             costs.append(Cost(content, statements))
         least = min(costs, key=lambda cost: cost.buffers)
         if not least.buffers:
@@ -548,6 +585,11 @@ class _Meter:
         self.slope.costs.append(least)
         if self.slope.grown:
             self._explain(session, max(least.statements, key=lambda one: one[1])[0])
+
+    def _release(self, session: Session, claims: Sequence[Claim]) -> None:
+        self._end(session, claims)
+        if session.in_transaction:
+            session.run("ROLLBACK")
 
     def _vacuum(self) -> None:
         for table in self.lab.tables:

@@ -202,7 +202,7 @@ class Growth(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The last filling again."""
-        slope = buffers.measure(lab, offer, [[buffers.Content(*data)]])
+        slope = buffers.measure(lab, offer, [buffers.again(buffers.Content(*data))])
         return slope if slope.broken else None
 
 
