@@ -176,6 +176,9 @@ def _routing(pieces: Pieces) -> Iterator[Program]:
         yield Program(jobs, ((script("w1", claim()), script("w2", claim(1, "other"))),))
     for ender in pieces.enders():
         yield Program(both, in_turn(script("w1", claim(), ender), script("w2", claim())))
+    if pieces.joins:
+        others = script("w1", claim(1, "other"), complete(), claim(1, "other"))
+        yield Program(both, in_turn(others))
     if not isinstance(pieces.offer.queue, WorkerQueue):  # which may know two queues and no third
         pairs = [("default", _PREFIXED), (_PREFIXED, "default"), (_PATTERN, _PREFIXED)]
         pairs += [(f"{_LONG}in", f"{_LONG}out"), ("default", "Default")]

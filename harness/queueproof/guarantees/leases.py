@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from queueproof.guarantees.guarantee import Guarantee, finishing
 from queueproof.guarantees.programs import (
     ALIGNED,
+    CLEAN_OLD,
     ELSEWHERE,
+    NEW,
     ONE,
     PAGE,
     SPENT,
@@ -23,11 +25,13 @@ from queueproof.schedule.programs import (
     COMPLETE_SOME,
     OBSERVE,
     RECOVER,
+    START,
     JobSpec,
     Program,
     Stage,
     advance,
     claim,
+    complete,
     crash,
     fail,
     heartbeat,
@@ -198,6 +202,12 @@ def _live_lease(pieces: Pieces) -> Iterator[Program]:
         later = in_turn(script("w3", claim()))
         yield Program(TWO, (*first, *over, (reaper, others), *later))
     yield from _next_attempts(pieces)
+    if "cleanup" in pieces.offers and "start" in pieces.offers:
+        # A worker that began long ago is none that is gone.
+        beaten = (heartbeat(),) if pieces.by_worker else ()
+        old = in_turn(script("w1", START), script("clock", advance(DAY)), NEW)
+        taken = in_turn(script("w1", *beaten, claim()), CLEAN_OLD)
+        yield Program((), (*old, *taken, *steal), reserve=ONE)
 
 
 def _next_attempts(pieces: Pieces) -> Iterator[Program]:
@@ -208,6 +218,12 @@ def _next_attempts(pieces: Pieces) -> Iterator[Program]:
         failed = in_turn(script("w1", claim(), *beaten, fail()))
         late = in_turn(script("w2", claim()), pieces.within(), *pieces.reaper())
         yield Program(ONE, (*failed, *pieces.wait_out(), *late, *in_turn(script("w3", claim()))))
+    if pieces.joins and pieces.lease is not None:
+        # One that comes with the completion of another, too.
+        gone = in_turn(script("w1", claim(), crash()), script("clock", advance(past(pieces.lease))))
+        joined = in_turn(script("w2", claim()), *pieces.reaper(), script("w2", complete(), claim()))
+        steal = in_turn(*pieces.reaper(), script("w3", claim()))
+        yield Program(TWO, (*gone, *joined, *steal))
     # A job that was taken over is as fresh as any other.
     if pieces.bound is None or pieces.bound > 1:
         held = in_turn(script("w1", claim(), *beaten))

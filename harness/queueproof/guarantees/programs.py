@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.actors import PROMOTER
-from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     ALIGN,
     PROMOTE,
@@ -39,6 +39,7 @@ PAGE = 30  # more than a batch; so many that shrinking takes no more than second
 SPENT = 12
 NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))
+CLEAN_OLD = script("janitor", Do("cleanup", seconds=HOUR))
 ELSEWHERE = (JobSpec(queue="other"),)
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100

@@ -11,6 +11,7 @@ from queueproof.guarantees.programs import (
     ELSEWHERE,
     NEW,
     ONE,
+    SETTLE,
     SPENT,
     THREE,
     TWO,
@@ -120,6 +121,16 @@ def _retry_given(pieces: Pieces) -> Iterator[Program]:
         # However old the job is.
         old = in_turn(script("clock", advance(40 * DAY)), script("w1", claim(), fail()))
         yield Program(ONE, (*old, *pieces.wait_out()))
+        tries = max((bound for bound in pieces.bounds() if bound <= SPENT), default=0)
+        if tries > 1 and "delay" in pieces.offer.queue.takes("enqueue"):
+            # However late it was to begin.
+            begun = in_turn(script("clock", advance(past(DELAY))))
+            fails = [
+                stage
+                for n in range(tries)
+                for stage in (*in_turn(script(f"w{n + 1}", claim(), fail())), *pieces.wait_out())
+            ]
+            yield Program((JobSpec(bound=tries, delay=DELAY),), (*begun, *fails))
         # A claim that comes away empty has counted nothing.
         yield Program(_two_tries(pieces), ((script("w1", claim(), fail()), script("w2", claim())),))
 
@@ -185,10 +196,17 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         batch = script("w1", claim(2), COMPLETE_ALL)
         yield Program(TWO, ((batch, script("w2", claim(2), COMPLETE_ALL)),))
     low = -1 if "priority" in pieces.offer.queue.takes("enqueue") else 0
-    yield Program((JobSpec(priority=low),), in_turn(script("clock", advance(40 * DAY))))
+    yield Program((JobSpec(priority=low),), in_turn(script("clock", advance(400 * DAY))))
+    if "delay" in pieces.offer.queue.takes("enqueue"):
+        long = 100 * DAY
+        yield Program((JobSpec(delay=long),), in_turn(script("clock", advance(past(long)))))
     yield from _arrivals(pieces)
     if "cleanup" in pieces.offers:
         yield Program(TWO, ((script("w1", claim(), complete()), CLEAN),))
+        # What is left of a job that is cleaned up is in no other job's way.
+        done = in_turn(script("w1", claim(), *pieces.ending()))
+        later = in_turn(SETTLE, CLEAN, NEW, SETTLE, script("w2", claim(), claim()))
+        yield Program(ONE, (*done, *later), reserve=ONE)
         yield from _kept(pieces)
     if "fail" in pieces.offers and pieces.bound is not None:
         # What is left of a job that has ended, and of its cleanup, is in no other job's way.
@@ -231,6 +249,7 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
     take = in_turn(script("w1", claim()))
     for job in (ONE, (JobSpec(bound=1),)) if 1 in pieces.bounds() else (ONE,):
         yield Program(job, (*in_turn(script("w1", claim(), crash())), *late, *early))
+        yield Program(job, (*late, *early))
     for ender in (do for do in pieces.enders() if do.kind != "heartbeat"):
         end = in_turn(script("w1", ender))
         yield Program(ONE, (*take, *end, *early))
@@ -244,6 +263,7 @@ def _kept(pieces: Pieces) -> Iterator[Program]:
         again = in_turn(script("w1", claim(), complete(1)))
         yield Program(ONE, (*failed, *pieces.wait_out(), *again, *early))
         yield Program(ONE, (*failed, *pieces.wait_out(), *late, *early))
+        yield Program(_two_tries(pieces), (*failed, *pieces.wait_out(), *early))
 
 
 GUARANTEES = (

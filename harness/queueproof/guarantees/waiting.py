@@ -187,6 +187,11 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
         jobs = (JobSpec(priority=top),) * SPENT + ready
         dos = [do for n in range(SPENT) for do in (claim(), fail(n))]
         yield Program(jobs, in_turn(SETTLE, script("w1", *dos)))
+    if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
+        # A worker comes by its own failed job again, and by the next one.
+        own = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
+        again = in_turn(NEW, SETTLE, script("w1", *[claim()] * 3))
+        yield Program(ONE, (*own, *again), reserve=ONE)
     if "fail" in pieces.offers and "cleanup" in pieces.offers and 1 in pieces.bounds():
         # What is left of a job that has failed, once it is cleaned up.
         over = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())

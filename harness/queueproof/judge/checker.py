@@ -1157,7 +1157,7 @@ class _Idle(Watcher):
         self._acting += call.kind not in _INSTANT
         if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
             self._over = True  # any job may have been taken
-        elif call.kind != "claim" or call.answer != "accepted":
+        elif call.kind != "claim" or call.answer not in {"accepted", "error"}:
             self._empty = 0
             self._take_effect(call)
         elif call.ids:
@@ -1199,7 +1199,8 @@ class _Idle(Watcher):
             return
         for job, enqueue in self._ready.items():
             if enqueue.answer == "accepted" and enqueue.ended + SHORT <= call.began:
-                because = f"{call.actor} got nothing, nobody else acted, and job {job} was ready"
+                got = f"an error ({call.error})" if call.answer == "error" else "nothing"
+                because = f"{call.actor} got {got}, nobody else acted, and job {job} was ready"
                 self._passed.setdefault(job, Violation("no-starvation", because, job, call.index))
 
 

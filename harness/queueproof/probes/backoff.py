@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.guarantees.programs import MOST_ATTEMPTS
+from queueproof.guarantees.programs import DELAY, MOST_ATTEMPTS
 from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
 from queueproof.schedule.actors import identity
-from queueproof.schedule.moments import DECADE, MARGIN
+from queueproof.schedule.moments import DAY, DECADE, MARGIN
 
 ONE_BY_ONE = 12
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
+SEVERAL = 8  # jobs; of those that fail once
+CLOSE = 0.02  # seconds before a wait is over; nothing is said where more real time has passed
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
 WORKER = identity("w1")
@@ -110,6 +113,12 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         _cut_short(lab, offer, waits)
     if waits.found and not waits.broken and queue.backoff_seconds:
         _elsewhere(lab, offer, waits)
+    if waits.found and not waits.broken:
+        with suppress(ServerError):  # judged elsewhere
+            waits.broken = _claimed_late(lab, offer, waits.found[0].least)
+    if waits.found and not waits.broken and queue.backoff_seconds:
+        with suppress(ServerError):  # judged elsewhere
+            waits.broken = _one_of_several(lab, offer)
     return waits
 
 
@@ -138,6 +147,8 @@ def _elsewhere(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
     queue = offer.queue
     takes = queue.takes("enqueue")
     kinds: list[dict[str, object]] = [{"priority": 9}] if "priority" in takes else []
+    if "delay" in takes:
+        kinds.append({"delay": timedelta(seconds=DELAY)})
     if "queue" in takes & queue.takes("claim"):
         kinds.append({"queue": "other"})
     for kind in kinds:
@@ -152,6 +163,7 @@ def _elsewhere(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
 def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[str]) -> str:
     lab.reset()
     drive(lab.session("producer"), lab.start("enqueue", **{**lab.defaults(), **kind}))
+    lab.advance(DAY if "delay" in kind else 0.0)
     lab.promote(1)
     where = str(kind.get("queue", "default"))
     job = _claim(lab, queue=where)
@@ -168,10 +180,62 @@ def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[st
     if early is None or early.id != job.id or waited >= offer.queue.backoff_seconds:
         return ""
     ((name, value),) = kind.items()
+    told = "that was delayed, and claimed a day later," if name == "delay" else f"of {name} {value}"
     return (
-        f"after attempt 1 a job of {name} {value} came back within {waited:.1f} s; "
+        f"after attempt 1 a job {told} came back within {waited:.1f} s; "
         f"it had to wait at least {offer.queue.backoff_seconds:.1f} s"
     )
+
+
+def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
+    """See whether a job waits after its second failure that was claimed a day after it was due."""
+    lab.reset()
+    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    for attempt in (1, 2):
+        _maintain(lab, offer)
+        job = _claim(lab)
+        if job is None or not _end(lab, "fail", job):
+            return ""
+        failed_at = lab.now()
+        lab.advance(DAY if attempt == 1 else wait / 2)
+    _maintain(lab, offer)
+    early = _claim(lab)
+    waited = lab.now() - failed_at
+    least = wait * (1 - offer.queue.jitter)
+    if early is None or waited >= least:
+        return ""
+    return (
+        f"after attempt 2, which began a day after it was due, the job came back within "
+        f"{waited:.1f} s; it had to wait at least {least:.1f} s"
+    )
+
+
+def _one_of_several(lab: Lab, offer: Offer) -> str:
+    """See whether one of several jobs that have failed once comes back early: waits may differ."""
+    lab.reset()
+    for _ in range(SEVERAL):
+        drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    lab.promote(SEVERAL)
+    lab.advance(lab.until_aligned())
+    failed_at: dict[str, float] = {}
+    workers = [f"w{n + 1}" for n in range(SEVERAL)]
+    for worker in workers:
+        job = _claim(lab, worker)
+        if job is not None:
+            failed_at[job.id] = lab.now()
+            _end(lab, "fail", job, worker)
+    least = offer.queue.backoff_seconds
+    lab.advance(max(0.0, min(failed_at.values(), default=0.0) + least - CLOSE - lab.now()))
+    _maintain(lab, offer)
+    for worker in workers:
+        job = _claim(lab, worker)
+        waited = lab.now() - failed_at.get(job.id, 0.0) if job else least
+        if waited < least:
+            return (
+                f"after attempt 1 one of {len(failed_at)} jobs came back within {waited:.2f} s; "
+                f"it had to wait at least {least:.2f} s"
+            )
+    return ""
 
 
 def _cut_short(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
@@ -267,9 +331,10 @@ def _least(queue: Queue, found: Sequence[RetryWait]) -> float:
 
 def _complaint(wait: RetryWait, least: float) -> str:
     if wait.most < least:
+        digits = 1 if least - wait.most > MARGIN else 3
         return (
-            f"after attempt {wait.attempt} the job came back within {wait.most:.1f} s; "
-            f"it had to wait at least {least:.1f} s"
+            f"after attempt {wait.attempt} the job came back within {wait.most:.{digits}f} s; "
+            f"it had to wait at least {least:.{digits}f} s"
         )
     if wait.most == float("inf") and wait.attempt > 1:
         # A job that never comes back at all is lost: that is no-lost-job's business.
@@ -283,7 +348,8 @@ def _measure(
     """Claim at ever later moments until the job comes: its next attempt."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     empty = 0.0
-    offset = max(0.0, least - MARGIN)
+    first = [0.0, least - MARGIN, least - CLOSE] if least > MARGIN else [0.0]
+    offset = first.pop(0)
     while offset < DECADE:
         lab.advance(max(0.0, failed_at + offset - lab.now()))
         asked = lab.now() - failed_at
@@ -292,7 +358,7 @@ def _measure(
         if job is not None:
             return RetryWait(attempt, empty, lab.now() - failed_at), job
         empty = asked
-        offset = max(empty, 1.0) * factor
+        offset = first.pop(0) if first else max(empty, 1.0) * factor
     return RetryWait(attempt, empty, float("inf")), None
 
 
