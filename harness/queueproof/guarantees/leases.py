@@ -12,6 +12,7 @@ from queueproof.guarantees.programs import (
     NEW,
     ONE,
     PAGE,
+    SAME,
     SPENT,
     THREE,
     TWO,
@@ -89,6 +90,9 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         yield Program(TWO, (*paused, *pieces.lapse(), *in_turn(*pieces.reaper(), gone)))
     yield from _behind_live(pieces)
     yield from _beside_beaten(pieces)
+    if 1 in pieces.bounds():
+        spent = SAME._replace(bound=1)
+        yield Program((spent, spent), in_turn(gone, script("w2", claim(), crash())))
     if pieces.routes():
         yield Program(ELSEWHERE, in_turn(script("w1", claim(queue="other"), crash())))
     by_session = pieces.offer.queue.by_session

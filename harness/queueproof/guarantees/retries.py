@@ -11,6 +11,7 @@ from queueproof.guarantees.programs import (
     ELSEWHERE,
     NEW,
     ONE,
+    SAME,
     SETTLE,
     SPENT,
     THREE,
@@ -201,6 +202,7 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         long = 100 * DAY
         yield Program((JobSpec(delay=long),), in_turn(script("clock", advance(past(long)))))
     yield from _arrivals(pieces)
+    yield from _payloads(pieces)
     if "cleanup" in pieces.offers:
         yield Program(TWO, ((script("w1", claim(), complete()), CLEAN),))
         # What is left of a job that is cleaned up is in no other job's way.
@@ -218,6 +220,19 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
                 for stage in (*in_turn(script("w1", claim(), fail(n))), *pieces.wait_out())
             )
             yield Program((JobSpec(bound=bound),), (*tries, *later), reserve=ONE)
+
+
+def _payloads(pieces: Pieces) -> Iterator[Program]:
+    """Two jobs that are alike in all, and one that no index takes."""
+    enders = [do.kind for do in pieces.enders() if do.kind != "heartbeat"]
+    for kind in enders:
+        both = in_turn(script("w1", claim(), Do(kind), claim(), Do(kind, 1)))
+        for bound in {0, *(one for one in pieces.bounds() if one == 1 and kind == "fail")}:
+            yield Program((SAME._replace(bound=bound),) * 2, both)
+            large = JobSpec(bound=bound, payload="large")
+            yield Program((large,), in_turn(script("w1", claim(), Do(kind))))
+        again = in_turn(script("w1", claim()), NEW, script("w1", Do(kind)))
+        yield Program((SAME,), again, reserve=(SAME,))
 
 
 def _arrivals(pieces: Pieces) -> Iterator[Program]:

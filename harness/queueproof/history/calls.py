@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.model import State
-from queueproof.schedule.programs import FaultKind, OperationKind
+from queueproof.schedule.programs import FaultKind, OperationKind, PayloadKind
 
 Answer: TypeAlias = Literal["accepted", "rejected", "retry", "error", "unknown", "pending"]
 
@@ -65,6 +65,7 @@ class Call:
         delay: Seconds that an enqueued job must wait, or for which a cleanup keeps finished ones.
         priority: Of an enqueued job.
         bound: Most attempts of an enqueued job, None where the queue promises no bound.
+        payload: Of which kind an enqueued job's is.
         answer: `accepted` also for a claim, an enqueue or a recovery that went through.
         ids: Jobs that the answer names: enqueued, claimed, recovered, accepted in a batch.
         repeated: Ids that a claim's answer held more than once.
@@ -89,6 +90,7 @@ class Call:
     delay: float = 0.0
     priority: int = 0
     bound: int | None = None
+    payload: PayloadKind = ""
     answer: Answer = "pending"
     ids: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()

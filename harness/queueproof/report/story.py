@@ -22,7 +22,7 @@ from queueproof.queues.sqltext import first_keyword
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
-from queueproof.schedule.programs import FaultKind
+from queueproof.schedule.programs import FaultKind, PayloadKind
 from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
@@ -44,6 +44,7 @@ class Enqueued:
         delay: Seconds that it must wait.
         bound: Most attempts, None where the queue promises no bound.
         queue: Where it stands; nothing where there is one queue.
+        payload: Of which kind its payload is.
     """
 
     job: str
@@ -51,6 +52,7 @@ class Enqueued:
     delay: float
     bound: int | None
     queue: str = ""
+    payload: PayloadKind = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ class Asked:
         delay: Seconds that an enqueued job must wait.
         claims: For each job which of its worker's claims of it is meant, where there are several.
         queue: Where it enqueues, or claims from; nothing where there is one queue.
+        payload: Of which kind an enqueued job's payload is.
     """
 
     operation: str
@@ -85,6 +88,7 @@ class Asked:
     delay: float
     claims: tuple[Claimed, ...] = ()
     queue: str = ""
+    payload: PayloadKind = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,9 +533,8 @@ class _Turns:
                 jobs = tuple(self._names.shortened(ref.job) for ref in call.refs)
                 claims = tuple(self._claimed(call, ref) for ref in call.refs)
                 several = claims if any(claim.number for claim in claims) else ()
-                yield Asked(
-                    call.kind, call.limit, jobs, call.delay, several, _queue(call, self._calls)
-                )
+                queue = _queue(call, self._calls)
+                yield Asked(call.kind, call.limit, jobs, call.delay, several, queue, call.payload)
             case "sql":
                 yield self._sent(beat)
             case "answer" | "error" | "lost":
@@ -661,7 +664,7 @@ def _before(calls: Sequence[Call], beats: Iterable[Beat], names: _Names) -> Iter
         if call.kind == "enqueue" and call.ids and call.index in undisturbed - told:
             job = names.shortened(call.ids[0])
             queue = _queue(call, calls)
-            yield Enqueued(job, call.priority, call.delay, call.bound, queue)
+            yield Enqueued(job, call.priority, call.delay, call.bound, queue, call.payload)
 
 
 def _queue(call: Call, calls: Sequence[Call]) -> str:

@@ -29,7 +29,7 @@ from queueproof.report.story import (
     Told,
     is_worker,
 )
-from queueproof.schedule.programs import FAULTS
+from queueproof.schedule.programs import FAULTS, PayloadKind
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 WIDTH = 106  # characters of a line, where there is no terminal: three workers
@@ -62,6 +62,10 @@ _STOPPED = {
     "statement": _SNAPSHOT,
     "query": _SNAPSHOT,
     "row": "(has locked a row, and not the next)",
+}
+_PAYLOADS: Mapping[PayloadKind, str] = {
+    "same": "a payload that others have as well",
+    "large": "a payload of 10,000 characters",
 }
 _ROLES: Mapping[str, str] = {
     "drainer": "when the workers are done it recovers, claims and completes what is left, and lets"
@@ -169,6 +173,8 @@ def _facts(job: Enqueued) -> str:
         facts.append(f"due in {job.delay:g} s")
     if job.bound is not None:
         facts.append(f"max_attempts {job.bound}")
+    if job.payload:
+        facts.append(_PAYLOADS[job.payload])
     return f" ({', '.join(facts)})" if facts else ""
 
 
@@ -283,7 +289,9 @@ def _asked(asked: Asked) -> str:
             return f"{asked.operation} job {jobs}"
         case "enqueue":
             where = f" into {asked.queue!r}" if asked.queue else ""
-            return f"enqueue{where}" + (f", due in {asked.delay:g} s" if asked.delay else "")
+            facts = [f"due in {asked.delay:g} s"] if asked.delay else []
+            facts += [_PAYLOADS[asked.payload]] if asked.payload else []
+            return ", ".join([f"enqueue{where}", *facts])
         case _:
             return asked.operation
 

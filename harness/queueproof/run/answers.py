@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from hashlib import sha256
+from typing import Any, assert_never
 
 from queueproof.history.calls import Call
 from queueproof.queues.model import Claim, JobRow, Queue
 from queueproof.run.lab import DEFAULT_BOUND
-from queueproof.schedule.programs import JobSpec
+from queueproof.schedule.programs import JobSpec, PayloadKind
 
+LARGE = 10_000  # characters of a large payload
 FAULT_STATES = frozenset({"40P01", "57P01", "08006"})
 """SQLSTATEs of faults, never in `retry_on`: an earlier transaction of it may have committed."""
 
@@ -26,12 +29,30 @@ def enqueue_arguments(queue: Queue, spec: JobSpec, payload: int) -> dict[str, ob
     """
     takes = queue.takes("enqueue")
     return {
-        "payload": f'{{"call": {payload}}}',
+        "payload": _payload(spec.payload, payload),
         "priority": spec.priority if "priority" in takes else 0,
         "delay": timedelta(seconds=spec.delay if "delay" in takes else 0.0),
         "max_attempts": _bound(queue, spec) or DEFAULT_BOUND,
         "queue": spec.queue,
     }
+
+
+def _payload(kind: PayloadKind, number: int) -> str:
+    match kind:
+        case "":
+            return f'{{"call": {number}}}'
+        case "same":
+            return '{"call": "same"}'
+        case "large":
+            return f'{{"call": {number}, "text": "{_large()}"}}'
+        case _:
+            assert_never(kind)
+
+
+@cache
+def _large() -> str:
+    """Ten thousand characters; compressed they are half as many, more than an index takes."""
+    return "".join(sha256(b"%d" % n).hexdigest() for n in range(LARGE // 64 + 1))[:LARGE]
 
 
 def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
@@ -70,6 +91,18 @@ def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
     call.delay = spec.delay if "delay" in takes else 0.0
     call.bound = _bound(queue, spec) if queue.max_attempts is not None else None
     call.queue = spec.queue if "queue" in takes else "default"
+    call.payload = spec.payload if "payload" in takes else ""
+
+
+def merged(call: Call, calls: Iterable[Call]) -> bool:
+    """Whether an enqueue made no job of its own, as there is one with that payload.
+
+    Args:
+        call: The enqueue, with its answer.
+        calls: Those so far.
+    """
+    others = (one for one in calls if one.kind == "enqueue" and one is not call)
+    return call.payload == "same" and any(not set(call.ids).isdisjoint(one.ids) for one in others)
 
 
 def _bound(queue: Queue, spec: JobSpec) -> int | None:

@@ -18,6 +18,7 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import (
     enqueue_arguments,
+    merged,
     mistaken,
     read_answer,
     record_enqueue,
@@ -66,6 +67,10 @@ _NO_ADVISORY_LOCK = (
 _DECLARE = 'DECLARE "~queueproof" NO SCROLL CURSOR FOR '
 _FETCH = 'FETCH ALL FROM "~queueproof"'
 _CLOSE = 'CLOSE "~queueproof"'
+
+
+class MergedError(Exception):
+    """An enqueue with the payload of another job answered that job: the program is about two."""
 
 
 class Execution:
@@ -464,6 +469,8 @@ class Execution:
         if call.kind == "claim" and (wrong := mistaken(self.state.record.history.calls, value)):
             raise QueueError(wrong, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
+        if merged(call, self.state.record.history.calls):
+            raise MergedError
         if flight.session.in_transaction:
             self._stays_open(actor, flight)
         elif call.kind in {"complete", "complete_many", "fail"}:

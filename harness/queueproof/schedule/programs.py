@@ -63,6 +63,11 @@ class Do(NamedTuple):
     whole: bool = False
 
 
+PayloadKind: TypeAlias = Literal["", "same", "large"]
+"""Of a job: one of its own, the same as others of this kind have, or one of many characters that no
+compression makes fewer."""
+
+
 class JobSpec(NamedTuple):
     """A job to enqueue.
 
@@ -71,12 +76,14 @@ class JobSpec(NamedTuple):
         delay: Seconds until it may run.
         bound: Its max_attempts; 0: what the queue's header says.
         queue: Where it goes.
+        payload: Empty for one that no other job has.
     """
 
     priority: int = 0
     delay: float = 0.0
     bound: int = 0
     queue: str = "default"
+    payload: PayloadKind = ""
 
 
 class FaultFacts(NamedTuple):
