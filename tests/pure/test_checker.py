@@ -639,6 +639,31 @@ def test_claim_heartbeat_and_recover_wait_for_nobody(
     assert waiting(kind, blocker) == ["non-blocking"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "got", "found"),
+    [
+        ("accepted", "nothing", ["no-starvation"]),
+        ("error", "an error (23505: its own row)", ["no-starvation"]),
+        ("retry", "", []),  # not done, and may be tried again
+    ],
+)
+def test_a_claim_that_answers_an_error_is_as_one_that_answers_nothing(
+    answer: Answer, got: str, found: list[str]
+) -> None:
+    """Rule 7: an error prevents what the claim would have got, while nobody else acts."""
+    told = Told()
+    told.enqueue("1")
+    told.wait(5)
+    for _ in range(2):
+        told.do(
+            "claim", "w1", answer=answer, error="23505: its own row" if answer == "error" else ""
+        )
+    told.on("complete", told.claim("w2", "1"))
+    violations = check(told.finally_(j1="completed"), declared()).violations
+    assert [one.guarantee for one in violations] == found
+    assert all(f"w1 got {got}, nobody else acted" in one.because for one in violations)
+
+
 @pytest.mark.parametrize("kind", ["complete", "fail", "enqueue", "cleanup"])
 def test_complete_fail_enqueue_and_cleanup_may_wait(kind: CallKind) -> None:
     """Rule 10: these may wait for whomever they like."""

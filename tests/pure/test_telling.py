@@ -324,6 +324,17 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     assert remedy("final-state", refused).startswith("Whatever puts a job back")
 
 
+def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
+    """Before a story begins, and where it is enqueued."""
+    same = Enqueued("1", 0, 0.0, 3, payload="same")
+    large = Enqueued("2", 0, 0.0, 3, payload="large")
+    asked = Asked("enqueue", 0, (), 2.0, payload="same")
+    read = to_text(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
+    assert "job 1 was enqueued (max_attempts 3, a payload that others have as well)" in read
+    assert "job 2 was enqueued (max_attempts 3, a payload of 10,000 characters)" in read
+    assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
+
+
 def test_one_of_what_is_counted_is_no_plural() -> None:
     """Evidence is named in the plural, and of one the noun is not."""
     assert counted(1, "distinct plans") == "1 distinct plan"

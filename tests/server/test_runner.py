@@ -7,7 +7,9 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
+from psycopg import errors
 
+from queueproof.guarantees.programs import NEW, SAME
 from queueproof.history.calls import Call, CallKind
 from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
@@ -368,3 +370,38 @@ def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: Lab
             (DRAINER, "accepted"),
         }
         assert [call.ids for call in run.history.of_kind("claim") if call.actor == "w2"] == [("1",)]
+
+
+ALIKE = Program((SAME,), in_turn(script("w1", claim()), NEW), reserve=(SAME,))
+
+
+def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
+    """They have one payload, and ids of their own."""
+    run = Runner(lab_of(REFERENCE.read_text())).run(ALIKE)
+    made = run.history.of_kind("enqueue")
+    assert [call.payload for call in made] == ["same", "same"]
+    assert len({job for call in made for job in call.ids}) == 2
+
+
+def test_nothing_is_said_where_a_payload_is_answered_its_own_job(lab_of: LabOf) -> None:
+    """What it means for a running job that it is wanted again is the queue's: the run is none."""
+    text = REFERENCE.read_text().replace(
+        "RETURNING id;\n\n-- name: claim(",
+        "ON CONFLICT (payload) DO UPDATE SET status = 'queued'\nRETURNING id;\n\n-- name: claim(",
+    )
+    lab = lab_of(text.replace("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  UNIQUE (payload),"))
+    runner = Runner(lab)
+    assert runner.run(ALIKE) == Run()
+    assert runner.run(Program((SAME,) * 2, ())) == Run()
+    (made,) = runner.run(Program((SAME,), in_turn(script("w1", claim())))).history.of_kind(
+        "enqueue"
+    )
+    assert made.ids
+
+
+def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
+    """Compressed it is longer than a third of a page, so that the server refuses it there."""
+    lab = lab_of(REFERENCE.read_text())
+    Runner(lab).run(Program((JobSpec(payload="large"),), in_turn(script("w1", claim()))))
+    with pytest.raises(errors.ProgramLimitExceeded, match="index row"):
+        lab.execute("CREATE INDEX ON queue.jobs (payload)")
