@@ -181,6 +181,7 @@ class Slope:
         beside: The same for contents at which a claim may cost more: told, and not judged.
         level: Kinds of contents at which a claim costs more, and with many more jobs not more yet.
         claims: How many claims were measured.
+        both: Whether each was followed by one that completes its job.
         guilty: Where the cost has grown: the costliest statement and its plan.
         index: What would serve it, if that can be seen.
         served: Whether there is one like that already.
@@ -192,6 +193,7 @@ class Slope:
     beside: list[Cost] = field(default_factory=list)
     level: set[str] = field(default_factory=set)
     claims: int = 0
+    both: bool = False
     guilty: tuple[str, str] | None = None
     index: ServingIndex | None = None
     served: bool = False
@@ -218,8 +220,9 @@ class Slope:
         if not self.grown:
             return ""
         small, large = self.small, self.costs[-1]
+        what = "a claim and a complete_and_claim" if self.both else "a claim"
         return (
-            f"a claim touched {large.buffers:,} buffers with {large.content}, "
+            f"{what} touched {large.buffers:,} buffers with {large.content}, "
             f"{small.buffers:,} with {small.content}"
         )
 
@@ -229,7 +232,8 @@ class Slope:
         measured = [*self.costs, *self.beside]
         parts = ", ".join(f"{cost.buffers:,} with {cost.content}" for cost in measured)
         short = f"; the rows of jobs could not be multiplied: {self.short}" if self.short else ""
-        return f"buffers per claim: {parts}{short}"
+        per = "claim and complete_and_claim" if self.both else "claim"
+        return f"buffers per {per}: {parts}{short}"
 
     @property
     def remedy(self) -> str:
@@ -374,7 +378,7 @@ class _Meter:
 
     def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
         self.lab = lab
-        self.slope = Slope()
+        self.slope = Slope(both="complete_and_claim" in offer.queue.offers and not offer.held)
         self._queue = offer.queue
         self._held = offer.held
         self._level = level
@@ -452,6 +456,16 @@ class _Meter:
     def _claim(self, limit: int) -> Operation[Sequence[Claim]]:
         arguments = {**self.lab.defaults(), "worker": WORKER}
         return self.lab.start("claim", "w1", **{**arguments, "limit": 1 if self._held else limit})
+
+    @property
+    def _joins(self) -> bool:
+        """Whether a claim that completes others is measured as well."""
+        alone = self._held or self._queue.jobs_per_worker is not None
+        return "complete_and_claim" in self._queue.offers and not alone
+
+    def _complete_and_claim(self, done: Sequence[Claim]) -> Operation[Any]:
+        arguments = {**self.lab.defaults(), "worker": WORKER, "limit": 1, "jobs": done}
+        return self.lab.start("complete_and_claim", "w1", **arguments)
 
     def _end(self, session: Session, claims: Sequence[Claim]) -> None:
         offers = self._queue.offers
@@ -562,7 +576,7 @@ class _Meter:
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
-        self.enqueue(REPEATS + 1)
+        self.enqueue((REPEATS + 1) * (1 + self._joins))
         session = self.lab.session("w1")
         _, claims = self._counted(session)  # it may move what is due, and leave as many dead rows
         self._release(session, claims)
@@ -576,6 +590,9 @@ class _Meter:
                 self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                 statements, claims = self._counted(session)
             _refuse_empty(claims)
+            if self._joins:
+                more, claims = self._counted(session, claims)
+                statements += more
             self._release(session, claims)
             costs.append(Cost(content, statements))
         least = min(costs, key=lambda cost: cost.buffers)
@@ -595,11 +612,13 @@ class _Meter:
         for table in self.lab.tables:
             self.lab.execute(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) {table}", waits.BULK)
 
-    def _counted(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
-        """A claim, with what each of its statements touched."""
+    def _counted(
+        self, session: Session, done: Sequence[Claim] | None = None
+    ) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
+        """A claim, or one that completes others, with what each of its statements touched."""
+        operation = self._claim(1) if done is None else self._complete_and_claim(done)
         if self.lab.by_clients:
-            return self._counted_by_server(session)
-        operation = self._claim(1)
+            return self._counted_by_server(session, operation)
         statements: list[tuple[str, int]] = []
         try:
             step = next(operation)
@@ -611,9 +630,11 @@ class _Meter:
                     statements.append((step.sql, buffers))
                 step = operation.send(result)
         except StopIteration as stop:
-            return statements, stop.value
+            return statements, _claims(stop)
 
-    def _counted_by_server(self, session: Session) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
+    def _counted_by_server(
+        self, session: Session, operation: Operation[Any]
+    ) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
         """A worker's claim, with what all its statements touched together.
 
         A worker's backend tells nobody its counters before its transaction is over, and in its
@@ -626,7 +647,6 @@ class _Meter:
             raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
         before = lab.touched()
         statements: list[str] = []
-        operation = self._claim(1)
         try:
             step = next(operation)
             while True:
@@ -635,12 +655,18 @@ class _Meter:
                 step = operation.send(execute(session, step))
         except StopIteration as stop:
             longest = max(statements, key=len, default="")
-            return [(longest, lab.touched() - before)], stop.value
+            return [(longest, lab.touched() - before)], _claims(stop)
 
     def _explain(self, session: Session, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
-        self.enqueue(1)
-        operation = self._claim(1)
+        self.enqueue(1 + self._joins)
+        claims = self._watched(session, self._claim(1), guilty)
+        if self._joins:
+            self._watched(session, self._complete_and_claim(claims), guilty)
+        if session.in_transaction:
+            session.run("ROLLBACK")
+
+    def _watched(self, session: Session, operation: Operation[Any], guilty: str) -> Sequence[Claim]:
         try:
             step = next(operation)
             while True:
@@ -648,9 +674,8 @@ class _Meter:
                     self.slope.guilty = (guilty, explain(session, step))
                     self._advise(guilty)
                 step = operation.send(execute(session, step))
-        except StopIteration:
-            if session.in_transaction:
-                session.run("ROLLBACK")
+        except StopIteration as stop:
+            return _claims(stop)
 
     def _advise(self, guilty: str) -> None:
         """Note which index would serve a statement, and whether it is there already."""
@@ -664,6 +689,12 @@ def _comparable(index: str) -> str:
     columns = index[index.index("(") :]
     bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
+
+
+def _claims(stop: StopIteration) -> Sequence[Claim]:
+    """What a claim answered, or one that completed others, whose ids go before."""
+    claims: Sequence[Claim] = stop.value[1] if isinstance(stop.value, tuple) else stop.value
+    return claims
 
 
 def _refuse_empty(claims: Sequence[Claim]) -> None:
