@@ -1,7 +1,7 @@
 -- breaks: routing
 -- differs from: ../lease_table.sql
--- A worker that completes a batch is given jobs of its queue and of the default one: its claim asks
--- better.
+-- A worker that completes a batch and finds nothing more in its own queue is given jobs of the
+-- default one: where it claims without completing it is not.
 
 -- /// queue
 -- lease = "30 seconds"
@@ -129,13 +129,18 @@ ended AS (
 taken AS (
   DELETE FROM ready
   WHERE ctid = ANY (ARRAY(
-    SELECT ctid
-    FROM ready
-    WHERE queue IN (:queue, 'default')
-      AND run_at <= now()
-    ORDER BY priority DESC, run_at, id
+    SELECT job.address
+    FROM unnest(ARRAY[:queue, 'default']) AS mine (queue)
+    CROSS JOIN LATERAL (
+      SELECT ctid AS address
+      FROM ready
+      WHERE queue = mine.queue
+        AND run_at <= now()
+      ORDER BY priority DESC, run_at, id
+      LIMIT :limit
+      FOR UPDATE SKIP LOCKED
+    ) AS job
     LIMIT :limit
-    FOR UPDATE SKIP LOCKED
   ))
   RETURNING id, queue, payload, priority, attempts, max_attempts, created_at
 ),
