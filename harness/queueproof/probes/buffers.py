@@ -589,6 +589,10 @@ class _Meter:
             if not claims:
                 self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
                 statements, claims = self._counted(session)
+            if not claims:  # one that takes more than its limit has left none
+                self.enqueue(1 + self._joins)
+                self.lab.advance(MOMENT)
+                statements, claims = self._counted(session)
             _refuse_empty(claims)
             if self._joins:
                 more, claims = self._counted(session, claims)
