@@ -116,6 +116,7 @@ def _retry_given(pieces: Pieces) -> Iterator[Program]:
     yield from _retry_bound(pieces)
     if "fail" in pieces.offers and pieces.bound is not None and pieces.bound > 1:
         yield _repeated(pieces, fail())
+        yield _beside_its_twin(fail())
         if pieces.routes():
             mine = script("w1", claim(queue="other"), fail())
             yield Program(ELSEWHERE, (*in_turn(mine), *pieces.wait_out()))
@@ -207,8 +208,7 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         yield Program(TWO, ((script("w1", claim(), complete()), CLEAN),))
         # What is left of a job that is cleaned up is in no other job's way.
         done = in_turn(script("w1", claim(), *pieces.ending()))
-        later = in_turn(SETTLE, CLEAN, NEW, SETTLE, script("w2", claim(), claim()))
-        yield Program(ONE, (*done, *later), reserve=ONE)
+        yield Program(ONE, (*done, *in_turn(SETTLE, CLEAN, NEW)), reserve=ONE)
         yield from _kept(pieces)
     if "fail" in pieces.offers and pieces.bound is not None:
         # What is left of a job that has ended, and of its cleanup, is in no other job's way.
@@ -231,8 +231,13 @@ def _payloads(pieces: Pieces) -> Iterator[Program]:
             yield Program((SAME._replace(bound=bound),) * 2, both)
             large = JobSpec(bound=bound, payload="large")
             yield Program((large,), in_turn(script("w1", claim(), Do(kind))))
-        again = in_turn(script("w1", claim()), NEW, script("w1", Do(kind)))
-        yield Program((SAME,), again, reserve=(SAME,))
+        yield _beside_its_twin(Do(kind))
+
+
+def _beside_its_twin(ender: Do) -> Program:
+    """A job ends, or is tried again, where another one like it has come in meanwhile."""
+    again = in_turn(script("w1", claim()), NEW, script("w1", ender))
+    return Program((SAME,), again, reserve=(SAME,))
 
 
 def _arrivals(pieces: Pieces) -> Iterator[Program]:

@@ -192,6 +192,11 @@ def _no_starvation(pieces: Pieces) -> Iterator[Program]:
         own = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
         again = in_turn(NEW, SETTLE, script("w1", *[claim()] * 3))
         yield Program(ONE, (*own, *again), reserve=ONE)
+    if "cleanup" in pieces.offers:
+        # Nor does what is left of a job that was cleaned up.
+        done = in_turn(script("w1", claim(), *pieces.ending()))
+        later = in_turn(SETTLE, CLEAN, NEW, SETTLE, script("w2", claim(), claim()))
+        yield Program(ONE, (*done, *later), reserve=ONE)
     if "fail" in pieces.offers and "cleanup" in pieces.offers and 1 in pieces.bounds():
         # What is left of a job that has failed, once it is cleaned up.
         over = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
