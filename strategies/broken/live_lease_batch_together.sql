@@ -107,7 +107,12 @@ done AS (
       updated_at   = now()
   WHERE status = 'running'
     AND locked_by = :worker
-    AND locked_at IN (SELECT locked_at FROM held)
+    AND (
+      id IN (SELECT id FROM held)
+      -- Where all of them are still the worker's.
+      OR locked_at IN (SELECT locked_at FROM held)
+        AND (SELECT count(*) FROM held) = cardinality(:ids)
+    )
   RETURNING id
 )
 SELECT id FROM done WHERE id = ANY (:ids);

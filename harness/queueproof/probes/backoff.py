@@ -191,6 +191,8 @@ def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
     """See whether a job waits after its second failure that was claimed a day after it was due."""
     lab.reset()
     drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    job: Claim | None = None
+    failed_at = 0.0
     for attempt in (1, 2):
         _maintain(lab, offer)
         job = _claim(lab)
@@ -198,11 +200,12 @@ def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
             return ""
         failed_at = lab.now()
         lab.advance(DAY if attempt == 1 else wait / 2)
+    assert job is not None
     _maintain(lab, offer)
     early = _claim(lab)
     waited = lab.now() - failed_at
     least = wait * (1 - offer.queue.jitter)
-    if early is None or waited >= least:
+    if early is None or early.id != job.id or waited >= least:
         return ""
     return (
         f"after attempt 2, which began a day after it was due, the job came back within "
@@ -281,7 +284,8 @@ def _repeated(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -
         early = _claim(lab)
         waited = lab.now() - failed_at
         if early is not None:
-            return _told(f"late {what}", waited, least) if waited < least else ""
+            same = early.id == job.id
+            return _told(f"late {what}", waited, least) if same and waited < least else ""
     return ""
 
 
