@@ -20,13 +20,15 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run.lab import Lab
 
-from .matrix import PROFILE, SEED, Recorded
+from .matrix import PROFILE, SEED, Recorded, Replays
+from .matrix import replays as replays_of
 from .matrix import strategy as strategy_of
 from .stage import Stage
 from .stage import stage as stage_of
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
 SOUND = STRATEGIES / "sound"
+RESULTS = STRATEGIES.parent / "results"
 
 
 @pytest.hookimpl(trylast=True)
@@ -98,17 +100,29 @@ def strategy() -> Callable[[str], Queue]:
 
 
 @pytest.fixture(scope="session")
-def recorded(examiner: Examiner) -> Recorded:
-    """The verdicts of results/conformance.md."""
-    path = STRATEGIES.parent / "results" / "conformance.json"
-    if not path.exists():
-        if (STRATEGIES.parent / "pyproject.toml").exists():
-            pytest.fail(f"{path} is missing: `make results` writes it", pytrace=False)
+def results() -> Path:
+    """Where `make results` has written; a wheel has none."""
+    if not RESULTS.exists() and not (RESULTS.parent / "pyproject.toml").exists():
         pytest.skip("results/ is in a checkout only")
+    return RESULTS
+
+
+@pytest.fixture(scope="session")
+def recorded(examiner: Examiner, results: Path) -> Recorded:
+    """The verdicts of results/conformance.md."""
     if (examiner.seed, examiner.profile) != (SEED, PROFILE):
         pytest.skip(f"the matrix is of profile {PROFILE} and seed {SEED}")
+    path = results / "conformance.json"
+    if not path.exists():
+        pytest.fail(f"{path} is missing: `make results` writes it", pytrace=False)
     found: Recorded = json.loads(path.read_text(encoding="utf-8"))
     return found
+
+
+@pytest.fixture(scope="session")
+def replays(results: Path) -> Replays:
+    """The tokens of the stories that `make results` has recorded."""
+    return replays_of(results)
 
 
 @pytest.fixture
@@ -140,3 +154,19 @@ def stage(request: pytest.FixtureRequest, database: str) -> Iterator[Stage]:
     with stage_of(database, f"{title} [{request.node.name}]", queue) as opened:
         opened.prepare()
         yield opened
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was asked of the queues with a planted defect."""
+    passed = [
+        report.nodeid.partition("[")[0].rpartition("::")[2]
+        for report in terminalreporter.stats.get("passed", ())
+    ]
+    searched = passed.count("test_a_defect_is_found"), passed.count("test_every_defect_is_found")
+    again = passed.count("test_a_recorded_story_happens_again")
+    if again or any(searched):
+        terminalreporter.section("planted defects")
+        terminalreporter.write_line(
+            f"{max(searched)} found by a search, {again} recorded stories happened again"
+            " (-m thorough searches all)"
+        )

@@ -23,6 +23,10 @@ UNEXPLAINED = frozenset({"broken", "accepted", "inconclusive"})
 """Verdicts on somebody else's queue that want a remark."""
 Recorded: TypeAlias = Mapping[str, Mapping[str, Verdict]]
 """conformance.json: queue to guarantee id to verdict."""
+Replays: TypeAlias = Mapping[str, Mapping[str, str]]
+"""Of `INDEX`: queue to guarantee id to the token of its first story."""
+INDEX = "stories/index.json"
+"""In results/: where all were judged, and of each story what the page says and its token."""
 REMARKS = "peers/remarks.toml"
 DOCUMENTED = ("by design", "reported", "no", "model only")
 
@@ -140,6 +144,19 @@ def names(directory: Path) -> list[str]:
         for path in sorted((directory / folder).glob("*.sql"))
     ]
     return sorted(found, key=lambda name: name != _FIRST)
+
+
+def replays(results: Path) -> Replays:
+    """The tokens of all recorded stories; none where there are no results, as in a wheel.
+
+    Args:
+        results: Where results/ is.
+    """
+    path = results / INDEX
+    if not path.exists():
+        return {}
+    found: Replays = json.loads(path.read_text(encoding="utf-8"))["replays"]
+    return found
 
 
 def peers(directory: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,27 +21,25 @@ from .matrix import (
     drift,
     peers,
     read_remarks,
+    replays,
 )
 
 STRATEGIES = Path(__file__).resolve().parent.parent / "strategies"
+RESULTS = STRATEGIES.parent / "results"
 PEERS = peers(STRATEGIES)
-STORIES = STRATEGIES.parent / "results" / "stories"
-TOKEN = re.compile(r"--replay ([\w-]+)")
-
-
-def told() -> list[Path]:
-    """The files of all real queues' stories."""
-    return [path for name in PROGRAMS for path in STORIES.glob(f"{Path(name).name}.*.md")]
+REPLAYS = {name: found for name, found in replays(RESULTS).items() if name in PROGRAMS}
 
 
 def stories() -> list[pytest.ParameterSet]:
-    """Every story of a real queue, by the queue's name and the story's file."""
+    """Every story of a real queue: the queue's name and the story's token."""
     found = []
-    for name, program in PROGRAMS.items():
-        in_node = program.file.endswith(".mjs")
+    for name, tokens in REPLAYS.items():
+        in_node = PROGRAMS[name].file.endswith(".mjs")
         marks = [pytest.mark.thorough, *([pytest.mark.node] if in_node else [])]
-        own = sorted(STORIES.glob(f"{Path(name).name}.*.md"))
-        found += [pytest.param(name, path, marks=marks, id=path.stem) for path in own]
+        found += [
+            pytest.param(name, token, marks=marks, id=f"{Path(name).name}.{guarantee}")
+            for guarantee, token in tokens.items()
+        ]
     return found
 
 
@@ -55,22 +52,20 @@ def test_a_peer_is_as_recorded(
     assert drift(recorded, name, examiner.card(strategy(name))) == {}
 
 
-@pytest.mark.parametrize(("name", "path"), stories())
+@pytest.mark.parametrize(("name", "token"), stories())
 def test_a_break_of_a_real_queue_happens_again(
-    name: str, path: Path, strategy: Callable[[str], Queue], server: Server
+    name: str, token: str, strategy: Callable[[str], Queue], server: Server
 ) -> None:
     """The token of each story repeats it, through the library's own code."""
-    token = TOKEN.search(path.read_text(encoding="utf-8"))
-    assert token is not None
     with open_lab(strategy(name), server) as lab:
-        assert replay(lab, token[1]) is not None
+        assert replay(lab, token) is not None
 
 
 def test_every_real_queue_is_recorded(recorded: Recorded) -> None:
     """And the queues that are known to break have stories to repeat."""
     assert recorded.keys() >= PROGRAMS.keys()
     broken = {n for n in PROGRAMS if {"broken", "accepted"} & set(recorded[n].values())}
-    assert {Path(n).name for n in broken} == {path.name.split(".")[0] for path in told()}
+    assert broken == REPLAYS.keys()
 
 
 @pytest.mark.parametrize("name", [*PEERS, *PROGRAMS])

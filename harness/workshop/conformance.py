@@ -55,7 +55,7 @@ from scenarios.matrix import (
 )
 
 CARDS = ".cards"  # beside the page, and not in git
-INDEX = "stories/index.json"  # what the page says of each story, and where all were judged
+INDEX = matrix.INDEX
 MARKS: Mapping[Verdict, str] = {
     "holds": "✓",
     "broken": "✗",
@@ -104,6 +104,11 @@ class Row:
     def reasons(self) -> dict[str, str]:
         """Guarantee id to how it broke, of those with a story."""
         return {j.id: j.reason for j in self.card.guarantees if j.story}
+
+    @property
+    def replays(self) -> dict[str, str]:
+        """Guarantee id to the token of its first story, of those that can be replayed."""
+        return {j.id: j.replay for j in self.card.guarantees if j.replay}
 
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
@@ -426,9 +431,9 @@ def recorded(
         )
     said, rows = _said(names, directory), []
     for name in names:
-        reasons = index["reasons"].get(name, {})
+        reasons, tokens = index["reasons"].get(name, {}), index["replays"].get(name, {})
         judgements = tuple(
-            Judgement(id_, verdict, reasons.get(id_, ""), reasons.get(id_))
+            Judgement(id_, verdict, reasons.get(id_, ""), reasons.get(id_), tokens.get(id_))
             for id_, verdict in verdicts[name].items()
         )
         card = Card(name, postgres, SEED, 0.0, judgements)
@@ -465,10 +470,12 @@ def write(
         for file, text in (row.stories() | row.drawn()).items():
             (results / file).write_text(text, encoding="utf-8")
     path = results / INDEX
-    known = json.loads(path.read_text(encoding="utf-8"))["reasons"] if path.exists() else {}
-    reasons = {row.name: row.reasons for row in rows if row.reasons}
-    reasons |= {one.name: known[one.name] for one in failures if one.name in known}
-    index = {"postgres": rows[0].card.postgres, "pooler": pooler, "reasons": reasons}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    index: dict[str, object] = {"postgres": rows[0].card.postgres, "pooler": pooler}
+    for told in ("reasons", "replays"):
+        old = known.get(told, {})
+        found = {row.name: getattr(row, told) for row in rows if getattr(row, told)}
+        index[told] = found | {one.name: old[one.name] for one in failures if one.name in old}
     path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     path = results / "conformance.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -52,7 +52,7 @@ def row(tmp_path: Path, verdicts: dict[str, Verdict]) -> Row:
     (tmp_path / "remarks.toml").write_text(GOOD, encoding="utf-8")
     all_hold: dict[str, Verdict] = dict.fromkeys(CATALOGUE, "holds")
     found = [
-        Judgement(id_, verdict, "because", "a story" if verdict == "broken" else None)
+        Judgement(id_, verdict, "because", *(("a story", "a-token") if verdict == "broken" else ()))
         for id_, verdict in (all_hold | verdicts).items()
     ]
     card = Card("other.sql", "PostgreSQL", 0, 1.0, found)
@@ -146,6 +146,7 @@ def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> N
         "postgres": "PostgreSQL",
         "pooler": "pgbouncer 1.18.0",
         "reasons": {"peers/other": {"fencing": "because"}},
+        "replays": {"peers/other": {"fencing": "a-token"}},
     }
     page = (tmp_path / "conformance.md").read_text()
     assert "**sound/lost** could not be judged" in page
