@@ -1,29 +1,34 @@
-# Every target sets up what it needs: Python 3.11 or later is all that must be there.
+# Every target sets up what it needs and no more: Python 3.11 or later is all that must be there.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.ready
+with    = $(addprefix $(VENV)/.with-,$(1))  # extras of pyproject.toml
 ADDRESSES := pyproject.toml $(wildcard docs/ci/*.yml)
+WITHOUT_MORE := not browser and not container and not node and not pgbouncer
 
-.PHONY: scenarios test test-fast bench results mend address figures lint types docs venv node clean
+.PHONY: scenarios test test-all test-fast bench results mend address figures lint types docs venv node clean
+.NOTPARALLEL:  # two pips in one environment
 
-scenarios: venv        ## prove the reference queue and break the naive ones; pytest-benchmark wants a process of its own
+scenarios: $(call with,test)  ## prove the reference queue and break the naive ones; pytest-benchmark wants a process of its own
 	$(BIN)/pytest scenarios/test_throughput.py
 	$(BIN)/pytest scenarios -n auto --deselect scenarios/test_throughput.py
 
-test: venv             ## test the harness itself
-	$(BIN)/pytest tests -n auto --dist worksteal
+test: $(call with,test bench)  ## test the harness itself: what needs no server or one, and one of each slow kind
+	$(BIN)/pytest -n auto --dist worksteal
 
-test-fast: venv        ## the part of it that needs no server: seconds
+test-all: $(call with,test bench cluster container peers)  ## all of its tests that need no more than Python
+	$(BIN)/pytest tests -n auto --dist worksteal -m "$(WITHOUT_MORE)"
+
+test-fast: $(call with,test bench)  ## those that need no server: seconds
 	$(BIN)/pytest tests/pure -n auto --dist worksteal
 
-bench: venv node       ## measure jobs/s of strategies and real queues, ten minutes; writes results/
+bench: $(call with,bench peers) node       ## measure jobs/s of strategies and real queues, ten minutes; writes results/
 	PYTHONPATH=harness $(BIN)/python -m workshop
 
-results: venv node     ## check every queue of strategies/, or QUEUES='broken/one'; writes results/conformance.md and the stories
+results: $(call with,peers) node     ## check every queue of strategies/, or QUEUES='broken/one'; writes results/conformance.md and the stories
 	PYTHONPATH=harness $(BIN)/python -m workshop.conformance $(QUEUES)
 
-mend: venv             ## what `check --mend` makes of each broken queue; goes on where it was; writes results/mend.md
+mend: $(call with,bench)             ## what `check --mend` makes of each broken queue; goes on where it was; writes results/mend.md
 	PYTHONPATH=harness:. $(BIN)/python -m workshop.mending
 
 address:               ## `make address OWNER=name`: where the repository is, wherever an address has the placeholder
@@ -31,18 +36,18 @@ address:               ## `make address OWNER=name`: where the repository is, wh
 	sed -i.bak 's,\bOWNER/queueproof,$(OWNER)/queueproof,' $(ADDRESSES)
 	rm $(ADDRESSES:=.bak)
 
-figures: venv          ## the harness's own speed: schedules beside isolationtester, checked events
+figures: $(call with,bench)          ## the harness's own speed: schedules beside isolationtester, checked events
 	PYTHONPATH=harness $(BIN)/python -m workshop.permutations
 	PYTHONPATH=harness $(BIN)/python -m workshop.checker
 
-lint: venv
+lint: $(call with,dev)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: venv
+types: $(call with,dev)
 	$(BIN)/mypy
 
-docs: venv             ## the site, strictly: every link and anchor leads somewhere; writes site/
+docs: $(call with,docs)             ## the site, strictly: every link and anchor leads somewhere; writes site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build   # --quiet would let warnings pass
 
 node: strategies/peers/node_modules/.package-lock.json
@@ -50,13 +55,16 @@ node: strategies/peers/node_modules/.package-lock.json
 strategies/peers/node_modules/.package-lock.json: strategies/peers/package-lock.json
 	npm ci --prefix strategies/peers --no-audit --no-fund
 
-venv: $(READY)
+venv: $(call with,test bench cluster container peers docs dev)  ## all of it, for who works on the project
 
-$(READY): pyproject.toml constraints.txt
-	@echo "Making $(VENV) with all that the tests need: a minute or two"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'   # -qq: errors alone
+$(VENV)/.with-%: pyproject.toml constraints.txt | $(VENV)
+	@echo "Installing into $(VENV) what '$*' needs"
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@
+
+$(VENV):
+	@echo "Making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
 
 clean:
 	rm -rf $(VENV) strategies/peers/node_modules build dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis
