@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from queueproof.errors import QueueproofError
@@ -12,7 +12,7 @@ from queueproof.examine.work import runner_under
 from queueproof.judge.checker import declare
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import OPERATIONS, Queue
-from queueproof.report.story import Told, tell, tell_found
+from queueproof.report.story import Told, of_queue, tell, tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import Conditions
@@ -76,7 +76,7 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         for violation in breaches(run, declare(offer)):
             if violation.guarantee == data["broken"]:
                 story = tell(run, violation, conditions, guarantee)
-                story = replace(story, cast=lab.queue.cast)
+                story = of_queue(story, lab.queue, lab.schema)
                 failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
                 return Replayed(guarantee, story, data, failure)
         if not run.ambiguous:
@@ -88,7 +88,8 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         return None
     data = {**data, "schedule": list(found_anew.schedule)}
     story = tell(found_anew.run, found_anew.violation, conditions, guarantee)
-    return Replayed(guarantee, replace(story, cast=lab.queue.cast), data, found_anew)
+    story = of_queue(story, lab.queue, lab.schema)
+    return Replayed(guarantee, story, data, found_anew)
 
 
 def _refuse_unfit(queue: Queue, program: Program) -> None:

@@ -12,7 +12,7 @@ from queueproof.probes.backoff import RetryWaits
 from queueproof.probes.probes import Found, Seen
 from queueproof.report.card import Break, Judgement, Place, Verdict
 from queueproof.report.free import tell_free
-from queueproof.report.story import tell, tell_found
+from queueproof.report.story import of_queue, tell, tell_found
 from queueproof.report.text import counted, to_text
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import FAULTS
@@ -171,7 +171,7 @@ def _told(findings: Findings, name: str, failure: Failure) -> Break:
         broken=failure.violation.guarantee,
     )
     story = tell(failure.run, failure.violation, failure.conditions, name)
-    story = replace(story, cast=findings.lab.queue.cast)
+    story = of_queue(story, findings.lab.queue, findings.lab.schema)
     place = _place(findings, failure)
     return Break(failure.violation.because, to_text(story), token, story, place)
 

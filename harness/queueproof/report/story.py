@@ -6,7 +6,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, assert_never, cast
 
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -17,7 +17,7 @@ from queueproof.probes.buffers import Slope
 from queueproof.probes.crowd import URGENT, Overlooked
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
-from queueproof.queues.model import Parameter
+from queueproof.queues.model import Parameter, Queue, Step
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.actors import DRAINER, identity
@@ -27,6 +27,11 @@ from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
 SHOWN_SQL = 60
+_DEFINES = re.compile(
+    r'^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\s+(?P<name>[\w."]+)\s*\(',
+    re.IGNORECASE | re.MULTILINE,
+)
+_CALLS = re.compile(r'(?<!["\w])"?(?P<name>\w+)"?\s*\(')
 _WORKER = re.compile(r"w\d+")
 _BEGINS = {"BEGIN": True, "START": True} | dict.fromkeys(("COMMIT", "END", "ROLLBACK"), False)
 
@@ -221,6 +226,7 @@ class Story:
         cause: The operation whose answer broke it.
         alone: Whether nobody but the worker itself is hurt.
         cast: Who runs which version, where there are two.
+        functions: The definitions of the queue's functions that its statements call.
     """
 
     guarantee: str
@@ -233,6 +239,7 @@ class Story:
     cause: str = ""
     alone: bool = False
     cast: str = ""
+    functions: tuple[str, ...] = ()
 
     @property
     def moments(self) -> list[Moment]:
@@ -447,6 +454,29 @@ def tell(
         cause=_cause(calls, violation).kind,
         alone=violation.alone,
     )
+
+
+def of_queue(story: Story, queue: Queue, schema: Iterable[Step]) -> Story:
+    """A story with what only its queue knows: who runs which version, and what a call stands for.
+
+    Args:
+        story: What `tell` has told.
+        queue: The queue.
+        schema: The statements that installed it.
+    """
+    defined = {
+        found["name"].rpartition(".")[2].strip('"').lower(): textwrap.dedent(step.sql).strip()
+        for step in schema
+        if (found := _DEFINES.search(step.sql))
+    }
+    called: dict[str, str] = {}
+    left = list(story.statements)
+    while left:
+        names = [found["name"].lower() for found in _CALLS.finditer(left.pop(0))]
+        new = {name: defined[name] for name in names if name in defined and name not in called}
+        called |= new
+        left += new.values()
+    return replace(story, cast=queue.cast, functions=tuple(called.values()))
 
 
 class _Names:

@@ -36,7 +36,7 @@ WIDTH = 106  # characters of a line, where there is no terminal: three workers
 NARROWEST = 30
 DAY = 86_400  # seconds
 HOURS = 7200  # seconds; more are told in hours
-LONGEST = 3  # moments that may repeat together
+LONGEST = 12  # moments that may repeat together
 OFTEN = 3  # times from which on what repeats is told once
 FEW = 3  # names or answers that are listed, and not only the first and the last
 _SNAPSHOT = "(has its snapshot, has read nothing)"
@@ -76,6 +76,7 @@ _ROLES: Mapping[str, str] = {
     "late": "a worker, which asks last",
 }
 _BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
@@ -143,6 +144,8 @@ def _run(story: Story, width: int) -> Iterator[str]:
     yield "\n".join(remarks(story))
     for number, sql in enumerate(story.statements):
         yield f"[{letter(number)}]\n{textwrap.indent(sql, '    ')}"
+    for sql in story.functions:
+        yield f"What is called there:\n{textwrap.indent(sql, '    ')}"
 
 
 def _part(part: Part) -> str:
@@ -300,9 +303,15 @@ def _claimed(claim: Claimed) -> str:
     if not claim.number:
         return ""
     n = claim.number
-    which = _ORDINALS[n - 1] if n <= len(_ORDINALS) else f"{n}th"
+    which = _ORDINALS[n - 1] if n <= len(_ORDINALS) else ordinal(n)
     known = f", {claim.known}" if claim.known else ""
     return f" (its {which} claim{known})"
+
+
+def ordinal(number: int) -> str:
+    """A place in a row: 6th, 21st, 112th."""
+    ending = "th" if 10 < number % 100 < 14 else _ENDINGS.get(number % 10, "th")  # noqa: PLR2004 - 11th to 13th
+    return f"{number}{ending}"
 
 
 def letter(number: int) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from queueproof.judge.checker import Declared, Violation, check
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import JobSpec, Program, Schedule, Stage
+from queueproof.schedule.programs import Do, JobSpec, Program, Schedule, Stage
 from queueproof.search.explore import explore
 
 TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
@@ -203,6 +204,10 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
     for n in range(len(jobs)):
         yield program._replace(jobs=jobs[:n] + jobs[n + 1 :])
+    for n, (one, other) in enumerate(pairwise(stages)):
+        if len(one) == len(other) == 1 and (moved := _moved_at_once(one[0][1] + other[0][1])):
+            joined = (((one[0][0], (moved,)),),)
+            yield program._replace(stages=stages[:n] + joined + stages[n + 2 :])
     for n, job in enumerate(jobs):
         for plain in _plainer(job):
             yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
@@ -217,9 +222,19 @@ def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:
             fewer = dos[:place] + dos[place + 1 :]
             if fewer:
                 yield ((*stage[:n], (actor, fewer), *stage[n + 1 :]),)
+            if place and (moved := _moved_at_once(dos[place - 1 : place + 1])):
+                once = (*dos[: place - 1], moved, *dos[place + 1 :])
+                yield ((*stage[:n], (actor, once), *stage[n + 1 :]),)
             if do.kind == "claim" and do.n > 1:
                 single = (*dos[:place], do._replace(n=1), *dos[place + 1 :])
                 yield ((*stage[:n], (actor, single), *stage[n + 1 :]),)
+
+
+def _moved_at_once(dos: Sequence[Do]) -> Do | None:
+    """Two moves of the clock as one; None where they are something else."""
+    if len(dos) == 2 and all(do.kind == "advance" for do in dos):  # noqa: PLR2004 - two
+        return dos[0]._replace(seconds=sum(do.seconds for do in dos))
+    return None
 
 
 def _plainer(job: JobSpec) -> Iterator[JobSpec]:
