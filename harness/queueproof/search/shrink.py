@@ -204,10 +204,10 @@ def _smaller(program: Program) -> Iterator[Program]:
             yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
     for n in range(len(jobs)):
         yield program._replace(jobs=jobs[:n] + jobs[n + 1 :])
-    for n, (one, other) in enumerate(pairwise(stages)):
-        if len(one) == len(other) == 1 and (moved := _moved_at_once(one[0][1] + other[0][1])):
-            joined = (((one[0][0], (moved,)),),)
-            yield program._replace(stages=stages[:n] + joined + stages[n + 2 :])
+    for n, (first, second) in enumerate(pairwise(stages)):
+        if len(first) == len(second) == 1 and (moved := _moved_at_once(first[0][1] + second[0][1])):
+            joined: Stage = ((first[0][0], (moved,)),)
+            yield program._replace(stages=(*stages[:n], joined, *stages[n + 2 :]))
     for n, job in enumerate(jobs):
         for plain in _plainer(job):
             yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
