@@ -515,11 +515,14 @@ class Lab:
     @property
     def rewriting(self) -> list[str]:
         """For each table the statements that turn its rows' physical order round."""
+        before = "; ".join(["BEGIN", *self._calm.begin])
+        after = "; ".join([*self._calm.end, "COMMIT"])
         return [
-            f"BEGIN; {'; '.join([*self._calm.begin, ''])}CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
+            f"{before}; "
+            f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
             f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
             f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
-            f"SELECT * FROM turned; {'; '.join([*self._calm.end, ''])}COMMIT"
+            f"SELECT * FROM turned; {after}"
             for table, columns in self._heaps.items()
             if columns
         ]
