@@ -367,9 +367,11 @@ def trusting() -> Iterator[Server]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_the_harness_sets_off_has_the_queues_rights(
-    own: Server, seen: Path, name: str
+    own: Server, dsn: str, seen: Path, name: str
 ) -> None:
     """No statement of the harness's own lends the queue's code a superuser's rights."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     used(hostile(name, seen), own)
     assert not seen.exists()
 
