@@ -335,7 +335,7 @@ CREATE POLICY own ON settings USING (name = current_setting('settings.name', tru
 
 @pytest.mark.parametrize("who", ["superuser", "role"])
 def test_neither_rule_nor_policy_acts_on_a_reset(server: Server, humble: Server, who: str) -> None:
-    """Rows that a policy hides from their owner come back too, and a rule ALWAYS is no exception."""
+    """Rows that a policy hides from their owner come back, and a rule that is ALWAYS rests."""
     queue = load_text(f"-- name: schema#\n{CALM}{OPERATIONS}", "queue.sql")
     with open_lab(queue, server if who == "superuser" else humble) as lab:
         lab.reset()
