@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from queueproof.errors import QueueError
+from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Step
 from queueproof.queues.sqlfile import load_text
@@ -203,6 +203,7 @@ CREATE TABLE derived (b int) INHERITS (base);
 CREATE UNLOGGED TABLE "odd ""name" (x int);
 CREATE TABLE bare ();
 CREATE SEQUENCE numbers START 7;
+CREATE SEQUENCE "it's";
 CREATE TABLE log (what text);
 CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -318,6 +319,34 @@ def test_a_reset_drops_what_operations_have_made(
             execute(lab.session("w1"), Step(statement))
         lab.reset(renew=renew or bool(again))
     assert value(lab.session("w1"), "SELECT to_regclass('new_days')") == "NULL"
+
+
+CALM = """
+CREATE TABLE settings (name text);
+INSERT INTO settings VALUES ('one'), ('two');
+CREATE TABLE log (name text);
+CREATE RULE note AS ON INSERT TO settings DO ALSO INSERT INTO log VALUES ('inserted');
+CREATE RULE stay AS ON DELETE TO settings DO INSTEAD NOTHING;
+ALTER TABLE settings ENABLE ALWAYS RULE note, ENABLE ALWAYS RULE stay;
+ALTER TABLE settings ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY own ON settings USING (name = current_setting('settings.name', true));
+"""
+
+
+@pytest.mark.parametrize("who", ["superuser", "role"])
+def test_neither_rule_nor_policy_acts_on_a_reset(server: Server, humble: Server, who: str) -> None:
+    """Rows that a policy hides from their owner come back, and a rule that is ALWAYS rests."""
+    queue = load_text(f"-- name: schema#\n{CALM}{OPERATIONS}", "queue.sql")
+    with open_lab(queue, server if who == "superuser" else humble) as lab:
+        lab.reset()
+        lab.rewrite_tables()
+        session = lab.session("w1")
+        assert value(session, "SELECT count(*) FROM log") == "0"
+        for row in ("one", "two"):
+            session.run(f"SET settings.name = '{row}'")
+            assert value(session, "SELECT count(*) FROM settings") == "1"
+        with pytest.raises(ServerError, match="42501"):
+            session.run("INSERT INTO settings VALUES ('three')")
 
 
 def test_rewriting_tables_keeps_every_row(labs: dict[str, Lab]) -> None:

@@ -417,7 +417,7 @@ def test_nothing_is_left_behind(lab_of: LabOf) -> None:
     """Afterwards the tables are empty, the sequences restarted, and the planner knows nothing."""
     lab = lab_of(queue())
     slope(lab, "finished", MANY)
-    known = "SELECT count(*) FROM pg_statistic WHERE starelid = 'queue.jobs'::regclass"
+    known = "SELECT count(*) FROM pg_stats WHERE schemaname = 'queue' AND tablename = 'jobs'"
     size = "SELECT pg_relation_size('queue.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
     assert lab.execute(known) == [(0,)]
     assert lab.execute(size) == [(0, -1.0)]

@@ -215,14 +215,15 @@ def test_a_backend_that_is_frozen(
 
 
 def test_a_server_that_is_frozen_is_not_the_queues_fault(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+    server: Server, install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server takes no connection either, no statement is blamed."""
     lab = install(load_text(REFERENCE, "queue.sql"))
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
     monkeypatch.setattr(waits, "CONNECT", 0.2)
     session = lab.session("w1")
-    (found,) = lab.execute("SELECT pg_read_file('postmaster.pid')")
+    with psycopg.connect(server._admin) as admin:
+        (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
     postmaster = int(str(found[0]).split()[0])
     with (
         frozen(postmaster, session.pid),

@@ -92,21 +92,19 @@ class Ground:
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
             self._pool = self._stack.enter_context(pools(server, workers))
-            self._conninfo = self._stack.enter_context(server.database("queueproof_bench"))
+            # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
+            given = {"deadlock_timeout": "1s"} if server.superuser else {}
+            database = server.database("queueproof_bench", given)
+            conninfo = self._stack.enter_context(database)
+            if not server.trusted:  # before PostgreSQL 15 it is not the database's owner's
+                with waits.LimitedConnection.open(conninfo) as ours:
+                    ours.execute(f"ALTER SCHEMA public OWNER TO {server.owner}")
+            self._conninfo = server.for_queue(conninfo)
             connection = waits.LimitedConnection.open(self._conninfo)
             connection.seconds = waits.BULK
-            self._conninfo = server.for_queue(self._conninfo)
-            self._owner = server.owner
             self._admin = self._stack.enter_context(connection)
             self._load_stack = self._stack.enter_context(ExitStack())  # of the last load
             self._autovacuum("off")
-            if server.superuser:
-                # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
-                self._admin.execute(
-                    sql.SQL("ALTER DATABASE {} SET deadlock_timeout = '1s'").format(
-                        sql.Identifier(connection.info.dbname)
-                    )
-                )
             self._stack = self._stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -136,9 +134,11 @@ class Ground:
         """Turn it on or off, on a server of ours; `nap` is in seconds."""
         if not (self._server.ours and self._server.superuser):
             return
-        self._admin.execute(f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'")
-        self._admin.execute(f"ALTER SYSTEM SET autovacuum = {value}")
-        self._admin.execute("SELECT pg_catalog.pg_reload_conf()")
+        self._server.administer(
+            f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'",
+            f"ALTER SYSTEM SET autovacuum = {value}",
+            "SELECT pg_catalog.pg_reload_conf()",
+        )
         waits.until(lambda: self.setting("autovacuum") == value, waits.GONE, "autovacuum to be set")
 
     def prepare(self, queue: Loaded, shape: Shape, jobs: int) -> Prepared:
@@ -288,7 +288,6 @@ class Ground:
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
             self._admin.execute(f"CREATE SCHEMA {schema}")
-            self._admin.execute(f"ALTER SCHEMA {schema} OWNER TO {self._owner}")
 
     def _vacuum(self) -> None:
         tables = self._admin.execute(_TABLES).fetchall()

@@ -271,8 +271,17 @@ class Server:
         return "CURRENT_USER" if self.trusted else sql.Identifier(ROLE).as_string()
 
     def for_queue(self, conninfo: str) -> Conninfo:
-        """How a queue's own SQL connects to a database of `database`: as its owner."""
+        """How to connect to a database of `database` in which a queue's own SQL is: as its owner.
+
+        The harness connects so too: whatever it does with a table may set off code of the queue's.
+        """
         return Conninfo(conninfo if self.trusted else make_conninfo(conninfo, user=ROLE))
+
+    def administer(self, *statements: str | sql.Composed) -> None:
+        """Run statements that need our rights, outside of every queue's database."""
+        with waits.LimitedConnection.open(self._admin) as connection:
+            for statement in statements:
+                connection.execute(statement)
 
     @contextmanager
     def database(

@@ -62,10 +62,7 @@ SELECT COALESCE(sum(pg_catalog.pg_stat_get_xact_blocks_fetched(c.oid)), 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S') AND n.nspname <> 'clock'
 """
-_FORGET = """
-DELETE FROM pg_catalog.pg_statistic s USING pg_catalog.pg_class c
-WHERE c.oid = s.starelid AND c.oid >= 16384
-"""
+_FORGET = "SELECT clock.forget()"  # see rights.sql
 _INDEXES = """
 SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16384
 """

@@ -17,6 +17,7 @@ from queueproof.errors import ServerError
 from queueproof.queues.model import Step
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
+from queueproof.run.tables import QUIET
 
 SEEDS = 64  # jobs that are made with the operations
 TRIAL = 9  # copies of each after which the queue is asked; all jobs cross the wire then
@@ -127,7 +128,7 @@ class Filling:
         session = self._lab.own_session("filler")
         session.patience = waits.BULK
         if self._lab.server.superuser:
-            session.run("SET session_replication_role = replica")
+            session.run(QUIET)
         return session
 
     @cached_property

@@ -67,7 +67,7 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> PooledRuns:
     programs = settled(suite, suite.life)
     if level == 0:
         programs = [program for program in programs if program.size <= QUICK_SIZE]
-    with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
+    with open_pooler(lab.conninfo, pgbouncer) as pooler:
         runs = PooledRuns(pooler.name)
         for program in programs:
             failure = _break(lab, offer, pooler, program, runs)
@@ -89,7 +89,7 @@ def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure 
     Raises:
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """
-    with open_pooler(lab.queue_conninfo, pgbouncer) as pooler:
+    with open_pooler(lab.conninfo, pgbouncer) as pooler:
         return _break(lab, offer, pooler, program, PooledRuns(pooler.name))
 
 

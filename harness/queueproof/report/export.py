@@ -47,6 +47,8 @@ SELECT format('ALTER ROUTINE %s SET %s', p.oid::regprocedure, replace(setting, '
 FROM pg_proc p, unnest(p.proconfig) AS setting
 WHERE setting LIKE 'search_path=clock, pg_catalog%' ORDER BY p.oid
 """
+_QUIET = "SET session_replication_role = replica"  # as the lab's own connection always is
+_LOUD = "RESET session_replication_role"
 # The lab's gate, with a number for each session in place of its process id.
 _GATE = """
 CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -248,7 +250,7 @@ class _Spec:
                 sql = f"INSERT INTO clock.moves VALUES ({moment}, '{self._shift!r} seconds')"
                 self._take(self._session(CLOCK), "moves", sql)
             case "rewrite":
-                rewriting = ";\n".join(self._around.rewriting)
+                rewriting = ";\n".join([_QUIET, *self._around.rewriting, _LOUD])
                 self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
             case "crash" if self._failure.conditions.pooled:
                 raise cannot("a worker crashes behind a pooler in it")

@@ -17,7 +17,7 @@ class Clock:
         shift: Seconds by which it is ahead of real time.
 
     Args:
-        superuser: Whether a function may be declared to be one of PostgreSQL's own.
+        superuser: Whether `rights.sql` is there.
     """
 
     def __init__(self, *, superuser: bool) -> None:
@@ -70,13 +70,9 @@ class Clock:
         Most statements run before the first move. So it is PostgreSQL's own, under our name, which
         takes superuser rights to say; otherwise it is one expression, which is inlined.
         """
-        own = "LANGUAGE internal STABLE STRICT PARALLEL SAFE AS $$now$$"
-        body = (
-            own
-            if self._superuser
-            else "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()$$"
+        own = "SELECT clock.real()"
+        inlined = (
+            "CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz "
+            "LANGUAGE sql STABLE PARALLEL SAFE AS $$SELECT pg_catalog.now()$$"
         )
-        return (
-            f"CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz {body}; "
-            "DELETE FROM clock.moves"
-        )
+        return f"{own if self._superuser else inlined}; DELETE FROM clock.moves"

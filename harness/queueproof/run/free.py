@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn, assert_never
 
-from psycopg.conninfo import make_conninfo
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError
@@ -87,9 +88,6 @@ SELECT EXISTS (
 _TERMINATE = """
 SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
 WHERE datname = current_database() AND application_name = '{}'
-"""
-_DATABASE = """
-SELECT pg_catalog.format('ALTER DATABASE %I {}', current_database())
 """
 
 
@@ -209,15 +207,15 @@ def _as_worker(queue: Queue) -> WorkerQueue:
 @contextmanager
 def _watching_for_deadlocks(lab: Lab) -> Iterator[None]:
     """Have the server look for deadlocks soon, in sessions that begin inside the block."""
+    name = sql.Identifier(str(conninfo_to_dict(lab.conninfo)["dbname"]))
 
     def alter(how: str) -> None:
-        ((statement,),) = lab.execute(_DATABASE.format(how))
-        lab.execute(str(statement))
+        lab.server.administer(sql.SQL("ALTER DATABASE {} " + how).format(name))
 
     if not lab.server.superuser:
         yield
         return
-    alter(f"SET deadlock_timeout = ''{_DEADLOCKED}''")
+    alter(f"SET deadlock_timeout = '{_DEADLOCKED}'")
     try:
         yield
     finally:
@@ -394,7 +392,7 @@ class _Run:
         life = WorkerLife(name, place, self._queue.spawn(name))
         place.life = life
         self._lives.append(life)
-        dsn = make_conninfo(self._lab.queue_conninfo, application_name=_NAME + name)
+        dsn = make_conninfo(self._lab.conninfo, application_name=_NAME + name)
         life.process.send(self._queue.request("init", dsn=dsn, queue="default"))
         return life
 

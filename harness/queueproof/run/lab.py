@@ -34,7 +34,7 @@ from queueproof.run.session import (
     execute,
     settle,
 )
-from queueproof.run.tables import NEW, TABLES, back_to_the_beginning, columns_of
+from queueproof.run.tables import NEW, QUIET, TABLES, back_to_the_beginning, calm, columns_of
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
@@ -50,10 +50,12 @@ RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not d
 
 # A function with a search_path of its own would miss the clock (design: The clock).
 _PINNED = """
-SELECT p.oid::regprocedure::text, split_part(setting, '=', 2), p.prokind = 'p'
+SELECT p.oid::regprocedure::text, substr(setting, length('search_path=') + 1)
 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace, unnest(p.proconfig) AS setting
 WHERE setting LIKE 'search_path=%' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = p.oid AND d.deptype = 'e')
 """
+_SET_PATH = "SELECT set_config('search_path', %s, true)"
 _AT_ROW = """
 SELECT EXISTS (
   SELECT FROM pg_locks
@@ -94,7 +96,8 @@ class Lab:
     Attributes:
         queue: The queue under test.
         server: The server that it is installed on.
-        conninfo: Of its database, for the harness itself.
+        conninfo: Of its database, as its owner: what the harness does there may set off code of the
+            queue's, and must lend it no rights.
         arrays: Array type of each type that the queue's schema defines, by oid.
         clock: Its database's clock.
         schema: The statements that installed it.
@@ -125,7 +128,7 @@ class Lab:
     def __init__(self, queue: Queue, server: Server, conninfo: str) -> None:
         self.queue = queue
         self.server = server
-        self.conninfo = conninfo
+        self.conninfo = server.for_queue(conninfo)
         self.arrays: dict[int, int] = {}
         self.schema: list[Step] = []
         self.tables: list[str] = []
@@ -145,7 +148,7 @@ class Lab:
         self._conditions = PLAIN  # of the run that the last reset was for
         self.has_own_clock = not isinstance(queue, SqlFileQueue)
         try:
-            self._install()
+            self._install(conninfo)
             self._control = self._scheduler()
             self._latest = self._control.latest()  # of its relations
             self._control.run(self.clock.real)
@@ -164,7 +167,10 @@ class Lab:
         return connection
 
     def _scheduler(self) -> Scheduler:
-        return Scheduler(self.conninfo, self._meanwhile)
+        control = Scheduler(self.conninfo, self._meanwhile)
+        if self.server.superuser:
+            control.run(QUIET)
+        return control
 
     @property
     def _meanwhile(self) -> waits.Meanwhile | None:
@@ -173,12 +179,14 @@ class Lab:
 
     # --- installation ---------------------------------------------------------------------------
 
-    def _install(self) -> None:
+    def _install(self, conninfo: str) -> None:
         run = self._admin.execute
         name = sql.Identifier(self._admin.info.dbname)
         run(files("queueproof.run").joinpath("clock.sql").read_text())
+        if self.server.superuser:  # the last that is done as one: nothing of the queue's is there
+            with waits.LimitedConnection.open(conninfo) as ours:
+                ours.execute(files("queueproof.run").joinpath("rights.sql").read_text())
         run("CREATE SCHEMA queue")
-        run(f"ALTER SCHEMA queue OWNER TO {self.server.owner}")
         for setting in (
             sql.SQL("search_path = {}").format(sql.SQL(SEARCH_PATH)),
             sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
@@ -187,10 +195,11 @@ class Lab:
         ):
             run(sql.SQL("ALTER DATABASE {} SET ").format(name) + setting)
         self._run_install()
-        for function, path, procedure in run(_PINNED).fetchall():
-            kind = "PROCEDURE" if procedure else "FUNCTION"
+        for function, path in run(_PINNED).fetchall():
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
-            run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
+            with self._admin.transaction():  # a path is kept as it was set: it may be any text
+                run(_SET_PATH, [f"clock, pg_catalog{rest}"])
+                run(f"ALTER ROUTINE {function} SET search_path FROM CURRENT")
         self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
         found = run(TABLES).fetchall()
         self.tables = [table for table, _, _ in found]
@@ -202,14 +211,15 @@ class Lab:
         for table, kind, _ in found:
             if kind == "r":
                 run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        self._calm = calm(self._admin, self.tables, superuser=self.server.superuser)
         self._reset_sql, self._renew_sql = back_to_the_beginning(
-            self._admin, self.tables, superuser=self.server.superuser
+            self._admin, self.tables, self._calm, superuser=self.server.superuser
         )
         run(gates.FUNCTION)
 
     def _run_install(self) -> None:
         """Have the queue make its tables."""
-        installer = LibpqSession(self.queue_conninfo, "the installer")
+        installer = LibpqSession(self.conninfo, "the installer")
         steps = self.queue.begin("install")
         try:
             step = next(steps)
@@ -407,9 +417,7 @@ class Lab:
             spare = self._vacant.pop()
             spare.rename(key)
             return spare
-        conninfo = self.conninfo if key in HARNESS else self.queue_conninfo
-        if self._pooler:
-            conninfo = self._pooler.conninfo
+        conninfo = self._pooler.conninfo if self._pooler else self.conninfo
         session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
         self._control.lock_gate(session.pid)
         return session
@@ -507,12 +515,14 @@ class Lab:
     @property
     def rewriting(self) -> list[str]:
         """For each table the statements that turn its rows' physical order round."""
+        before = "; ".join(["BEGIN", *self._calm.begin])
+        after = "; ".join([*self._calm.end, "COMMIT"])
         return [
-            "BEGIN; SET LOCAL session_replication_role = replica; "
+            f"{before}; "
             f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
             f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
             f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
-            "SELECT * FROM turned; COMMIT"
+            f"SELECT * FROM turned; {after}"
             for table, columns in self._heaps.items()
             if columns
         ]
@@ -540,11 +550,6 @@ class Lab:
         session = self.session(key)
         assert isinstance(session, LibpqSession), key
         return session
-
-    @property
-    def queue_conninfo(self) -> str:
-        """Of its database, for the queue's own SQL."""
-        return self.server.for_queue(self.conninfo)
 
     @property
     def control_pid(self) -> int:
@@ -657,7 +662,7 @@ class Lab:
         Raises:
             ServerUnavailableError: It is not ours, or does not come back.
         """
-        self.conninfo = self.server.restart(self.conninfo)
+        self.conninfo = self.server.for_queue(self.server.restart(self.conninfo))
         self._reconnect()
 
     def _reconnect(self) -> None:

@@ -33,7 +33,10 @@ def open_lab(
     Raises:
         QueueError: The queue's SQL was rejected, or keeps the harness from its work.
     """
-    with server.database(settings=settings) as conninfo, _held_responsible(conninfo):
+    with (
+        server.database(settings=settings) as conninfo,
+        _held_responsible(server.for_queue(conninfo)),
+    ):
         if isinstance(queue, WorkerQueue):
             lab: Lab = ClientLab(queue, server, conninfo)
         else:

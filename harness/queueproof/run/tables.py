@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
+
+from psycopg.sql import Literal
 
 from queueproof import waits
 
@@ -29,20 +32,30 @@ ORDER BY c.relkind = 'S', c.oid
 """
 """What drops each relation that came later; last come sequences, which go with their tables."""
 
+QUIET = "SELECT clock.quiet()"
+"""Keeps triggers and foreign keys from acting for the rest of a session: see rights.sql."""
+
 _SEQUENCES = """
 SELECT c.oid::regclass::text
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock' ORDER BY c.oid
+WHERE c.relkind = 'S' AND n.nspname !~ '^pg_' AND n.nspname <> 'clock'
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
+ORDER BY c.oid
 """
 _COLUMNS = """
 SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum)
 FROM pg_attribute
 WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''
 """
-_TRIGGERS = """
-SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled::text
-FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0 ORDER BY oid
+_ACTING = """
+SELECT tgrelid::regclass::text, 'TRIGGER ' || quote_ident(tgname), tgenabled::text
+FROM pg_trigger WHERE NOT tgisinternal AND tgparentid = 0
+UNION ALL
+SELECT ev_class::regclass::text, 'RULE ' || quote_ident(rulename), ev_enabled::text
+FROM pg_rewrite WHERE rulename <> '_RETURN'
+ORDER BY 1, 2
 """
+_HIDING = "SELECT oid::regclass::text FROM pg_class WHERE relforcerowsecurity"
 _FOREIGN_KEYS = """
 SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
 FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
@@ -60,21 +73,52 @@ def columns_of(admin: waits.LimitedConnection, table: str) -> str:
     return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
 
 
+class Calm(NamedTuple):
+    """Statements between which no trigger, rule or policy of the queue's acts on its tables."""
+
+    begin: Sequence[str]
+    end: Sequence[str]
+
+
+def calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool) -> Calm:
+    """What has to be switched off where the harness changes the tables itself, and on again.
+
+    Args:
+        admin: A connection.
+        tables: All of them, as regclass text.
+        superuser: Whether the harness does so after `QUIET`.
+    """
+    begin, end = [], []
+    firing = "AR" if superuser else "OAR"  # pg_trigger.tgenabled, pg_rewrite.ev_enabled
+    for table, what, enabled in admin.execute(_ACTING).fetchall():
+        if table in tables and enabled in firing:
+            how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
+            begin.append(f"ALTER TABLE {table} DISABLE {what}")
+            end.append(f"ALTER TABLE {table} ENABLE {how}{what}")
+    for (table,) in admin.execute(_HIDING).fetchall():  # rows, from the owner too
+        if table in tables:
+            begin.append(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
+            end.append(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
+    return Calm(begin, end)
+
+
 def back_to_the_beginning(
-    admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool
+    admin: waits.LimitedConnection, tables: Sequence[str], calm: Calm, *, superuser: bool
 ) -> tuple[str, str]:
     """SQL that brings every table and sequence back to what they hold now.
 
     Args:
         admin: A connection that may read them; what they hold is kept in the schema `clock`.
         tables: All of them, as regclass text.
-        superuser: Whether triggers can be kept from firing.
+        calm: Of these tables.
+        superuser: Whether the harness brings them back after `QUIET`.
 
     Returns:
         The statements that take least time, and those that make the tables as small as new ones.
     """
     run = admin.execute
     restore = []
+    run("; ".join(["BEGIN", *calm.begin]))
     for number, table in enumerate(_parents_first(admin, tables)):
         if run(
             "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass", [table]
@@ -88,25 +132,19 @@ def back_to_the_beginning(
         restore.append(
             f"INSERT INTO {into} OVERRIDING SYSTEM VALUE SELECT {columns} FROM clock.saved_{number}"
         )
+    run("; ".join([*calm.end, "COMMIT"]))
     for (sequence,) in run(_SEQUENCES).fetchall():
         row = run(f"SELECT last_value, is_called FROM {sequence}").fetchone()
         if row:
-            restore.append(f"SELECT setval('{sequence}'::regclass, {row[0]}, {row[1]})")
-    quiet, loud = [], []
-    firing = "AR" if superuser else "OAR"  # pg_trigger.tgenabled
-    if superuser:
-        quiet = ["SET LOCAL session_replication_role = replica"]
-    for table, trigger, enabled in run(_TRIGGERS).fetchall():
-        if table in tables and enabled in firing:
-            how = {"O": "", "A": "ALWAYS ", "R": "REPLICA "}[enabled]
-            quiet.append(f"ALTER TABLE {table} DISABLE TRIGGER {trigger}")
-            loud.append(f"ALTER TABLE {table} ENABLE {how}TRIGGER {trigger}")
+            restore.append(
+                f"SELECT setval({Literal(sequence).as_string()}::regclass, {row[0]}, {row[1]})"
+            )
     truncate = [f"TRUNCATE {', '.join(tables)}"] if tables else []
     # Without superuser rights foreign keys fire: only one TRUNCATE of all tables is sure.
     empty = [f"DELETE FROM {table}" for table in tables]
     delete = empty if superuser else truncate
-    renewed = ["BEGIN", *quiet, *truncate, *restore, *loud, "COMMIT"]
-    swift = ["BEGIN", *quiet, *delete, *restore, *loud, "COMMIT"]
+    renewed = ["BEGIN", *calm.begin, *truncate, *restore, *calm.end, "COMMIT"]
+    swift = ["BEGIN", *calm.begin, *delete, *restore, *calm.end, "COMMIT"]
     return "; ".join(swift), "; ".join(renewed)
 
 

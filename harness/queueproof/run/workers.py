@@ -592,7 +592,7 @@ class ClientLab(Lab):
         started again under another name.
         """
         self._drop_spares()
-        self.wire.conninfo = self.queue_conninfo
+        self.wire.conninfo = self.conninfo
         clients = {s.name: s for s in self._clients if _WORKER.fullmatch(s.name)}
         for session in clients.values():
             self._lose(session, session.pids)
@@ -613,7 +613,7 @@ class ClientLab(Lab):
                 yield
             finally:
                 self._drop_spares()
-                self.wire.conninfo = self.queue_conninfo
+                self.wire.conninfo = self.conninfo
 
     # --- what sessions ask of the server ---------------------------------------------------------
 
