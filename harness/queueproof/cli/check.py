@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from queueproof.cli.ends import on_behalf_of
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
 from queueproof.cli.options import (
     DEBUG_OPTION,
     Annotate,
@@ -174,7 +174,7 @@ def check(
     is broken but something stays unknown, 4 when the queue, the server or an option is no good.
     """
     from queueproof.guarantees.catalogue import select
-    from queueproof.queues.resolve import resolve
+    from queueproof.queues.resolve import files_of, resolve
 
     named, required = ids(only, "--only"), ids(require, "--require")
     wanted = select(named, skip=ids(skip, "--skip") or (), require=required or ())
@@ -197,8 +197,6 @@ def check(
         " and reports do not go with it",
     )
     refuse_export(export, replay)
-    if replay is None:
-        reports.refuse_unwritable()
     if watch:
         _watch(
             queue,
@@ -212,6 +210,7 @@ def check(
             beside=[reports.files, mutate, mend, write_breaks, replay, new, cluster],
         )
     target = resolve(queue) if new is None else _deployment(queue, new)
+    refuse_outputs([*(reports.outputs if replay is None else ()), export], files_of(target))
     if write_breaks:
         target.with_breaks({})
         refuse_unwritable(Path(queue))

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import write
 from queueproof.cli.options import Where
 from queueproof.cli.talk import now_and_then
 from queueproof.errors import Exit, QueueproofError
@@ -70,7 +70,6 @@ def refuse_export(export: Path | None, replay: str | None) -> None:
             f"--export {export}: the file's name says what it becomes; end it in .spec"
             " (isolationtester), .py (pytest) or .mmd (Mermaid)"
         )
-    refuse_unwritable(export)
 
 
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:

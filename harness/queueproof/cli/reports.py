@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueproof.cli.files import append, refuse_unwritable, write
+from queueproof.cli.files import append, write
 from queueproof.cli.options import Annotate
-from queueproof.errors import QueueproofError
 
 if TYPE_CHECKING:
     from queueproof.report.card import Card
@@ -24,9 +23,6 @@ class Reports:
         junit: As JUnit XML.
         badge: As a badge.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
-
-    Raises:
-        QueueproofError: Two of them are one file.
     """
 
     def __init__(
@@ -39,18 +35,15 @@ class Reports:
     ) -> None:
         self._json, self._html, self._junit, self._badge = json, html, junit, badge
         self.files = [path for path in (json, html, junit, badge) if path is not None]
-        if len(set(self.files)) < len(self.files):
-            raise QueueproofError("--json, --html, --junit and --badge need a file each")
         here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none
         self._github = (annotate or here) is Annotate.github
         summary = os.environ.get("GITHUB_STEP_SUMMARY") if self._github else None
         self._summary = Path(summary) if summary else None
 
-    def refuse_unwritable(self) -> None:
-        """Find out before the minute of work whether they can be written."""
-        for path in (*self.files, self._summary):
-            if path is not None:
-                refuse_unwritable(path)
+    @property
+    def outputs(self) -> tuple[Path | None, ...]:
+        """All that is written."""
+        return *self.files, self._summary
 
     def annotate(self, out: Output, card: Card) -> None:
         """Say to whoever runs us at which lines of the queue it breaks."""
