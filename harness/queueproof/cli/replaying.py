@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
-    from queueproof.examine.replay import replay
+    from queueproof.examine.replay import replay, told_by
     from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_story
     from queueproof.report.text import WIDTH, to_text
-    from queueproof.search.tokens import decode_token
 
-    digest, guarantee, _, _ = decode_token(token)
+    digest, guarantee, _, _ = told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
     edited = own.digest != digest
     text = ""
