@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 
 class Exit(IntEnum):
@@ -87,6 +88,9 @@ class ServerError(Exception):
     def __str__(self) -> str:
         return f"{self.sqlstate}: {self.message}"
 
+
+Aside: TypeAlias = Callable[[str], AbstractContextManager[object]]
+"""Around what only advises, by its name: an error there is told, and what was judged stands."""
 
 SERVERS = ("embedded[:16]", "local[:/path/to/bin]", "container[:image]")
 """What `--postgres` takes, beside the DSN of a running server: a server of each we start."""

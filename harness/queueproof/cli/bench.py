@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import Postgres, Trust, cluster_extra, counts
 from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit, QueueproofError
@@ -139,7 +139,7 @@ def bench(
 
     Ctrl-C ends it with the rounds that are whole. Exits 1 when a condition of --fail-if is true.
     """
-    from queueproof.queues.resolve import resolve
+    from queueproof.queues.resolve import files_of, resolve
 
     many = "10" if compare else "1" if rate or endure else "1,10,100"
     batches = counts(batch or many, "--batch")
@@ -165,8 +165,6 @@ def bench(
         raise QueueproofError(
             "--cluster has others drive a load: --endure, --yardstick and --rounds 0 are done here"
         )
-    if json is not None:
-        refuse_unwritable(json)
     found = [resolve(queue) for queue in queues]
     with bench_extra():
         from queueproof.bench import compare as pairs
@@ -180,6 +178,8 @@ def bench(
         pools = _pools(cluster)
         pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
+        before = [Path(one.path) for one in conditions if one.path]
+        refuse_outputs([json], [*before, *(file for queue in found for file in files_of(queue))])
         limits = Budget() if budget is None else Budget.of(budget)
 
         out = output(json)  # whose imports take time, which there is not once a signal has come

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from queueproof.cli.ends import on_behalf_of
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.ends import beside_the_verdict, on_behalf_of
+from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
 from queueproof.cli.options import (
     DEBUG_OPTION,
     Annotate,
@@ -174,7 +174,7 @@ def check(
     is broken but something stays unknown, 4 when the queue, the server or an option is no good.
     """
     from queueproof.guarantees.catalogue import select
-    from queueproof.queues.resolve import resolve
+    from queueproof.queues.resolve import files_of, resolve
 
     named, required = ids(only, "--only"), ids(require, "--require")
     wanted = select(named, skip=ids(skip, "--skip") or (), require=required or ())
@@ -197,8 +197,6 @@ def check(
         " and reports do not go with it",
     )
     refuse_export(export, replay)
-    if replay is None:
-        reports.refuse_unwritable()
     if watch:
         _watch(
             queue,
@@ -212,6 +210,7 @@ def check(
             beside=[reports.files, mutate, mend, write_breaks, replay, new, cluster],
         )
     target = resolve(queue) if new is None else _deployment(queue, new)
+    refuse_outputs([*(reports.outputs if replay is None else ()), export], files_of(target))
     if write_breaks:
         target.with_breaks({})
         refuse_unwritable(Path(queue))
@@ -253,12 +252,15 @@ def check(
                 cards.append(card)
         card = _printed(out, cards, target, command)
         if mutants is not None:
-            card = _mutated(out, mutants, card, where, thorough)
+            with beside_the_verdict("the rest of --mutate"):
+                card = _mutated(out, mutants, card, where, thorough)
         if mend:
-            _mend(out, target, card, where, thorough, jobs or processors())
+            with beside_the_verdict("the rest of --mend"):
+                _mend(out, target, card, where, thorough, jobs or processors())
     if write_breaks:
         card = _accepted(out, target, card)
-    _tell_breaks(out, target, card, mend=mend)
+    with beside_the_verdict("what else there is to say of the file"):
+        _tell_breaks(out, target, card, mend=mend)
     reports.annotate(out, card)
     print_whole(out, card)
     reports.write(card, command)
@@ -409,8 +411,8 @@ def _printed(out: Output, cards: Sequence[Card], target: Queue, replay: str) -> 
     from queueproof.report.card import together
     from queueproof.report.terminal import print_card
 
-    card = with_remedies(together(cards), target)
-    print_card(out, card, replay)
+    card = with_remedies(together(cards), target, beside_the_verdict)
+    print_card(out, card, replay, beside_the_verdict)
     return card
 
 
@@ -432,7 +434,8 @@ def _accepted(out: Output, target: Queue, card: Card) -> Card:
 def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
     """Say what is checked, and at once what says more of the file than of the queue."""
     out.say(f"{what}; {how}\n")
-    _tell_numbers(out, target)
+    with beside_the_verdict("where the SQL has another number than the header"):
+        _tell_numbers(out, target)
     if "jobs" not in target.offers:
         unseen = "what its tables say of a job that nobody claims any more is not seen"
         out.say(f"No block jobs: {unseen}.\n")

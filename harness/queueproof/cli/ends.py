@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import signal
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import typer
 
 from queueproof.cli.options import DEBUG_OPTION
-from queueproof.cli.talk import say, say_once
+from queueproof.cli.talk import PREFIX, say, say_once
 from queueproof.ending import signal_that_came
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
@@ -79,21 +80,50 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     if (number := signal_that_came()) is not None:
         by = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
         return say_once(by, 128 + number)
+    if (known := _mistake(found)) is not None:
+        told, prefix = known
+        return say(told, Exit.UNUSABLE, prefix=prefix)
+    return say(_bug(error, arguments), Exit.INTERNAL)
+
+
+@contextmanager
+def beside_the_verdict(what: str) -> Iterator[None]:
+    """Tell an error of what only advises where it would stand, and let what was judged stand.
+
+    Args:
+        what: What is missing then.
+    """
+    try:
+        yield
+    except Exception as error:
+        if signal_that_came() is not None:
+            raise
+        known = _mistake(causes(error))
+        told = _bug(error, sys.argv[1:]) if known is None else known[0]
+        say(f"{what}: {told}\nThe verdict stands without it.", Exit.HOLDS)
+
+
+def _mistake(found: Sequence[BaseException]) -> tuple[str, str] | None:
+    """What to say of an error that somebody can mend, and before it; None of a bug of ours."""
     if told := next(filter(None, map(_outage, found)), None):
-        return say(told, Exit.UNUSABLE)
+        return told, PREFIX
     for cause in found:
         if isinstance(cause, QueueError):
-            told = f"{cause}\n{cause.reference}".rstrip("\n")
-            return say(told, Exit.UNUSABLE, prefix="")
+            return f"{cause}\n{cause.reference}".rstrip("\n"), ""
         if isinstance(cause, QueueproofError):
-            return say(str(cause), Exit.UNUSABLE)
+            return str(cause), PREFIX
+    return None
+
+
+def _bug(error: BaseException, arguments: Sequence[str]) -> str:
+    """What to say of a bug of ours."""
     told = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}\n"
     told += "This is a bug of queueproof's. Please report it with the queue and what "
     if DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
         traceback.print_exception(error)
-        return say(told + "is printed above.", Exit.INTERNAL)
+        return told + "is printed above."
     again = shlex.join(["queueproof", *arguments, DEBUG_OPTION])
-    return say(f"{told}this prints:\n  {again}", Exit.INTERNAL)
+    return f"{told}this prints:\n  {again}"
 
 
 def causes(error: BaseException) -> list[BaseException]:

@@ -5,14 +5,55 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import select
 import shutil
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from queueproof import waits
 from queueproof.cli.streams import loss_of
 from queueproof.errors import QueueproofError
 
 STDOUT = Path("-")  # what is written there is the report alone, and all else goes to stderr
+
+
+def refuse_outputs(outputs: Iterable[Path | None], read: Iterable[Path]) -> None:
+    """Find out before the minute of work whether its results can be written, and harm nothing.
+
+    Args:
+        outputs: What is to be written; None is left out.
+        read: What the work is made of, which no output may replace, by whatever name.
+
+    Raises:
+        QueueproofError: One cannot be written, is read, or is named twice.
+    """
+    inputs = {_identity(path): path for path in read}
+    written: dict[object, Path] = {}
+    for path in outputs:
+        if path is None:
+            continue
+        identity = _identity(path)
+        if identity in inputs:
+            same = "" if path == inputs[identity] else f"it is {inputs[identity]}, and "
+            raise QueueproofError(f"cannot write {path}: {same}it is read here: name another file")
+        if identity in written:
+            raise QueueproofError(
+                f"cannot write both {written[identity]} and {path}: they are one file, and reports"
+                " need a file each"
+            )
+        written[identity] = path
+        refuse_unwritable(path)
+
+
+def _identity(path: Path) -> object:
+    """What two names of one file have in common, however they are spelt or linked."""
+    try:
+        found = os.fstat(1) if path == STDOUT else path.stat()
+    except OSError:  # it is not there yet
+        return path.resolve()
+    return found.st_dev, found.st_ino
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -25,11 +66,13 @@ def refuse_unwritable(path: Path) -> None:
         return
     real = path.resolve()
     try:
-        if real.is_dir():
+        if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if real.exists() and not os.access(real, os.W_OK):
+        if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        if not real.exists() or real.is_file():
+        if path.is_socket() or path.is_block_device():
+            raise QueueproofError(f"cannot write {path}: it is no file; name one")
+        if not path.exists() or path.is_file():
             beside = _beside(real)
             beside.touch(exist_ok=False)
             beside.unlink()
@@ -52,8 +95,8 @@ def write(path: Path, text: str) -> None:
     real = path.resolve()
     beside = _beside(real)
     try:
-        if real.exists() and not real.is_file():  # /dev/stdout, a pipe: nothing to put in place
-            real.write_text(text, encoding="utf-8")
+        if _streams(path):  # /dev/stdout, a pipe: nothing to put in place
+            _pour(path, text)
             return
         try:
             beside.write_text(text, encoding="utf-8")
@@ -73,6 +116,9 @@ def append(path: Path, text: str) -> None:
         QueueproofError: It cannot be written.
     """
     try:
+        if _streams(path):
+            _pour(path, text)
+            return
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
@@ -92,6 +138,43 @@ def write_new(path: Path, text: str) -> None:
         raise QueueproofError(f"{path} exists already, and is left as it is") from None
     except OSError as error:
         raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _streams(path: Path) -> bool:
+    """Whether what is written there goes on to somebody: a pipe, a terminal, a device."""
+    return path.exists() and not path.is_file()
+
+
+def _pour(path: Path, text: str) -> None:
+    """Write to who reads at the other end, and wait for that only so long.
+
+    Raises:
+        LimitError: Nobody reads.
+        OSError: It cannot be written.
+    """
+    rest = text.encode()
+    begun = waits.Limit(waits.READER, f"somebody to read {path}")
+    while True:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # a pipe that nobody has opened
+                raise
+        time.sleep(begun.left())
+    taken = select.poll()
+    taken.register(descriptor, select.POLLOUT)
+    try:
+        while rest:
+            limit = waits.Limit(waits.READER, f"somebody to read {path}")
+            while not taken.poll(limit.left() * 1000):
+                pass
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:  # less room than one write needs
+                time.sleep(limit.left(0.01))
+    finally:
+        os.close(descriptor)
 
 
 def _beside(path: Path) -> Path:

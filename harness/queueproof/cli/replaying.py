@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import write
 from queueproof.cli.options import Where
 from queueproof.cli.talk import now_and_then
 from queueproof.errors import Exit, QueueproofError
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
-    from queueproof.examine.replay import replay
+    from queueproof.examine.replay import replay, told_by
     from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_story
     from queueproof.report.text import WIDTH, to_text
-    from queueproof.search.tokens import decode_token
 
-    digest, guarantee, _, _ = decode_token(token)
+    digest, guarantee, _, _ = told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
     edited = own.digest != digest
     text = ""
@@ -70,7 +69,6 @@ def refuse_export(export: Path | None, replay: str | None) -> None:
             f"--export {export}: the file's name says what it becomes; end it in .spec"
             " (isolationtester), .py (pytest) or .mmd (Mermaid)"
         )
-    refuse_unwritable(export)
 
 
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from queueproof.cli.bench import bench_extra
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.talk import output
 from queueproof.errors import QueueError, QueueproofError
 
@@ -38,7 +38,7 @@ def report(
     """Put cards, benchmarks and the matrix on one page, without scripts, which needs no network."""
     from queueproof.report.page import read_card, to_page
 
-    refuse_unwritable(html)
+    refuse_outputs([html], results)
     cards, benches, matrices = [], [], []
     for path in results:
         try:

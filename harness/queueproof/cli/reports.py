@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from queueproof.cli.files import append, refuse_unwritable, write
+from queueproof.cli.ends import beside_the_verdict
+from queueproof.cli.files import append, write
 from queueproof.cli.options import Annotate
-from queueproof.errors import QueueproofError
 
 if TYPE_CHECKING:
     from queueproof.report.card import Card
@@ -24,9 +25,6 @@ class Reports:
         junit: As JUnit XML.
         badge: As a badge.
         annotate: Where it is shown as well; None: on GitHub, where that runs us.
-
-    Raises:
-        QueueproofError: Two of them are one file.
     """
 
     def __init__(
@@ -39,25 +37,24 @@ class Reports:
     ) -> None:
         self._json, self._html, self._junit, self._badge = json, html, junit, badge
         self.files = [path for path in (json, html, junit, badge) if path is not None]
-        if len(set(self.files)) < len(self.files):
-            raise QueueproofError("--json, --html, --junit and --badge need a file each")
         here = Annotate.github if os.environ.get("GITHUB_ACTIONS") == "true" else Annotate.none
         self._github = (annotate or here) is Annotate.github
         summary = os.environ.get("GITHUB_STEP_SUMMARY") if self._github else None
         self._summary = Path(summary) if summary else None
 
-    def refuse_unwritable(self) -> None:
-        """Find out before the minute of work whether they can be written."""
-        for path in (*self.files, self._summary):
-            if path is not None:
-                refuse_unwritable(path)
+    @property
+    def outputs(self) -> tuple[Path | None, ...]:
+        """All that is written."""
+        return *self.files, self._summary
 
     def annotate(self, out: Output, card: Card) -> None:
         """Say to whoever runs us at which lines of the queue it breaks."""
         from queueproof.report.github import commands
 
-        for line in commands(card, os.environ.get("GITHUB_WORKSPACE", "")) if self._github else ():
-            out.say(line)
+        if self._github:
+            with beside_the_verdict("the rest of the lines for GitHub"):
+                for line in commands(card, os.environ.get("GITHUB_WORKSPACE", "")):
+                    out.say(line)
 
     def write(self, card: Card, replay: str) -> None:
         """Write them all.
@@ -71,13 +68,17 @@ class Reports:
         from queueproof.report.junit import to_junit
         from queueproof.report.page import to_page
 
-        if self._json is not None:
-            write(self._json, card.to_json() + "\n")
-        if self._html is not None:
-            write(self._html, to_page([card], replay))
-        if self._junit is not None:
-            write(self._junit, to_junit(card))
-        if self._badge is not None:
-            write(self._badge, to_badge(card))
-        if self._summary is not None:
-            append(self._summary, to_summary(card, replay))
+        forms: list[tuple[Path | None, Callable[[], str], Callable[[Path, str], None]]] = [
+            (self._json, lambda: card.to_json() + "\n", write),
+            (self._html, lambda: to_page([card], replay), write),
+            (self._junit, lambda: to_junit(card), write),
+            (self._badge, lambda: to_badge(card), write),
+            (self._summary, lambda: to_summary(card, replay), append),
+        ]
+        for path, made, put in forms:
+            if path is not None:
+                text = None
+                with beside_the_verdict(f"{path} is not written"):
+                    text = made()
+                if text is not None:
+                    put(path, text)

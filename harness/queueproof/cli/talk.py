@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from queueproof.report.terminal import Output
 
 
+PREFIX = "queueproof: "  # of what is said on stderr, but for what begins with a place in a file
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
 
@@ -84,7 +85,7 @@ def progress_bar(
         yield note
 
 
-def say(message: str, code: int, *, prefix: str = "queueproof: ") -> int:
+def say(message: str, code: int, *, prefix: str = PREFIX) -> int:
     """Say one message on stderr, and give its exit code back."""
     print(f"{prefix}{message}", file=sys.stderr)  # noqa: T201 - where errors go
     return code

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.talk import output
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def doctor(
 
     from queueproof.doctor import look
 
-    if json is not None:
-        refuse_unwritable(json)
+    refuse_outputs([json], ())
     out = output(json)
     findings = []
     for found in look():

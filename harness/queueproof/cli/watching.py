@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from queueproof import waits
-from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.ends import beside_the_verdict, on_behalf_of
 from queueproof.cli.options import Where
 from queueproof.cli.replaying import command_of
 from queueproof.cli.talk import now_and_then, output, progress_bar
@@ -109,8 +109,9 @@ def _once(  # noqa: PLR0917 - what a check is made with
         if token is not None:
             _replayed(out, lab, token)
         with progress_bar() as progress:
-            card = with_remedies(check(lab, progress), target)
-        print_card(out, card, command_of(target.name, None, lab, where))
+            card = with_remedies(check(lab, progress), target, beside_the_verdict)
+        replay = command_of(target.name, None, lab, where)
+        print_card(out, card, replay, beside_the_verdict)
     print_whole(out, card)
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     return next((one.replay for one in broken if one.replay), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -12,7 +13,8 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from distributed import Client
+from dask import config
+from distributed import Client, Security, rpc
 
 from queueproof import waits
 from queueproof.errors import QueueproofError
@@ -47,18 +49,39 @@ def joined(address: str) -> Iterator[Members]:
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
     try:
+        asyncio.run(_answering(address))
         client = Client(address, timeout=waits.CONNECT, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        why = " ".join(str(error).split()) or "it is silent, or no scheduler"
+        if address.startswith("tls:") and not config.get("distributed.comm.tls.client.cert"):
+            why = "tls:// needs certificates: see `distributed.comm.tls` in dask's configuration"
         raise QueueproofError(
-            f"no dask scheduler answers at {address} within {waits.CONNECT:g} s: {error}\n"
+            f"no dask scheduler answers at {address} within {waits.CONNECT:g} s: {why}\n"
             "One is started by `dask scheduler`, and its workers by `dask worker ADDRESS`."
-        ) from None
+        ) from error
     members = Members(client, address)
     try:
         yield members
     finally:
         members.leave()
         client.close(timeout=CLOSE)  # the scheduler forgets what we asked for, and seats end
+
+
+async def _answering(address: str) -> None:
+    """See that a scheduler answers: with who does not, dask's client stays for minutes.
+
+    Raises:
+        Exception: Nobody does, in time; what dask raises differs with who is there instead.
+    """
+    security = Security().get_connection_args("client")
+    async with asyncio.timeout(waits.CONNECT):
+        who = rpc(address, connection_args=security)
+        try:
+            found = await who.identity()
+        finally:
+            await who.close_rpc()
+    if found.get("type") != "Scheduler":
+        raise ValueError(f"it is a {found.get('type')}")
 
 
 class Members:

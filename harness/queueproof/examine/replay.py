@@ -9,6 +9,7 @@ from typing import Any
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.work import runner_under
+from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import OPERATIONS, Queue
@@ -17,6 +18,7 @@ from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
+from queueproof.schedule.reading import refuse
 from queueproof.search.explore import EXHAUSTIVE
 from queueproof.search.shrink import Failure, breaches, find
 from queueproof.search.tokens import decode_token
@@ -46,6 +48,22 @@ class Replayed:
         return to_text(self.told)
 
 
+def told_by(token: str) -> tuple[str, str, int, Mapping[str, Any]]:
+    """What a token holds: of which queue, the guarantee, the seed, and the story's data.
+
+    Raises:
+        QueueproofError: It is no token; the message has the field.
+    """
+    digest, guarantee, seed, data = decode_token(token)
+    if "probe" in data:
+        if guarantee not in PROBES:
+            refuse("guarantee", guarantee, "one that is measured, as what follows says")
+        PROBES[guarantee].read(data["probe"])
+    elif data["broken"] != guarantee and not CATALOGUE[guarantee].variations:
+        refuse("broken", data["broken"], f"{guarantee}, whose story it is")
+    return digest, guarantee, seed, data
+
+
 def replay(lab: Lab, token: str) -> Replayed | None:
     """The story again, or None where it does not happen any more.
 
@@ -60,7 +78,7 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     Raises:
         QueueproofError: It is no token, or its program does not fit the queue any more.
     """
-    digest, guarantee, seed, data = decode_token(token)
+    digest, guarantee, seed, data = told_by(token)
     offer = calibrate(lab)
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])

@@ -156,7 +156,7 @@ class Draft:
                     found = _enqueued(insert) | found
         for site in (one for one in self.sites if one.block == "claim"):
             for update in site.parsed.tree.find_all(exp.Update):
-                written = _claimed(update)
+                written = _claimed(update, update.find_ancestor(exp.Merge) or update)
                 if "status" in written:
                     found |= written
                 elif written.get("table") == found.get("table"):
@@ -233,9 +233,14 @@ def _enqueued(insert: exp.Expr) -> dict[str, str]:
     return found
 
 
-def _claimed(update: exp.Expr) -> dict[str, str]:
-    """What a claim writes into which column."""
-    found = {"table": str(update.this.name)}
+def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
+    """What a claim writes into which column.
+
+    Args:
+        update: What it sets.
+        whole: The statement that names the table and answers: the UPDATE, or the MERGE round it.
+    """
+    found = {"table": str(whole.this.name)}
     for part in update.expressions:
         name, value = str(part.this.name), part.expression
         if isinstance(value, exp.Literal) and value.is_string:
@@ -246,7 +251,7 @@ def _claimed(update: exp.Expr) -> dict[str, str]:
             found["worker"] = name
         elif isinstance(value, exp.Add) and value.this.name == name:
             found["attempts"] = name
-    for one in getattr(update.args.get("returning"), "expressions", ()):
+    for one in getattr(whole.args.get("returning"), "expressions", ()):
         column = one.find(exp.Column)
         if column is not None and column.name == found.get("attempts"):
             found["token"] = str(one.alias_or_name)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from sqlglot import exp
 
-from queueproof.errors import QueueproofError
+from queueproof.errors import Aside, QueueproofError
 from queueproof.mend.draft import Columns, Draft
 from queueproof.mend.search import source
 from queueproof.queues.model import Queue
@@ -20,16 +21,20 @@ _DUE = re.compile(r"(?<=<= )now\(\)|clock_timestamp\(\) \+ (delay|least\(.*?, 16
 _NUMBER = r"(big|small)?int(eger|[248])?|numeric|decimal|real|float[48]?|double precision"
 
 
-def with_remedies(card: Card, queue: Queue) -> Card:
+def with_remedies(card: Card, queue: Queue, aside: Aside = nullcontext) -> Card:
     """A card that says how each broken guarantee is kept, in the queue's own names.
 
     Args:
         card: Of the queue.
         queue: The queue.
+        aside: Tells why a remedy keeps the names of the reference.
     """
-    judgements = [
-        replace(one, remedy=_remedy(one, queue)) if one.stories else one for one in card.guarantees
-    ]
+    judgements = []
+    for one in card.guarantees:
+        told = remedy(one.id, one.told, queue.offers) if one.stories else None
+        with aside(f"what mends {one.id}, in the queue's own names"):
+            told = _remedy(one, queue) if one.stories else None
+        judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
 
 
@@ -96,7 +101,7 @@ def _time(moment: str, column: str, sql: str) -> str:
 
 def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
     """What stands for what, in this order."""
-    found = [(r"\$1(?= AND)", ":id"), (r"(?<=attempts = )\$2", ":attempt")]
+    found = [(r"\$1(?= AND)", ":id"), (r"(?<=attempts = )\$2", f":{known.token or 'attempt'}")]
     if known.table:
         found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", known.table))
     for state, own in (("running", known.running), ("queued", known.free)):

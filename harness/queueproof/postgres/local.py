@@ -34,6 +34,8 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 MEMORY_BYTES = 1024**3  # free at least: a check took 0.56 GiB; in a container it is often 64 MB
 SOCKET_LIMIT = 107  # bytes of a Unix socket's path on Linux; macOS has 103
 SOCKET = "/.s.PGSQL.5432"
+PATH_LIMIT = 1023 - 100  # bytes that PostgreSQL's programs have for a path, and of a file below it
+_PLAIN = re.compile(r"[\w./+~-]+", re.ASCII)  # what stands in a list of folders as it is
 
 
 class Programs(NamedTuple):
@@ -131,13 +133,14 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
     binaries = programs.directory
     temporary = Path(tempfile.gettempdir()).absolute()
     home = temporary if durable else _fastest(temporary)
+    _refuse_unusual(home)
     try:
         if programs.package and user and not _reachable(binaries, user):
             binaries = _copy(binaries, programs.package, directory_in(temporary))
         _refuse_unreachable(binaries, user, "chmod o+x lets that user in")
         directory = sockets = directory_in(home)
-        if len(os.fsencode(f"{directory}{SOCKET}")) > SOCKET_LIMIT:
-            sockets = directory_in(Path("/tmp"))  # noqa: S108 - as private as the other
+        if (short := for_sockets(home)) != home:
+            sockets = directory_in(short)
         chosen = settings(durable=durable)
         chosen |= {"listen_addresses": "", "port": "5432", "unix_socket_directories": str(sockets)}
         server = {
@@ -166,7 +169,7 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
     except (OSError, WatchdogError) as error:
         raise ServerUnavailableError(
             f"PostgreSQL from {programs.directory} could not be started in {home}:\n{error}\n"
-            "If there is no space in that directory, TMPDIR chooses another."
+            "Where that directory is no good for it, or full, TMPDIR chooses another."
         ) from None
     admin = Conninfo(
         make_conninfo("", host=str(sockets), port=5432, user="postgres", dbname="postgres")
@@ -182,6 +185,39 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
         return admin
 
     return Started(admin, restart, binaries)
+
+
+def for_sockets(parent: Path) -> Path:
+    """A folder for private ones of sockets, whose path is short and plain: this, or another.
+
+    Args:
+        parent: Where one is wanted.
+
+    Raises:
+        ServerUnavailableError: There is none.
+    """
+    for folder in (parent, Path("/tmp"), MEMORY):  # noqa: S108 - a private directory is made in it
+        path = f"{folder}/queueproof-{secrets.token_hex(8)}{SOCKET}"
+        fits = len(os.fsencode(path)) <= SOCKET_LIMIT and _PLAIN.fullmatch(path)
+        if fits and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise ServerUnavailableError(
+        f"there is no folder for sockets: the path of {parent} is too long for one, or has special"
+        f" characters, and neither /tmp nor {MEMORY} can be written. TMPDIR chooses another."
+    )
+
+
+def _refuse_unusual(parent: Path) -> None:
+    """Refuse a directory of which PostgreSQL's programs would say something else."""
+    length = len(os.fsencode(parent))
+    why = f"its path has {length} bytes" if length > PATH_LIMIT else ""
+    if {"\n", "\r"} & set(str(parent)):
+        why = "its path has a line break"
+    if why:
+        raise ServerUnavailableError(
+            f"PostgreSQL cannot work in {str(parent)[:200]!r}: {why}. TMPDIR=/tmp chooses another"
+            " directory."
+        )
 
 
 def _fastest(temporary: Path) -> Path:

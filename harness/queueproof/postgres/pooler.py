@@ -18,7 +18,7 @@ from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import ServerUnavailableError
-from queueproof.postgres.local import SOCKET_LIMIT, server_user
+from queueproof.postgres.local import for_sockets, server_user
 from queueproof.postgres.watchdog import Watchdog, WatchdogError
 
 DIRECTORIES = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin")  # Debian's is often not on PATH
@@ -127,9 +127,8 @@ def open_pooler(conninfo: str, program: Path) -> Iterator[Pooler]:
     user = server_user()  # PgBouncer refuses to run as root, and a server's socket is private
     owner = [user.pw_uid, user.pw_gid] if user else None
     with Watchdog() as watchdog:
-        directory = Path(tempfile.gettempdir()).absolute() / f"queueproof-{secrets.token_hex(8)}"
-        if len(os.fsencode(f"{directory}/.s.PGSQL.{PORT}")) > SOCKET_LIMIT:
-            directory = Path("/tmp") / directory.name  # noqa: S108 - as private as the other
+        home = for_sockets(Path(tempfile.gettempdir()).absolute())
+        directory = home / f"queueproof-{secrets.token_hex(8)}"
         try:
             watchdog.ask("directory", path=str(directory), owner=owner)
             configuration = directory / "pgbouncer.ini"

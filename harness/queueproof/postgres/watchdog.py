@@ -371,7 +371,7 @@ def _launch(request: Request) -> subprocess.Popen[bytes]:
 
     def settled() -> bool:
         with suppress(OSError):
-            if status.read_text().rstrip().endswith("ready"):
+            if status.read_bytes().rstrip().endswith(b"ready"):
                 return True
         return server.poll() is not None
 
@@ -433,7 +433,7 @@ def _stop_server(data: Path) -> None:
     """Stop the server of a data directory at once, as a crash would: it writes nothing more."""
     status = data / "postmaster.pid"
     try:
-        lines = status.read_text().splitlines()
+        lines = status.read_text(errors="surrogateescape").splitlines()
         pid = int(lines[0])
     except (OSError, ValueError, IndexError):
         return  # never started, or stopped by somebody

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
@@ -68,6 +68,17 @@ SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16
 """
 
 
+KINDS: Mapping[str, str] = {
+    "churned": "{:,} jobs finished one by one",
+    "finished": "{:,} finished jobs",
+    "waiting": "{:,} waiting jobs",
+    "ahead": "{:,} jobs due tomorrow",
+    "elsewhere": "{:,} waiting jobs of another queue",
+    "snapshot": "{:,} jobs finished under an old snapshot",
+}
+MANY = range(4_000_001)
+
+
 class Content(NamedTuple):
     """What a queue holds when a claim is measured, beside a few ready jobs.
 
@@ -79,18 +90,11 @@ class Content(NamedTuple):
         jobs: How many.
     """
 
-    kind: str
-    jobs: int
+    kind: Annotated[str, KINDS]
+    jobs: Annotated[int, MANY]
 
     def __str__(self) -> str:
-        return {
-            "churned": f"{self.jobs:,} jobs finished one by one",
-            "finished": f"{self.jobs:,} finished jobs",
-            "waiting": f"{self.jobs:,} waiting jobs",
-            "ahead": f"{self.jobs:,} jobs due tomorrow",
-            "elsewhere": f"{self.jobs:,} waiting jobs of another queue",
-            "snapshot": f"{self.jobs:,} jobs finished under an old snapshot",
-        }[self.kind]
+        return KINDS[self.kind].format(self.jobs)
 
 
 _REMEDIES = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import ServerError
 from queueproof.guarantees.programs import MOMENT
@@ -34,7 +34,7 @@ class Crowd(NamedTuple):
     """What stands before one ready job: jobs of a kind, and how many."""
 
     kind: CrowdKind
-    jobs: int
+    jobs: Annotated[int, range(100_001)]
 
     def __str__(self) -> str:
         told: Mapping[CrowdKind, str] = {

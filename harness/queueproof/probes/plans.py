@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
@@ -26,6 +26,8 @@ from queueproof.schedule.actors import identity
 from queueproof.schedule.conditions import PLANNERS
 
 LIMITS = (1, 3)
+CLAIMS = ("claim", "complete_and_claim")  # operations that have a limit
+MANY = range(100_001)  # jobs of a filling, one by one
 _EXPLAINABLE = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH"})
 
 _INTERVAL = "'[^']*'::interval"
@@ -51,10 +53,10 @@ class TableState(NamedTuple):
         after: Jobs enqueued after it.
     """
 
-    others: int
-    before: int
+    others: Annotated[int, MANY]
+    before: Annotated[int, MANY]
     analyze: bool
-    after: int
+    after: Annotated[int, MANY]
 
     def __str__(self) -> str:
         parts = []
@@ -86,9 +88,9 @@ class Cell(NamedTuple):
     """One point of the grid; by which operation jobs are claimed there."""
 
     filling: TableState
-    setting: str
-    limit: int
-    operation: str = "claim"
+    setting: Annotated[str, PLANNERS]
+    limit: Annotated[int, range(1, 1001)]
+    operation: Annotated[str, CLAIMS] = "claim"
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ def walk(lab: Lab, offer: Offer, fillings: Sequence[TableState]) -> PlanFindings
     """
     findings = PlanFindings()
     limits = LIMITS if "limit" in offer.queue.takes("claim") and not offer.held else (1,)
-    claiming = [one for one in ("claim", "complete_and_claim") if one in offer.queue.offers]
+    claiming = [one for one in CLAIMS if one in offer.queue.offers]
     for operation, filling in itertools.product(claiming, fillings):
         _fill(lab, offer, filling)
         for setting, limit in itertools.product(PLANNERS, limits):

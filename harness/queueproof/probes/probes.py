@@ -15,6 +15,7 @@ from queueproof.probes.buffers import Slope
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.schedule.programs import Program
+from queueproof.schedule.reading import read
 from queueproof.search.shrink import Failure
 
 _NOT_THROUGH = (
@@ -60,9 +61,19 @@ class Probe(Protocol):
 
     Attributes:
         says_less: Whether a story of controlled runs, where there is one, is the better one.
+        shape: The type of `Seen.data`.
     """
 
     says_less: bool = False
+    shape: Any = bool
+
+    def read(self, data: object) -> Any:  # noqa: ANN401 - of its shape
+        """What `Seen.data` was, from what a token holds.
+
+        Raises:
+            QueueproofError: It is something else; the message has the field.
+        """
+        return read(self.shape, data, "probe")
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one.
@@ -92,6 +103,8 @@ class Probe(Protocol):
 class PlanGrid(Probe):
     """`claim-limit` under many plans."""
 
+    shape = plans.Cell
+
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Claim in every cell of the grid."""
         found = plans.walk(lab, offer, list(plans.fillings(level)))
@@ -119,8 +132,7 @@ class PlanGrid(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The claim of one cell again."""
-        filling, *cell = data
-        return plans.replay(lab, offer, plans.Cell(plans.TableState(*filling), *cell))
+        return plans.replay(lab, offer, self.read(data))
 
 
 class Backoff(Probe):
@@ -174,7 +186,11 @@ class ThroughPgbouncer(Probe):
         program = find_pgbouncer()
         if program is None:
             raise ServerUnavailableError(MISSING)
-        return pooling.again(lab, offer, program, Program.from_data(data))
+        return pooling.again(lab, offer, program, self.read(data))
+
+    def read(self, data: object) -> Program:
+        """See `Probe.read`."""
+        return Program.from_data(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +202,7 @@ class Growth(Probe):
     """
 
     measure: Callable[[Lab, Offer, int], Slope]
+    shape = buffers.Content
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Fill and measure, until a claim costs too much."""
@@ -202,7 +219,7 @@ class Growth(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """The last filling again."""
-        slope = buffers.measure(lab, offer, [buffers.again(buffers.Content(*data))])
+        slope = buffers.measure(lab, offer, [buffers.again(self.read(data))])
         return slope if slope.broken else None
 
 
@@ -216,6 +233,7 @@ class Behind(Probe):
 
     kinds: Sequence[crowd.CrowdKind]
     says_less = True
+    shape = crowd.Crowd
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
         """Claim behind each crowd."""
@@ -229,7 +247,7 @@ class Behind(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """Behind one of them again."""
-        found = crowd.look(lab, offer, crowd.Crowd(*data))
+        found = crowd.look(lab, offer, self.read(data))
         return found if found.broken else None
 
 

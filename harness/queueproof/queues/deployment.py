@@ -61,6 +61,7 @@ class Deployment(SqlFileQueue):
     def __init__(self, old: SqlFileQueue, new: SqlFileQueue, first: int = 0) -> None:
         self.versions = (old, new)
         self._first = first
+        self.files = [*old.files, *new.files]
         self.blocks = {**old.blocks, **new.blocks}
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)

@@ -47,6 +47,24 @@ def resolve(name: str) -> Queue:
     return sqlfile.load(name)
 
 
+def files_of(queue: Queue) -> list[Path]:
+    """The files that a queue is made of, as far as its kind tells them."""
+    if isinstance(queue, sqlfile.SqlFileQueue):
+        return [*queue.files]
+    if not isinstance(queue, WorkerQueue):
+        return [Path(file) for kind in type(queue).__mro__ if (file := _source_file(kind))]
+    module = sys.modules.get(queue.name.partition(":")[0])  # of a class with a process per worker
+    named = [*queue.argv, getattr(module, "__file__", None) or ""]
+    return [path for path in map(Path, filter(None, named)) if _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # an argument that can be no file's name
+        return False
+
+
 _LANGUAGES = {".py": "python", ".mjs": "node", ".cjs": "node", ".js": "node", ".rb": "ruby"}
 
 
@@ -309,10 +327,10 @@ def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
             raise ClassError(message, line)
 
 
-def _source_file(kind: type[Queue]) -> str:
+def _source_file(kind: type) -> str:
     try:
         return inspect.getsourcefile(kind) or ""
-    except TypeError:
+    except (OSError, TypeError):
         return ""
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
 from queueproof.report.text import counted, remedy, to_text
@@ -45,13 +46,14 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, replay: str) -> None:
+def print_card(out: Output, card: Card, replay: str, aside: Aside) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
         replay: The command that replays a story, up to its token.
+        aside: Tells why a story is not drawn for the width of the terminal.
     """
     if out.is_terminal:
         out.print(_table(card.guarantees))
@@ -63,8 +65,10 @@ def print_card(out: Output, card: Card, replay: str) -> None:
         for story in judgement.stories:
             out.say()
             out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-            told = story.told if out.is_terminal else None
-            print_story(out, to_text(told, out.width) if told else story.story)
+            text = story.story
+            with aside(f"the drawing of a story of {judgement.id}"):
+                text = to_text(story.told, out.width) if story.told and out.is_terminal else text
+            print_story(out, text)
         out.say(f"\nHow to mend it: {judgement.remedy or remedy(judgement.id, judgement.told)}")
         out.say(f"More: queueproof explain {judgement.id}")
     tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]

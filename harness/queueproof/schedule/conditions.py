@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from queueproof.schedule.actors import DRAINER
 
@@ -37,6 +37,9 @@ Gate: TypeAlias = Literal["statement", "row", "every", "query"]
 """Where inside a statement a session stops: one that changes a table with its snapshot taken and
 nothing read, or with a row chosen and locked; a query with its snapshot taken and nothing read."""
 
+Isolation: TypeAlias = Literal["read committed", "repeatable read", "serializable"]
+"""The levels that PostgreSQL tells apart."""
+
 Pooled: TypeAlias = Literal["first idle", "round robin"]
 """How a pooler in transaction mode may choose (PgBouncer's server_round_robin = 0 and 1)."""
 
@@ -58,8 +61,8 @@ class Conditions:
     """
 
     gate: Gate | None = None
-    planner: str | None = None
-    isolation: str | None = None
+    planner: Annotated[str, tuple(PLANNERS)] | None = None
+    isolation: Isolation | None = None
     clocks: bool = False
     styles: bool = True
     pooled: Pooled | None = None

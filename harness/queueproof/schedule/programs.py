@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from queueproof.errors import QueueproofError
+from queueproof.schedule.reading import read, refuse
 
 OperationKind: TypeAlias = Literal[
     "enqueue",
@@ -33,7 +33,7 @@ DoKind: TypeAlias = (
     | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
 )
 """What an actor does."""
-_KINDS = frozenset(kind for kinds in get_args(DoKind) for kind in get_args(kinds))
+_COUNT_FROM_END = frozenset({"complete_many", "complete_and_claim"})  # where n is negative
 
 
 class Do(NamedTuple):
@@ -173,27 +173,19 @@ class Program(NamedTuple):
         ]
 
     @classmethod
-    def from_data(cls, data: Sequence[Any]) -> Program:
+    def from_data(cls, data: object) -> Program:
         """The program that `to_data` wrote.
 
         Raises:
-            QueueproofError: An actor does in it what this version does not know.
+            QueueproofError: It is none; the message has the field.
         """
-        jobs, stages, reserve = data
-        kinds = {str(do[0]) for stage in stages for _, dos in stage for do in dos}
-        if unknown := kinds - _KINDS:
-            raise QueueproofError(
-                f"this token is of another queueproof, and names {', '.join(sorted(unknown))}:"
-                " check the queue anew"
-            )
-        return cls(
-            tuple(JobSpec(*job) for job in jobs),
-            tuple(
-                tuple((str(actor), tuple(Do(*do) for do in dos)) for actor, dos in stage)
-                for stage in stages
-            ),
-            tuple(JobSpec(*job) for job in reserve),
-        )
+        program: Program = read(cls, data, "program")
+        for at, stage in enumerate(program.stages):
+            for actor, dos in stage:
+                for do in dos:
+                    if do.n < 0 and do.kind not in _COUNT_FROM_END:
+                        refuse(f"program.stages[{at}]: n of {actor}'s {do.kind}", do.n, "from 0 on")
+        return program
 
 
 def claim(limit: int = 1, queue: str = "default") -> Do:

@@ -1,0 +1,152 @@
+"""What a command writes harms nothing that it reads, and waits for no reader for ever."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from queueproof import waits
+from queueproof.cli import run
+from queueproof.cli.files import append, refuse_outputs, write
+from queueproof.errors import QueueproofError
+
+SOUND = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
+SCHEMA = "CREATE TABLE jobs (id bigint);\n"
+WORKER = "import sys\n"
+CLASS = """
+from queueproof import Queue, Step
+
+
+class Mine(Queue):
+    def install(self):
+        yield Step("SELECT 1", {})
+
+    def enqueue(self):
+        yield Step("SELECT 1", {})
+
+    def claim(self, worker):
+        yield Step("SELECT 1", {})
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of queues, with other names for one of them; no server may be started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    (tmp_path / "q.sql").write_text(SOUND)
+    (tmp_path / "other.sql").write_text(SOUND)
+    (tmp_path / "link").symlink_to("q.sql")
+    (tmp_path / "hard").hardlink_to(tmp_path / "q.sql")
+    (tmp_path / "link.spec").symlink_to("q.sql")
+    (tmp_path / "schema.sql").write_text(SCHEMA)
+    head, mark, rest = SOUND.partition("-- /// queue\n")
+    (tmp_path / "includes.sql").write_text(f'{head}{mark}-- include = ["schema.sql"]\n{rest}')
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "outputs_mine.py").write_text(CLASS)
+    (tmp_path / "card.json").write_text("{}")
+    return tmp_path
+
+
+HARMS = {
+    "by its name": ["check", "q.sql", "--json", "q.sql"],
+    "by a detour": ["check", "q.sql", "--html", "./q.sql"],
+    "by its whole path": ["check", "q.sql", "--junit", "{place}/q.sql"],
+    "by a link": ["check", "q.sql", "--badge", "link"],
+    "through a link": ["check", "link", "--json", "q.sql"],
+    "by a hard link": ["check", "q.sql", "--json", "hard"],
+    "an included file": ["check", "includes.sql", "--json", "schema.sql"],
+    "the other version": ["check", "q.sql", "--with", "other.sql", "--json", "other.sql"],
+    "the story's file": ["check", "q.sql", "--replay", "TOKEN", "--export", "link.spec"],
+    "the worker": ["check", "exec: python worker.py", "--json", "worker.py"],
+    "the class": ["check", "outputs_mine:Mine", "--json", "outputs_mine.py"],
+    "while breaks are written": ["check", "q.sql", "--write-breaks", "--json", "q.sql"],
+    "of a benchmark": ["bench", "other.sql", "q.sql", "--json", "q.sql"],
+    "another run's card": ["report", "card.json", "--html", "./card.json"],
+}
+
+
+@pytest.mark.parametrize("arguments", HARMS.values(), ids=HARMS)
+def test_an_output_that_is_read_is_refused_before_anything_starts(
+    place: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 4 with both names, and every file is as it was."""
+    before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
+    assert run([one.format(place=place) for one in arguments]) == 4
+    assert "it is read here: name another file" in capsys.readouterr().err
+    after = {path: path.read_bytes() for path in before}
+    assert after == before
+
+
+@pytest.mark.parametrize("second", ["card.json", "./card.json", "{place}/card.json", "card_link"])
+def test_two_outputs_are_not_one_file(
+    place: Path, second: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However the second is spelt, and whether or not the file is there yet."""
+    (place / "card_link").symlink_to("card.json")
+    for there in (True, False):
+        if not there:
+            (place / "card.json").unlink()
+        assert (
+            run(["check", "q.sql", "--json", "card.json", "--html", second.format(place=place)])
+            == 4
+        )
+        assert "reports need a file each" in capsys.readouterr().err
+
+
+def test_the_job_summary_is_an_output_too(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What GitHub appends to may not be the queue."""
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place / "q.sql"))
+    assert run(["check", "q.sql", "--annotate", "github"]) == 4
+    assert "it is read here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("put", [write, append])
+def test_a_pipe_that_nobody_reads_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path, str], None]
+) -> None:
+    """Nobody opens it, or somebody opens it and reads nothing: what is waited for is told."""
+    monkeypatch.setattr(waits, "READER", 0.1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(QueueproofError, match=r"waited 0\.1 s for somebody to read .*pipe"):
+        put(pipe, "text")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(QueueproofError, match=r"waited 0\.1 s for somebody to read .*pipe"):
+        put(pipe, "x" * 1_000_000)
+    os.close(reader)
+
+
+def test_a_terminal_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device takes as much as its buffer holds, and no more."""
+    monkeypatch.setattr(waits, "READER", 0.1)
+    master, slave = os.openpty()
+    with pytest.raises(QueueproofError, match=r"waited 0\.1 s for somebody to read"):
+        write(Path(os.ttyname(slave)), "x" * 1_000_000)
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_pipe_with_a_reader_gets_all_of_it(tmp_path: Path, begin: Callable[..., object]) -> None:
+    """More than a pipe holds, to a reader who comes when he likes."""
+    pipe, copy = tmp_path / "pipe", tmp_path / "copy"
+    os.mkfifo(pipe)
+    code = "import sys; open(sys.argv[2], 'w').write(open(sys.argv[1]).read())"
+    process = begin(sys.executable, "-c", code, str(pipe), str(copy))
+    write(pipe, "x" * 1_000_000)
+    process.wait(30)
+    assert copy.read_text() == "x" * 1_000_000
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    """A folder cannot be written; a file that is there, or not yet, can."""
+    with pytest.raises(QueueproofError, match="Is a directory"):
+        refuse_outputs([tmp_path], [])
+    refuse_outputs([tmp_path / "new", None, Path("/dev/null")], [tmp_path / "q.sql"])

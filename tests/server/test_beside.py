@@ -1,0 +1,135 @@
+"""What advises stands outside the verdict: the remedy, drawings, reports, --mutate and --mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from queueproof.cli import run
+from queueproof.cli.reports import Reports
+from queueproof.mend.draft import Draft
+from queueproof.mend.names import in_own_names
+from queueproof.postgres import Server
+from queueproof.report.terminal import Output
+
+STRATEGIES = Path(__file__).parents[2] / "strategies"
+BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
+MERGE = """-- /// queue
+-- lease = "30 seconds"
+-- ///
+
+-- name: schema#
+CREATE TABLE item (
+  id bigserial PRIMARY KEY,
+  body jsonb NOT NULL,
+  state text NOT NULL DEFAULT 'queued',
+  round int NOT NULL DEFAULT 0,
+  expires timestamptz
+);
+
+-- name: enqueue(payload)
+INSERT INTO item (body) VALUES (:payload) RETURNING id;
+
+-- name: claim
+WITH next AS MATERIALIZED (
+  SELECT id FROM item WHERE state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+MERGE INTO item USING next ON item.id = next.id
+WHEN MATCHED THEN UPDATE SET state = 'running', round = item.round + 1,
+  expires = now() + interval '30 seconds'
+RETURNING item.id, item.round;
+
+-- name: complete(id)!
+UPDATE item SET state = 'completed' WHERE id = :id AND state = 'running';
+
+-- name: recover
+UPDATE item SET state = 'queued' WHERE state = 'running' AND expires < now() RETURNING id;
+"""
+
+
+@pytest.fixture(autouse=True)
+def _beside_others(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests share a server, and nobody is GitHub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", str(server._admin))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
+
+
+def _fail(*_args: object, **_kwargs: object) -> NoReturn:
+    raise AttributeError("'NoneType' object has no attribute 'name'")
+
+
+def test_the_columns_of_a_claim_by_merge_are_read() -> None:
+    """The table and the answer are the MERGE's, what is set its action's."""
+    known = Draft(MERGE, "q.sql").columns
+    assert (known.table, known.status, known.running) == ("item", "state", "'running'")
+    assert (known.attempts, known.token) == ("round", "round")
+
+
+def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
+    """The token too is called as complete takes it."""
+    from queueproof.queues.sqlfile import load  # noqa: PLC0415 - beside what it is for
+
+    (tmp_path / "q.sql").write_text(MERGE)
+    text = "UPDATE jobs SET ... WHERE id = $1 AND status = 'running' AND attempts = $2"
+    told = in_own_names(text, load(str(tmp_path / "q.sql")))
+    assert told == "UPDATE item SET ... WHERE id = :id AND state = 'running' AND round = :round"
+
+
+def test_advice_that_fails_costs_nothing_of_the_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The card, its story, its token, the other reports and the exit code are what they are."""
+    for name in (
+        "queueproof.mend.names._remedy",
+        "queueproof.report.terminal.to_text",
+        "queueproof.report.page.to_page",
+        "queueproof.report.github.commands",
+        "queueproof.cli.check._tell_breaks",
+        "queueproof.cli.check._tell_numbers",
+        "queueproof.mutate.verdicts.judge",
+        "queueproof.mend.search.mend",
+    ):
+        monkeypatch.setattr(name, _fail)
+    monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))
+    arguments = ["--only", "single-claim", "--profile", "quick", "--jobs", "1", "--mutate"]
+    reports = ["--html", "card.html", "--json", "card.json", "--annotate", "github"]
+    assert run(["check", BROKEN, *arguments, "--mend", *reports]) == 1
+    said = capsys.readouterr()
+    missing = (
+        "where the SQL has another number than the header",
+        "what mends single-claim, in the queue's own names",
+        "the drawing of a story of single-claim",
+        "the rest of --mutate",
+        "the rest of --mend",
+        "what else there is to say of the file",
+        "the rest of the lines for GitHub",
+        "card.html is not written",
+    )
+    for what in missing:
+        assert f"queueproof: {what}: internal error: AttributeError" in said.err
+    assert said.err.count("The verdict stands without it.") == len(missing)
+    for part in ("Broken: ", "How to mend it: ", "--replay", f"{BROKEN} (single-claim broken"):
+        assert part in said.out
+    (judged,) = json.loads(Path("card.json").read_text())["guarantees"]
+    assert (judged["verdict"], bool(judged["story"]), bool(judged["remedy"])) == (
+        "broken",
+        True,
+        True,
+    )
+    assert not Path("card.html").exists()
+
+
+def test_only_what_advises_is_beside_the_verdict(tmp_path: Path) -> None:
+    """A report that is made and cannot be written is an error as before."""
+    from queueproof.errors import QueueproofError  # noqa: PLC0415 - as above
+    from queueproof.report.card import Card  # noqa: PLC0415 - as above
+
+    card = Card("q.sql", "PostgreSQL", 0, 0.0, [])
+    reports = Reports(tmp_path / "no" / "card.json", None, None, None, None)
+    with pytest.raises(QueueproofError, match="cannot write"):
+        reports.write(card, "queueproof check q.sql --replay")
