@@ -171,6 +171,19 @@ class Lab:
         """What has to be done while one of the harness's own connections is waited for."""
         return None
 
+    @property
+    def sees_neighbours(self) -> bool:
+        """Whether the queue may see what others do on its server: somebody's, who may be there."""
+        return self.queue.sees_cluster and not self.server.ours
+
+    @property
+    def label(self) -> str:
+        """The server in one line, and what comes of it that it is not the queue's alone."""
+        if not self.sees_neighbours:
+            return self.server.label
+        why = "the queue may read what belongs to the whole server, and see who else is there"
+        return f"{self.server.label}; judged by one process: {why}"
+
     # --- installation ---------------------------------------------------------------------------
 
     def _install(self) -> None:
