@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
 from queueproof.examine.processes import lent_server, processes
 from queueproof.examine.work import beside
 from queueproof.postgres import Server, open_server
@@ -59,7 +60,7 @@ def test_on_somebodys_server_no_two_have_a_worker_of_one_name(theirs: Server) ->
 
 @pytest.mark.parametrize(("text", "alone"), [(REFERENCE.read_text("utf-8"), False), (OUTBOX, True)])
 def test_what_sees_its_neighbours_is_judged_by_one_process(
-    theirs: Server, text: str, alone: bool
+    theirs: Server, text: str, *, alone: bool
 ) -> None:
     """On somebody's server processes share it, so that a queue that reads it has no other."""
     with open_lab(load_text(text, "q.sql"), theirs) as lab, beside(lab, 2) as helpers:

@@ -16,8 +16,8 @@ import pytest
 from queueproof.examine import processes, work
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.work import Crew, Exploration, Tried, _most, beside
 from queueproof.examine.processes import MOST
+from queueproof.examine.work import Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
 from queueproof.machine import processors
 from queueproof.postgres import Server

@@ -276,7 +276,7 @@ class Queue(Facts):
     sees_backends: bool = True
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
     sees_cluster: bool = True
-    """Whether its SQL may read what belongs to the whole server: transaction ids, sessions, locks."""
+    """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
