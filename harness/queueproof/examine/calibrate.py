@@ -60,7 +60,7 @@ def calibrate(lab: Lab) -> Offer:
     Raises:
         QueueError: An operation does not work although nobody disturbs it.
     """
-    runner = Runner(lab, split=False, held=True)
+    runner = Runner(lab, split=False, held=True)  # for all that is known of it yet
     offers = lab.queue.offers
     run = runner.run(Program(TWO, in_turn(SETTLE, script("w1", claim()))))
     first = next(iter(run.history.of_kind("claim")))
@@ -78,15 +78,15 @@ def calibrate(lab: Lab) -> Offer:
             message = f"claim answered the id {job}, which no enqueue had answered"
             raise QueueError(message, lab.queue.source_of("claim"))
     offer = Offer(lab.queue, first.held)
+    runner = Runner(lab, split=False, held=offer.held)
     offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
     offer = replace(
         offer,
         waits=(waits := _waits(runner, offer)),
         beats=waits is None and _beats(runner, offer),
         late=any(_is_late(runner, offer, phase) for phase in PHASES),
-        due_by_recover=_due_by_recover(runner, offer),
     )
-    pair = 1 if first.held or "limit" not in lab.queue.takes("claim") else 2
+    pair = lab.queue.most("claim", 2, held=offer.held)
     trials: Mapping[
         OperationKind | Literal["complete_and_claim"], tuple[tuple[JobSpec, ...], tuple[Do, ...]]
     ] = {
@@ -169,7 +169,7 @@ def _comes(lab: Lab, pass_time: Callable[[], object]) -> bool:
     pass_time()
     arguments = {**lab.defaults(), "worker": identity("w1"), "limit": 1}
     for _ in range(_MISSES):  # a claim may do what a promoter does elsewhere, and answer nothing
-        lab.promote(1)
+        lab.maintain()
         with suppress(ServerError):  # judged where claims are
             if drive(lab.session("w1"), lab.start("claim", **arguments)):
                 return True
@@ -259,18 +259,6 @@ def _is_late(runner: Runner, offer: Offer, phase: float) -> bool:
     )
     states = next((call.states for call in history.of_kind("jobs")), None)
     return any(states is None or states.get(job) == "running" for job in crashed - back)
-
-
-def _due_by_recover(runner: Runner, offer: Offer) -> bool:
-    """Whether a failed job comes back when it is due only after a recovery."""
-    bound = offer.queue.max_attempts
-    if not _reaper(offer) or "fail" not in offer.queue.offers or bound == 1:
-        return False
-    mine = script("w2", claim())
-    failed = in_turn(SETTLE, script("w1", claim(), fail()), script("clock", advance(DAY)))
-    stages = (*failed, *in_turn(mine, *_reaper(offer), mine))
-    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
-    return len(later) > 1 and not later[0].ids and bool(later[1].ids)
 
 
 def _retries(runner: Runner, offer: Offer) -> bool:

@@ -95,9 +95,8 @@ class Pieces:
         return script("clock", advance(0.6 * (self.lease or 0.0)))
 
     def wait_out(self) -> tuple[Stage, ...]:
-        """A move of the clock past every backoff and delay; the runner promotes what is due."""
-        reaper = (script("reaper", RECOVER),) if self.offer.due_by_recover else ()
-        return in_turn(script("clock", advance(DAY)), *reaper)
+        """A move of the clock past every backoff and delay, and what makes due jobs claimable."""
+        return in_turn(script("clock", advance(DAY)), *self.reaper())
 
     def enders(self, nth: int = 0) -> list[Do]:
         """The operations by which a worker acts on a job that it claimed."""

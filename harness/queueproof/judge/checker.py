@@ -37,10 +37,10 @@ from queueproof.judge.spec import (
 )
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
-from queueproof.schedule.moments import ROUNDED_UP, grace
+from queueproof.schedule.moments import DAY, DECADE, ROUNDED_UP, grace
 from queueproof.schedule.programs import FAULTS
 
-LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
+LONGEST_WAIT = DAY  # seconds; a job that was taken back, and that nobody sees wait, comes by then
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 TWICE = 2  # a claim that comes back empty once may have done maintenance
 # Classes of SQLSTATEs that somebody else, or the server, is to blame for.
@@ -494,10 +494,12 @@ class _JobCheck:
         seen, since = self.seen
         if seen == "failed" and self.declared.stale_fails:
             return None
-        # Taken back, it may have to wait as a failed one does (rule 14).
-        taken_back = since if seen == "queued" else job.stale_after
-        waits = seen == "queued" or (self.declared.waits and not self.declared.observable)
-        if waits and act.call.began < taken_back + LONGEST_WAIT:
+        # Taken back, it may have to wait as a failed one does (rule 14): one that is seen to wait
+        # as long as its SQL says, which no sweep but the last outlasts.
+        if seen == "queued" and act.call.began < since + DECADE:
+            return None
+        unseen = self.declared.waits and not self.declared.observable
+        if unseen and act.call.began < job.stale_after + LONGEST_WAIT:
             return None
         if self.declared.at_least_once and job.unsure is not None:
             return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)

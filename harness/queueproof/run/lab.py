@@ -32,6 +32,7 @@ from queueproof.run.session import (
     Session,
     drive,
     execute,
+    noted,
     settle,
 )
 from queueproof.run.tables import NEW, TABLES, back_to_the_beginning, columns_of
@@ -507,6 +508,23 @@ class Lab:
             with suppress(ServerError):  # judged where promotions are
                 if not drive(self.session("reaper"), self.start("promote", **self.defaults())):
                     break
+
+    def maintain(self, jobs: int = 1, sent: list[str] | None = None) -> None:
+        """Do what happens by itself while time passes, as at the end of a run (rule 28).
+
+        Recover and promote, until neither changes anything.
+
+        Args:
+            jobs: How many there may be.
+            sent: Gets the recoveries' statements.
+        """
+        for _ in range(jobs + 1 if "recover" in self.queue.offers else 0):
+            asked = self.start("recover", **self.defaults())
+            with suppress(ServerError):  # judged where recoveries are
+                if drive(self.session("reaper"), noted(asked, [] if sent is None else sent)):
+                    continue
+            break
+        self.promote(jobs)
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.
