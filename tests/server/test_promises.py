@@ -62,7 +62,7 @@ def test_a_claim_in_its_transaction_is_asked_for_one_job(lab_of: LabOf) -> None:
     program = Program(TWO, in_turn(script("w1", claim(2))))
     run = Runner(lab_of(HELD), held=True).run(program)
     assert {1} == {call.limit for call in run.history.of_kind("claim")}
-    assert ["1"] == [job for call in run.history.of_kind("claim")[:1] for job in call.ids]
+    assert [job for call in run.history.of_kind("claim")[:1] for job in call.ids] == ["1"]
 
 
 def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) -> None:
@@ -70,13 +70,13 @@ def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) ->
     lab = lab_of(LATER)
     offer = calibrate(lab)
     run = Runner(lab).run(Program(ONE, in_turn(script("w1", claim(), crash()))))
-    assert [] == check(run.history, declare(offer)).violations
-    assert ["1", "1"] == [job for call in run.history.of_kind("claim") for job in call.ids]
+    assert check(run.history, declare(offer)).violations == []
+    assert [job for call in run.history.of_kind("claim") for job in call.ids] == ["1", "1"]
 
 
 def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
     """Rule 28: recover runs while time passes, also where a short wait needs none."""
     lab = lab_of(STAGED)
     found = watch(lab, calibrate(lab))
-    assert "" == found.broken
-    assert 2 == len(found.found)
+    assert found.broken == ""
+    assert len(found.found) == 2
