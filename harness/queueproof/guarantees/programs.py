@@ -42,6 +42,14 @@ NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))
 CLEAN_OLD = script("janitor", Do("cleanup", seconds=HOUR))
 ELSEWHERE = (JobSpec(queue="other"),)
+# One job after the other, and for each a worker with more claims than may pass it by.
+LOOKS = Program(
+    (),
+    in_turn(
+        *(one for n in range(12) for one in (NEW, SETTLE, *[script(f"w{n + 1}", claim())] * 12))
+    ),
+    reserve=ONE * 12,
+)
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
 

@@ -203,6 +203,11 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
     if lives.waited:
         _check_waits(History(list(history.calls)), declared, findings)
     bad = {violation.job for violation in findings.violations} - {None}
+    wrong = history.contradiction if isinstance(history, History) else None
+    if wrong is not None and wrong.job not in bad:
+        bad.add(wrong.job)
+        told = Violation(wrong.raced, wrong.because, wrong.job, wrong.call)
+        findings.violations.append(told)
     if bad and declared.order != "none":
         # One violation counts once: the order is judged anew, without these jobs.
         order = _Order(declared, lives, bad)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from queueproof.errors import QueueError
 from queueproof.history.calls import Call, History
-from queueproof.judge.answers import contradiction
+from queueproof.judge.answers import contradiction, is_raced
 from queueproof.run.answers import FAULT_STATES
 from queueproof.run.drain import Drain
 from queueproof.run.execution import Execution, MergedError
@@ -83,6 +83,8 @@ class Runner:
             self._lab.forget_sessions()
             run = self._run_once(program, schedule)
             wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
+        if wrong is not None and is_raced(run.history.calls, wrong):
+            run.history.contradiction, wrong = wrong, None
         if wrong is not None:
             raise QueueError(wrong.because, self._lab.queue.source_of(wrong.operation))
         if self.conditions.pooled and not program.races:
