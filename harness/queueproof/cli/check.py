@@ -234,7 +234,7 @@ def check(
                     _introduce(
                         out,
                         target,
-                        f"{called} on {lab.server.label}",
+                        f"{called} on {lab.label}",
                         f"seed {seed}, profile {thorough}",
                     )
                 with _helpers(cluster, lab) as helpers, progress_bar() as progress:

@@ -68,7 +68,7 @@ def check_queue(
         findings.shorten(wanted)
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]
-    return Card(lab.queue.name, lab.server.label, seed, time.monotonic() - began, judgements)
+    return Card(lab.queue.name, lab.label, seed, time.monotonic() - began, judgements)
 
 
 def judge(

@@ -157,6 +157,11 @@ class Findings:
         """Whether more runs would not change the verdict on a guarantee."""
         return self.suspects(name) or is_apart(name)
 
+    def is_certain(self, name: str) -> bool:
+        """The same, and no run of another guarantee's programs could explain it."""
+        failure = self.failures.get(name)
+        return self.is_settled(name) and not (failure and failure.violation.doubtful)
+
     def explained(self, name: str) -> str:
         """The other finding that explains a breach, so that it counts once; empty for none."""
         for seen in self.probed.values():

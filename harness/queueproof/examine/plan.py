@@ -59,12 +59,14 @@ class _Part(NamedTuple):
         act: Does it.
         units: That it will probably ask for.
         runs: About how many it takes beside those of its units.
+        beside: Whether it is of a guarantee that was not asked for: its runs are judged by all.
     """
 
     what: str
     act: Callable[[], None]
     units: Sequence[Unit] = ()
     runs: int = 0
+    beside: bool = False
 
 
 class Headway:
@@ -154,34 +156,25 @@ class Examination:
         self,
         wanted: Sequence[Guarantee],
         progress: Progress,
-        enough: Callable[[], bool] = lambda: False,
+        enough: Callable[[], bool] | None = None,
     ) -> None:
         """Run everything that the guarantees need, or as much as is enough.
+
+        Whatever runs is judged by all guarantees. So what was asked gets the verdict that it has
+        in a check of everything only where the others' programs run too, unless its own settle it.
 
         Args:
             wanted: The guarantees; those that the queue does not offer are left out.
             progress: Told how far it is.
             enough: Whether what was found by now is enough; asked after each part of the work.
+                None: the verdict is to be that of a check of everything.
         """
         asked = [g for g in wanted if g.needs(self._offer) is None]
         ids = [g.id for g in asked]
-        # The gates' triggers are made and dropped once, not for each guarantee.
-        parts = [
-            self._exploring(guarantee, Conditions(gate=gate))
-            for gate in _GATES
-            if gate is None or gate in self._lab.gates
-            for guarantee in asked
-            if guarantee.programs is not None
-        ]
-        parts += [
-            self._exploring(guarantee, conditions)
-            for guarantee in asked
-            for conditions in guarantee.extra
-        ]
-        for guarantee in asked:
-            if guarantee.late is not None:
-                late = list(self._overtaking(guarantee))
-                parts.append(_Part(guarantee.id, partial(self._overtake, late), late))
+        rest = [g for g in CATALOGUE.values() if g not in wanted and g.needs(self._offer) is None]
+        parts = self._plain_parts(asked)
+        if enough is None:
+            parts += [part._replace(beside=True) for part in self._plain_parts(rest)]
         for guarantee in asked:
             for variation in guarantee.variations:
                 units = list(self._variations(guarantee, variation))
@@ -194,7 +187,9 @@ class Examination:
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
         drawn = cache(self._drawn)
         if not self._crew.is_alone:
-            ahead: list[Unit] = [unit for part in parts for unit in part.units]
+            ahead: list[Unit] = [
+                unit for part in parts if not self._is_spared(part, ids) for unit in part.units
+            ]
             ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
             self._crew.go_ahead([*ahead, *drawn()])
         parts.append(
@@ -205,14 +200,52 @@ class Examination:
             for number in range(self.profile.free)
         ]
         self._headway = Headway(parts, progress, lambda: self._crew.ahead)
+        spared = []
         for part in parts:
-            self._headway.begin(part)
-            with self._found.timing(part.what):
-                part.act()
-            self._headway.end(part)
-            self._crew.leave(part.units)
-            if enough():
+            if self._is_spared(part, ids):
+                spared.append(part)
+                self._headway.end(part)
+                self._crew.leave(part.units)
+            else:
+                self._do(part)
+            if enough is not None and enough():
                 return
+        # What broke under some conditions counts only where nothing explains it without them.
+        if any(g.variations and g.id in self._found.failures for g in asked):
+            for part in spared:
+                self._do(part)
+
+    def _do(self, part: _Part) -> None:
+        self._headway.begin(part)
+        with self._found.timing(part.what):
+            part.act()
+        self._headway.end(part)
+        self._crew.leave(part.units)
+
+    def _is_spared(self, part: _Part, asked: Iterable[str]) -> bool:
+        """Whether a part would change no verdict that was asked for."""
+        return part.beside and all(map(self._found.is_certain, asked))
+
+    def _plain_parts(self, guarantees: Sequence[Guarantee]) -> list[_Part]:
+        """The programs of some guarantees, by which others may be seen to break as well."""
+        # The gates' triggers are made and dropped once, not for each guarantee.
+        parts = [
+            self._exploring(guarantee, Conditions(gate=gate))
+            for gate in _GATES
+            if gate is None or gate in self._lab.gates
+            for guarantee in guarantees
+            if guarantee.programs is not None
+        ]
+        parts += [
+            self._exploring(guarantee, conditions)
+            for guarantee in guarantees
+            for conditions in guarantee.extra
+        ]
+        for guarantee in guarantees:
+            if guarantee.late is not None:
+                late = list(self._overtaking(guarantee))
+                parts.append(_Part(guarantee.id, partial(self._overtake, late), late))
+        return parts
 
     def _probe(self, unit: Probing) -> None:
         name = unit.guarantee

@@ -1,4 +1,4 @@
-"""Processes that judge queues beside each other, on one server."""
+"""Processes that judge queues beside each other, each on a server of its own where it can be."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from queueproof.postgres.sources import borrowed
 from queueproof.queues.model import Queue
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
+from queueproof.schedule.actors import call_workers_apart
 
 _LOOK = 0.2  # seconds
 END = waits.GONE  # seconds for all of them, once nobody asks for anything more
 MOST = 8  # each with some connections, and somebody's server may allow few
-_server: list[Server] = []  # which this process was lent
+_server: list[Server | QueueproofError] = []  # of this process, or why there is none
 _lab: list[Lab] = []  # which it has made there
 
 
@@ -38,13 +39,14 @@ def processes(
     """Some processes; an error in the block ends what is under way.
 
     Args:
-        server: What they all work on, see `lent_server`.
+        server: Like which each of them has one, see `lent_server`; somebody's they share.
         count: How many; None for two for each processor, as each waits for the server half the
             time.
         queue: What each of them installs when it begins, see `lab_here`.
     """
     count = count or min(2 * processors(), MOST)
-    pool = _Processes(count, server.lent() if server else None, queue)
+    lent = server.lent() if server else None
+    pool = _Processes(count, lent, queue)
     try:
         for _ in range(count):
             pool.submit(os.getpid)  # they begin now
@@ -85,8 +87,15 @@ def _wait_for_all() -> None:
 
 
 def lent_server() -> Server:
-    """The server that this process was given when it began."""
-    return _server[0]
+    """The server of this process, which it has had since it began.
+
+    Raises:
+        ServerUnavailableError: It could not be started.
+    """
+    (server,) = _server
+    if isinstance(server, QueueproofError):
+        raise server
+    return server
 
 
 def lab_here() -> Lab:
@@ -113,11 +122,16 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
         stack = ExitStack()
         # Before the watchdog goes, which sees to the processes of a queue's workers.
         Finalize(None, stack.close, exitpriority=0)
-        _server.append(stack.enter_context(borrowed(lent)))
+        if lent.server is not None:
+            call_workers_apart(os.getpid())
+        try:
+            _server.append(stack.enter_context(borrowed(lent)))
+        except QueueproofError as error:  # for whoever asks for it
+            _server.append(error)
         if queue is not None:
             try:
                 _lab.append(stack.enter_context(open_lab(queue, lent_server())))
-            except QueueproofError:  # which whoever has begun this one meets as well, and tells
+            except QueueproofError:  # what this process was to do, another one does
                 os._exit(1)
 
 

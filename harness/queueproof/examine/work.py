@@ -21,10 +21,11 @@ from typing import NamedTuple, TypeAlias
 
 from queueproof import waits
 from queueproof.errors import OWN_SERVERS, QueueproofError
-from queueproof.examine.processes import lab_here, processes
+from queueproof.examine.processes import MOST, lab_here, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import History
 from queueproof.judge.checker import Violation, check, declare
+from queueproof.machine import processors
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
@@ -481,8 +482,8 @@ def beside(lab: Lab, jobs: int) -> Iterator[Helpers | None]:
 
     Args:
         lab: Where it is installed here.
-        jobs: How many, this one among them; fewer where the server has no connections to spare, and
-            no other for a queue that cannot be sent to one.
+        jobs: How many, this one among them; on somebody's server fewer where it has no connections
+            to spare, and no other where the queue would see what that one does, or cannot be sent.
     """
     with ExitStack() as stack:
         count = _most(lab, jobs) - 1
@@ -494,12 +495,14 @@ def beside(lab: Lab, jobs: int) -> Iterator[Helpers | None]:
 
 
 def _most(lab: Lab, jobs: int) -> int:
-    if jobs == 1:
+    if jobs == 1 or lab.sees_neighbours:
         return 1
     try:
         pickle.dumps(lab.queue)
     except (pickle.PicklingError, AttributeError, TypeError):
         return 1  # a class that stands in no module
+    if lab.server.ours:
+        return min(jobs, max(MOST, 2 * processors()))  # each starts a server of its own
     ((spare,),) = lab.execute(_SPARE)
     assert isinstance(spare, int)
     return max(1, min(jobs, (spare - CONNECTIONS) // CONNECTIONS))

@@ -42,6 +42,14 @@ NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))
 CLEAN_OLD = script("janitor", Do("cleanup", seconds=HOUR))
 ELSEWHERE = (JobSpec(queue="other"),)
+# One job after the other, and for each a worker with more claims than may pass it by.
+LOOKS = Program(
+    (),
+    in_turn(
+        *(one for n in range(12) for one in (NEW, SETTLE, *[script(f"w{n + 1}", claim())] * 12))
+    ),
+    reserve=ONE * 12,
+)
 # Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
 MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
 
@@ -95,9 +103,8 @@ class Pieces:
         return script("clock", advance(0.6 * (self.lease or 0.0)))
 
     def wait_out(self) -> tuple[Stage, ...]:
-        """A move of the clock past every backoff and delay; the runner promotes what is due."""
-        reaper = (script("reaper", RECOVER),) if self.offer.due_by_recover else ()
-        return in_turn(script("clock", advance(DAY)), *reaper)
+        """A move of the clock past every backoff and delay, and what makes due jobs claimable."""
+        return in_turn(script("clock", advance(DAY)), *self.reaper())
 
     def enders(self, nth: int = 0) -> list[Do]:
         """The operations by which a worker acts on a job that it claimed."""

@@ -8,6 +8,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.guarantees.programs import (
     CLEAN,
     DELAY,
+    LOOKS,
     NEW,
     ONE,
     PAGE,
@@ -162,6 +163,8 @@ def _overtaken(pieces: Pieces) -> list[Program]:
 def _no_starvation(pieces: Pieces) -> Iterator[Program]:
     takes = pieces.offer.queue.takes("enqueue")
     ready = (JobSpec(),)
+    if pieces.offer.misses:
+        yield LOOKS
     top = 5 if pieces.offer.queue.by_priority and "priority" in takes else 0
     if "delay" in takes:
         late = JobSpec(priority=top, delay=DELAY)

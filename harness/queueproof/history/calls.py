@@ -208,6 +208,24 @@ class Told(Protocol):
         """What `jobs` reported after the drain; None where it is not offered."""
 
 
+class Contradiction(NamedTuple):
+    """An answer that another one contradicts.
+
+    Attributes:
+        operation: What gave it.
+        because: The sentence that says why it cannot be.
+        call: Index of the call that gave it.
+        raced: The guarantee that is broken where a race has made it so; nothing where none can.
+        job: Which it is about.
+    """
+
+    operation: str
+    because: str
+    call: int
+    raced: str = ""
+    job: str | None = None
+
+
 @dataclass(slots=True)
 class History:
     """All calls of one run.
@@ -215,10 +233,12 @@ class History:
     Attributes:
         calls: In the order of invocation.
         final: What `jobs` reported after the drain; None where it is not offered.
+        contradiction: An answer that cannot be true, and that a race has made.
     """
 
     calls: list[Call] = field(default_factory=list)
     final: Mapping[str, State] | None = None
+    contradiction: Contradiction | None = None
 
     @property
     def outcome(self) -> Iterable[tuple[str, State]] | None:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from queueproof.history.calls import Call
+from queueproof.history.calls import Call, Contradiction
 from queueproof.schedule.programs import FAULTS
 
 _TIMES, _BESIDE = 3, 10  # rows for each job that there is, and jobs that the schema put there
@@ -27,18 +26,6 @@ _DONE = {
 _ENDS = _DONE.keys() - {"heartbeat"}
 
 
-class Contradiction(NamedTuple):
-    """An answer that another one contradicts.
-
-    Attributes:
-        operation: What gave it.
-        because: The sentence that says why it cannot be.
-    """
-
-    operation: str
-    because: str
-
-
 def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradiction | None:
     """The first answer of a run that cannot be true, whatever the queue does; or nothing.
 
@@ -47,6 +34,23 @@ def contradiction(calls: Sequence[Call], *, by_worker: bool = False) -> Contradi
         by_worker: Heartbeats name a worker: what they are answered says nothing of its jobs.
     """
     return _enqueued_twice(calls) or _unknown(calls) or _wrong_list(calls, by_worker=by_worker)
+
+
+def is_raced(calls: Sequence[Call], wrong: Contradiction) -> bool:
+    """Whether operations overlapped before an answer that cannot be true: they may have made it.
+
+    Then it is the queue that is broken, and not what it tells (rule 30).
+
+    Args:
+        calls: In the order of invocation.
+        wrong: The answer.
+    """
+    before = calls[: wrong.call + 1]
+    return bool(wrong.raced) and any(
+        one.actor != other.actor and one.overlaps(other)
+        for n, one in enumerate(before)
+        for other in before[:n]
+    )
 
 
 def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
@@ -88,7 +92,8 @@ def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:
                     if ended
                     else "for two jobs whose payloads differ: it answers the new job's id"
                 )
-                return Contradiction("enqueue", f"enqueue answered the id {job} {how}")
+                because = f"enqueue answered the id {job} {how}"
+                return Contradiction("enqueue", because, call.index, "no-lost-job", job)
             known[job] = call
     return None
 
@@ -105,9 +110,8 @@ def _unknown(calls: Sequence[Call]) -> Contradiction | None:
             given = {ref.job for ref in call.refs}
             for job in call.ids:
                 if job not in given:
-                    return Contradiction(
-                        call.kind, f"{call.kind} answered the id {job}, which it was not given"
-                    )
+                    because = f"{call.kind} answered the id {job}, which it was not given"
+                    return Contradiction(call.kind, because, call.index)
         if call.kind != "recover" or not call.ids:
             continue
         before = calls[:n]
@@ -122,6 +126,7 @@ def _unknown(calls: Sequence[Call]) -> Contradiction | None:
                     call.kind,
                     f"{call.kind} answered the id {job}, which no enqueue had answered: "
                     "it answers the ids of the jobs that it took back",
+                    call.index,
                 )
     return None
 
@@ -135,13 +140,15 @@ def _wrong_list(calls: Sequence[Call], *, by_worker: bool) -> Contradiction | No
             continue
         for job in call.ids:
             if call.ids.count(job) > 1:
-                return Contradiction("jobs", f"jobs lists job {job} more than once")
+                because = f"jobs lists job {job} more than once"
+                return Contradiction("jobs", because, call.index, "single-claim", job)
         for job in dict.fromkeys(j for c in calls[:n] if c.kind == "enqueue" for j in c.ids):
             said = _misjudged(calls, n, job)
             later = _life(calls, n, job, by_worker=by_worker) if said else ""
             if said and later:
                 how = "; list it, or leave the block out" if job not in call.ids else ""
-                return Contradiction("jobs", f"jobs {said}, and it was {later} afterwards{how}")
+                because = f"jobs {said}, and it was {later} afterwards{how}"
+                return Contradiction("jobs", because, call.index, "final-state", job)
     return None
 
 

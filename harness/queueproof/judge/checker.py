@@ -37,14 +37,15 @@ from queueproof.judge.spec import (
 )
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
-from queueproof.schedule.moments import ROUNDED_UP, grace
+from queueproof.schedule.moments import DAY, DECADE, ROUNDED_UP, grace
 from queueproof.schedule.programs import FAULTS
 
-LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
+LONGEST_WAIT = DAY  # seconds; a job that was taken back, and that nobody sees wait, comes by then
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 TWICE = 2  # a claim that comes back empty once may have done maintenance
 # Classes of SQLSTATEs that somebody else, or the server, is to blame for.
 _DISTURBED = ("08", "40", "53", "57", "58")
+_ENDING = frozenset({"complete", "fail", "heartbeat"})
 _INSTANT = frozenset({"advance", "sweep", "jobs", "rewrite"})  # they meet nobody
 
 
@@ -185,16 +186,28 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
     read(history.calls, watchers)
     lives.see_outcome(history.outcome)
     blamed = _check_lives(declared, lives, findings)
+    over_limit = {violation.call for violation in limits.violations}
     findings.violations = [
         *limits.violations,
         *(violation for one in blamed for violation in one.routing),
         *deadlocks.violations,
         *(violation for one in blamed for violation in one.cleanup),
-        *(violation for one in blamed for violation in one.own),
+        *(
+            violation
+            for one in blamed
+            for violation in one.own
+            # What a claim answers beyond its limit may be what its worker has already.
+            if not (violation.alone and violation.call in over_limit)
+        ),
     ]
     if lives.waited:
         _check_waits(History(list(history.calls)), declared, findings)
     bad = {violation.job for violation in findings.violations} - {None}
+    wrong = history.contradiction if isinstance(history, History) else None
+    if wrong is not None and wrong.job not in bad:
+        bad.add(wrong.job)
+        told = Violation(wrong.raced, wrong.because, wrong.job, wrong.call)
+        findings.violations.append(told)
     if bad and declared.order != "none":
         # One violation counts once: the order is judged anew, without these jobs.
         order = _Order(declared, lives, bad)
@@ -414,6 +427,8 @@ class _JobCheck:
                 reached.append(_Config(config.job, config.applied - {target}))
                 continue
             for n in sorted(open_acts - config.applied):
+                if not _after_whom_it_waited_for(acts, n, open_acts - config.applied):
+                    continue
                 outcome = step(self.declared, config.job, acts[n])
                 if isinstance(outcome, Breach):
                     if n == target:
@@ -494,10 +509,12 @@ class _JobCheck:
         seen, since = self.seen
         if seen == "failed" and self.declared.stale_fails:
             return None
-        # Taken back, it may have to wait as a failed one does (rule 14).
-        taken_back = since if seen == "queued" else job.stale_after
-        waits = seen == "queued" or (self.declared.waits and not self.declared.observable)
-        if waits and act.call.began < taken_back + LONGEST_WAIT:
+        # Taken back, it may have to wait as a failed one does (rule 14): one that is seen to wait
+        # as long as its SQL says, which no sweep but the last outlasts.
+        if seen == "queued" and act.call.began < since + DECADE:
+            return None
+        unseen = self.declared.waits and not self.declared.observable
+        if unseen and act.call.began < job.stale_after + LONGEST_WAIT:
             return None
         if self.declared.at_least_once and job.unsure is not None:
             return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
@@ -523,9 +540,9 @@ class _JobCheck:
                 self.findings.evidence["retry-given", "jobs tried as often as allowed"] += 1
                 break
         if self.lives.observed or not self.declared.observable:
-            self._account(configs)
+            self._account(configs, acts)
 
-    def _account(self, configs: list[_Config]) -> None:
+    def _account(self, configs: list[_Config], acts: Sequence[Act]) -> None:
         """After the drain every acknowledged job must have ended, completed or failed."""
         seen = self.lives.outcome(self.job)
         ended = [job for job, _ in configs if self._ended(job, seen)]
@@ -544,7 +561,7 @@ class _JobCheck:
             self._violate(late, last)
             return
         decided = _decided(configs)
-        if decided is not None and seen in FINISHED:
+        if decided is not None and (seen in FINISHED or (seen and _acted_on(acts, decided))):
             self._violate(Breach("final-state", f"the job had {decided}, and {where}"), last)
             return
         if decided == Phase.COMPLETED:
@@ -653,6 +670,27 @@ class _JobCheck:
         return None
 
 
+def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int]) -> bool:
+    """Whether an act does not come before a claim that it had to wait for, and that is left.
+
+    It goes on once that claim has committed: what it does to the job is done after it.
+    """
+    if acts[n].kind not in _ENDING:
+        return True
+    waited = {wait.call for wait in acts[n].call.waits}
+    return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
+
+
+def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
+    """Whether somebody acted on a job, and was not refused, once its end had been accepted."""
+    kind = "complete" if decided == Phase.COMPLETED else "fail"
+    ends = [act.call.returned or 0 for act in acts if act.kind == kind and act.answer == "accepted"]
+    # Of several failures the last attempt's decides.
+    end = (min if decided == Phase.COMPLETED else max)(ends, default=FOREVER)
+    later = (act for act in acts if act.call.invoked > end and act.named)
+    return any(act.kind in _ENDING and act.answer in {"accepted", "unknown"} for act in later)
+
+
 def _decided(configs: list[_Config]) -> Phase | None:
     """The final state that a job has certainly reached; None where it has not."""
     phases = {job.phase for job, _ in configs}
@@ -681,12 +719,28 @@ class _Limits(Watcher):
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
+        self._own: defaultdict[str, set[str]] = defaultdict(set)  # jobs that an actor has
 
     def see(self, call: Call) -> None:
         """Count what a claim got; a job that is there twice is single-claim."""
-        if call.kind == "claim" and len(call.ids) > call.limit:
-            because = f"{call.actor} asked for at most {call.limit} and was given {len(call.ids)}"
-            self.violations.append(Violation("claim-limit", because, None, call.index))
+        own = self._own[call.actor]
+        match call.kind:
+            case "claim" if len(call.ids) > call.limit:
+                because = f"{call.actor} asked for at most {call.limit} and was given"
+                because = f"{because} {len(call.ids)}"
+                if again := [job for job in call.ids if job in own]:
+                    jobs = f"job{'s' if len(again) > 1 else ''} {' and '.join(again)}"
+                    because = f"{because}, among them {jobs}, which it had claimed before"
+                self.violations.append(Violation("claim-limit", because, None, call.index))
+            case "complete" | "complete_many" | "fail" if call.answer != "rejected":
+                own.difference_update(ref.job for ref in call.refs)
+            case "crash":
+                own.clear()
+
+    def settle(self, call: Call) -> None:
+        """A claim has got jobs."""
+        if call.kind == "claim":
+            self._own[call.actor].update(call.ids)
 
 
 class _Deadlocks(Watcher):

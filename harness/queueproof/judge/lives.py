@@ -415,7 +415,8 @@ class Lives(Watcher):
         """A recovery is over, or a claim has taken jobs over."""
         if call.kind in {"recover", "start"}:
             self._recovering -= 1
-            self._recovered = call.returned or 0
+            if call.kind == "start" or call.ids or call.answer != "accepted":
+                self._recovered = call.returned or 0  # another one has changed nothing
         if call.kind != "claim":
             return
         recovery = FOREVER if self._recovering else self._recovered

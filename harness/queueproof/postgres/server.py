@@ -100,19 +100,19 @@ class Started(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """A server as another process gets it, which must not show it: it holds the password.
+    """How another process gets a server, which must not show it: it may hold a password.
 
     Attributes:
-        server: What can be sent there.
-        watched: Whether its databases stay behind where nobody drops them.
+        source: Of one of ours, of which each process starts its own; empty where it is not ours.
+        durable: As for `open_server`.
+        trust: The same.
+        server: Somebody's server, which processes share.
     """
 
-    server: Server
-    watched: bool
-
-
-def _not_ours() -> Conninfo:
-    raise ServerUnavailableError("a server that was lent is not there to be killed")
+    source: str
+    durable: bool
+    trust: bool
+    server: Server | None
 
 
 def settings(*, durable: bool) -> dict[str, str]:
@@ -244,9 +244,10 @@ class Server:
         return self._restart is not None
 
     def lent(self) -> Lent:
-        """The same for another process, which may not kill it; see `sources.borrowed`."""
-        restart = _not_ours if self.ours else None
-        return Lent(replace(self, _watchdog=None, _restart=restart), self._watchdog is not None)
+        """What another process needs to work on a server like this one; see `sources.borrowed`."""
+        if self.ours:
+            return Lent(self.source, self.durable, self.trusted, None)
+        return Lent("", self.durable, self.trusted, replace(self, _watchdog=None))
 
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.

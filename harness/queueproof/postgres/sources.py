@@ -84,10 +84,17 @@ def open_server(
 
 @contextmanager
 def borrowed(lent: Lent) -> Iterator[Server]:
-    """Use a server that another process has opened, until the end of the block."""
+    """Use a server like the one that another process has opened, until the end of the block.
+
+    It is one of its own where it can be started: a queue sees what belongs to the whole server
+    (transaction ids, `pg_stat_activity`, `pg_locks`), and must not see what another process does.
+    """
     with ExitStack() as stack:
-        watchdog = stack.enter_context(Watchdog()) if lent.watched else None
-        yield replace(lent.server, _watchdog=watchdog)
+        if lent.server is None:
+            own = open_server(lent.source, durable=lent.durable, trust=lent.trust)
+            yield stack.enter_context(own)
+        else:
+            yield replace(lent.server, _watchdog=stack.enter_context(Watchdog()))
 
 
 def _is_dsn(wanted: str) -> bool:

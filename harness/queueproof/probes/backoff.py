@@ -47,6 +47,18 @@ class RetryWait(NamedTuple):
     worked: float = 0.0
 
 
+class _Look(NamedTuple):
+    """A claim's answer.
+
+    Attributes:
+        job: What it got.
+        recovery: The statements of the recovery that came before, without which it got nothing.
+    """
+
+    job: Claim | None
+    recovery: Sequence[str] = ()
+
+
 @dataclass(slots=True)
 class RetryWaits:
     """The waits of one job.
@@ -100,7 +112,7 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         if not accepted:
             break
         least = _least(queue, waits.found)
-        wait, job = _measure(lab, offer, attempt, failed_at, least)
+        wait, (job, recovery) = _measure(lab, offer, attempt, failed_at, least)
         if job is None and _has_ended(lab, queue):
             if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
                 waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
@@ -108,6 +120,8 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
         waits.found.append(wait._replace(worked=worked))
         waits.broken = _complaint(wait, least)
         if waits.broken:
+            if recovery:
+                waits.operation, waits.sent = "recover", recovery
             return waits
     if waits.found and not waits.broken:
         _cut_short(lab, offer, waits)
@@ -174,8 +188,7 @@ def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[st
     if not _end(lab, "fail", job, sent=sent):
         return ""
     lab.advance(offer.queue.backoff_seconds / 2)
-    _maintain(lab, offer)
-    early = _claim(lab, queue=where)
+    early = _look(lab, offer, queue=where).job
     waited = lab.now() - failed_at
     if early is None or early.id != job.id or waited >= offer.queue.backoff_seconds:
         return ""
@@ -194,15 +207,13 @@ def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
     job: Claim | None = None
     failed_at = 0.0
     for attempt in (1, 2):
-        _maintain(lab, offer)
-        job = _claim(lab)
+        job = _look(lab, offer).job
         if job is None or not _end(lab, "fail", job):
             return ""
         failed_at = lab.now()
         lab.advance(DAY if attempt == 1 else wait / 2)
     assert job is not None
-    _maintain(lab, offer)
-    early = _claim(lab)
+    early = _look(lab, offer).job
     waited = lab.now() - failed_at
     least = wait * (1 - offer.queue.jitter)
     if early is None or early.id != job.id or waited >= least:
@@ -229,9 +240,8 @@ def _one_of_several(lab: Lab, offer: Offer) -> str:
             _end(lab, "fail", job, worker)
     least = offer.queue.backoff_seconds
     lab.advance(max(0.0, min(failed_at.values(), default=0.0) + least - CLOSE - lab.now()))
-    _maintain(lab, offer)
     for worker in workers:
-        job = _claim(lab, worker)
+        job = _look(lab, offer, worker).job
         waited = lab.now() - failed_at.get(job.id, 0.0) if job else least
         if waited < least:
             return (
@@ -280,8 +290,7 @@ def _repeated(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -
     least = wait * (1 - queue.jitter)
     for part in (0.5, 0.95):
         lab.advance(max(0.0, failed_at + part * least - lab.now()))
-        _maintain(lab, offer)
-        early = _claim(lab)
+        early = _look(lab, offer).job
         waited = lab.now() - failed_at
         if early is not None:
             same = early.id == job.id
@@ -348,7 +357,7 @@ def _complaint(wait: RetryWait, least: float) -> str:
 
 def _measure(
     lab: Lab, offer: Offer, attempt: int, failed_at: float, least: float
-) -> tuple[RetryWait, Claim | None]:
+) -> tuple[RetryWait, _Look]:
     """Claim at ever later moments until the job comes: its next attempt."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
     empty = 0.0
@@ -357,25 +366,30 @@ def _measure(
     while offset < DECADE:
         lab.advance(max(0.0, failed_at + offset - lab.now()))
         asked = lab.now() - failed_at
-        _maintain(lab, offer)
-        job = _claim(lab)
+        job, sent = _look(lab, offer)
         if job is not None:
-            return RetryWait(attempt, empty, lab.now() - failed_at), job
+            return RetryWait(attempt, empty, lab.now() - failed_at), _Look(job, sent)
         empty = asked
         offset = first.pop(0) if first else max(empty, 1.0) * factor
-    return RetryWait(attempt, empty, float("inf")), None
+    return RetryWait(attempt, empty, float("inf")), _Look(None)
 
 
-def _maintain(lab: Lab, offer: Offer) -> None:
-    """What makes a due job claimable, where the claim does not do that itself."""
+def _look(lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default") -> _Look:
+    """What a claim gets once all has been done that time does by itself (rule 28).
+
+    A recovery comes last, so that it is seen whether it was what put the job in line.
+    """
     lab.promote(1)
-    if offer.due_by_recover:
-        with suppress(ServerError):  # judged where recoveries are
-            drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
     takes = offer.queue.takes
     if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
         with suppress(ServerError):  # a worker that holds nothing beats all the same
             drive(lab.session("w1"), lab.start("heartbeat", **lab.defaults(), worker=WORKER))
+    job = _claim(lab, worker, queue)
+    if job is not None or "recover" not in offer.queue.offers:
+        return _Look(job)
+    sent: list[str] = []
+    lab.maintain(1, sent)
+    return _Look(_claim(lab, worker, queue), sent)
 
 
 def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None:

@@ -455,8 +455,9 @@ class _Meter:
         return {**self.lab.defaults(), **({"max_attempts": 1} if ends else {})}
 
     def _claim(self, limit: int) -> Operation[Sequence[Claim]]:
-        arguments = {**self.lab.defaults(), "worker": WORKER}
-        return self.lab.start("claim", "w1", **{**arguments, "limit": 1 if self._held else limit})
+        limit = self._queue.most("claim", limit, held=self._held)
+        arguments = {**self.lab.defaults(), "worker": WORKER, "limit": limit}
+        return self.lab.start("claim", "w1", **arguments)
 
     @property
     def _joins(self) -> bool:

@@ -100,7 +100,7 @@ def look(lab: Lab, offer: Offer, crowd: Crowd) -> Overlooked:
         lab.advance(MOMENT)  # the one behind them is due after them all
         mine = _enqueue(lab, priority=URGENT if crowd.kind == "ordinary" else 0)
         lab.advance(MOMENT)
-        lab.promote(crowd.jobs + 1)
+        lab.maintain(crowd.jobs + 1)
         _claim_behind(lab, found, mine, others)
     lab.reset(renew=True)
     return found
@@ -111,7 +111,7 @@ def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> 
         claims = _claim(lab, found.sent)
         if claims:
             break
-        _maintain(lab)
+        lab.maintain()
     taken = claims[0].id if claims else None
     crowd = found.crowd
     if taken == mine:
@@ -143,12 +143,6 @@ def _claim(lab: Lab, sent: list[str]) -> list[Claim]:
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")
-
-
-def _maintain(lab: Lab) -> None:
-    if "recover" in lab.queue.offers:
-        drive(lab.session("reaper"), lab.start("recover", **lab.defaults()))
-    lab.promote(1)
 
 
 def _ordinal(number: int) -> str:

@@ -135,7 +135,8 @@ def walk(lab: Lab, offer: Offer, fillings: Sequence[TableState]) -> PlanFindings
             the others.
     """
     findings = PlanFindings()
-    limits = LIMITS if "limit" in offer.queue.takes("claim") and not offer.held else (1,)
+    asked = (offer.queue.most("claim", limit, held=offer.held) for limit in LIMITS)
+    limits = tuple(dict.fromkeys(asked))
     claiming = [one for one in CLAIMS if one in offer.queue.offers]
     for operation, filling in itertools.product(claiming, fillings):
         _fill(lab, offer, filling)
@@ -157,6 +158,8 @@ def unasked(offer: Offer, found: PlanFindings) -> Iterator[str]:
     """
     if offer.held:
         yield "a claim of several was not asked: it ends inside its transaction"
+    elif offer.queue.jobs_per_worker is not None:
+        yield "a claim of several was not asked: a worker has one job at a time"
     elif "limit" not in offer.queue.takes("claim"):
         yield "a claim of several was not asked: it takes no limit"
     if not offer.held and "jobs" not in offer.queue.offers:

@@ -66,6 +66,7 @@ class Deployment(SqlFileQueue):
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
+        self.sees_cluster = old.sees_cluster or new.sees_cluster
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]

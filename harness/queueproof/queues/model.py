@@ -275,6 +275,8 @@ class Queue(Facts):
 
     sees_backends: bool = True
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
+    sees_cluster: bool = True
+    """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
@@ -321,6 +323,17 @@ class Queue(Facts):
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the operation takes."""
         return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)
+
+    def most(self, operation: str, wanted: int, *, held: bool) -> int:
+        """How many jobs an operation that claims is asked for, whoever wants more.
+
+        Args:
+            operation: Its name.
+            wanted: How many are wanted.
+            held: Whether the claim ends inside its transaction (rule 19).
+        """
+        one = held or self.jobs_per_worker is not None or "limit" not in self.takes(operation)
+        return 1 if one else max(1, wanted)
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:
         """Begin an operation with those of the arguments that it takes.

@@ -23,7 +23,7 @@ class Offer:
             a claim that answered nothing; None where the first claim got it.
         late: Whether a crashed worker's job, beside no living one's, was seen to be still running
             when its lease was over: leases may last longer than declared.
-        due_by_recover: Whether a failed job was seen to come back after a recovery only.
+        misses: Whether claims were seen to pass a ready job by although nobody acted.
     """
 
     queue: Queue
@@ -34,7 +34,7 @@ class Offer:
     renews: bool = False
     waits: float | None = None
     late: bool = False
-    due_by_recover: bool = False
+    misses: bool = False
 
     def any_of(self, *operations: str) -> bool:
         """Whether at least one of the operations is offered."""

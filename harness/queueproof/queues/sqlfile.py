@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 # Functions and views by which SQL learns which backends there are.
 _BACKENDS = re.compile(r"\bpg_\w*(stat_|backend|locks|blocking)|\binet_client", re.IGNORECASE)
+# What all databases of a server have in common; and functions that nobody here can read.
+_CLUSTER = re.compile(
+    rf"{_BACKENDS.pattern}|\bpg_(?!\w*advisory)\w*(xact|snapshot|wal|lsn|replica|prepared|control|postmaster|notif)"
+    r"|\btxid_|\bxid8?\b|\bxmin\b|\bxmax\b|\bextension\b",
+    re.IGNORECASE,
+)
 # Locks that a session keeps after its transaction, and limits of its own, which what empties it may
 # run into; and functions that nobody here can read.
 _KEPT = re.compile(r"advisory|_timeout\b|\bextension\b", re.IGNORECASE)
@@ -131,6 +137,7 @@ class SqlFileQueue(Queue):
         self.blocks = blocks
         everything = "\0".join([text, *beside])
         self.sees_backends = bool(_BACKENDS.search(everything))
+        self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
         self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
         self._name = name

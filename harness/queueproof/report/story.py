@@ -20,7 +20,7 @@ from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter, Queue, Step
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.record import Beat, Run
-from queueproof.schedule.actors import DRAINER, identity
+from queueproof.schedule.actors import DRAINER, identities
 from queueproof.schedule.conditions import PLAIN, PLANNERS, Conditions
 from queueproof.schedule.programs import FaultKind, PayloadKind
 from queueproof.search.shrink import Failure
@@ -483,7 +483,9 @@ class _Names:
     """What differs from run to run, by what a story calls it: job ids by their number."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._names = {identity(call.actor): call.actor for call in calls}
+        actors = dict.fromkeys(call.actor for call in calls)
+        self._actors = {name: identities(name) for name in actors}
+        self._names: dict[str, str] = {}
         ids = [job for call in calls if call.kind == "enqueue" for job in call.ids]
         for number, job in enumerate(ids, 1):
             if len(job) > LONG_ID:
@@ -491,6 +493,8 @@ class _Names:
 
     def shortened(self, text: str) -> str:
         """A text with short names; a server's message or a bound value may hold any of them."""
+        for name, pattern in self._actors.items():
+            text = pattern.sub(name, text)
         for long, short in self._names.items():
             text = text.replace(long, short)
         return text

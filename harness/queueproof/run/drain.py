@@ -31,14 +31,12 @@ class Drain:
 
     Args:
         execution: The run, its stages behind it.
-        batch_size: Most jobs of one claim.
     """
 
-    def __init__(self, execution: Execution, batch_size: int) -> None:
+    def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self._queue = execution.queue
         self._history = execution.state.record.history
-        self._batch_size = batch_size
         self._recovered = Counter[str]()  # how often each job
         self._states: Mapping[str, State] | None = None  # as last seen
 
@@ -121,7 +119,19 @@ class Drain:
         return EMPTY + sum(self._states.get(job) == "running" for job in claimed)
 
     def _maintain(self, drainer: Actor) -> bool:
-        """Recover and promote until neither changes anything; whether a recovery did."""
+        """Recover and promote until neither changes anything; whether one did."""
+        found = False
+        for _ in range(DRAIN_CLAIMS):
+            known = len(self._history.calls)
+            found = self._recover(drainer) or found
+            self._execution.perform(drainer, Do("promote"))
+            if not any(call.moved for call in self._history.calls[known:]):
+                break
+            found = True
+        return found
+
+    def _recover(self, drainer: Actor) -> bool:
+        """Recover until there is nothing to be recovered; whether there was anything."""
         found = False
         refused = 0
         for _ in range(DRAIN_CLAIMS if "recover" in self._queue.offers else 0):
@@ -136,7 +146,6 @@ class Drain:
                 break
             self._recovered.update(recovered.ids)
             found = True
-        self._execution.perform(drainer, Do("promote"))
         return found
 
     def _empty(self, drainer: Actor, queue: str) -> bool:
@@ -145,7 +154,7 @@ class Drain:
         first = len(drainer.claims)
         for _ in range(DRAIN_CLAIMS):
             before = len(drainer.claims)
-            call = self._execution.perform(drainer, Do("claim", self._batch_size, queue=queue))
+            call = self._execution.perform(drainer, Do("claim", DRAIN_BATCH, queue=queue))
             if call is None:
                 break
             if call.answer in {"retry", "error"} and refused < RETRIES:

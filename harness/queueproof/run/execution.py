@@ -423,7 +423,9 @@ class Execution:
                 record_enqueue(call, self.queue, spec)
                 arguments |= enqueue_arguments(self.queue, spec, call.index)
             case "claim":
-                call.limit = arguments["limit"] = self._limit("claim", do.n)
+                call.limit = arguments["limit"] = self.queue.most(
+                    "claim", do.n, held=self._terms.held
+                )
                 call.queue = do.queue
             case "heartbeat" if do.n >= len(actor.claims):
                 pass
@@ -434,7 +436,8 @@ class Execution:
             case "complete_many" | "complete_and_claim":
                 batch = actor.batch(do.n)
                 if do.kind == "complete_and_claim":
-                    call.limit = arguments["limit"] = self._limit(do.kind, len(batch))
+                    limit = self.queue.most(do.kind, len(batch), held=self._terms.held)
+                    call.limit = arguments["limit"] = limit
                 call.refs = tuple(ref for ref, _ in batch)
                 call.token = min(actor.renewed[ref] for ref in call.refs)
                 named = [claim for _, claim in batch]
@@ -445,11 +448,6 @@ class Execution:
             case _:
                 pass
         return arguments, named
-
-    def _limit(self, operation: str, wanted: int) -> int:
-        """Most jobs that an operation may claim."""
-        many = "limit" in self.queue.takes(operation) and not self._terms.one_each
-        return max(1, wanted) if many else 1
 
     def _finish(self, actor: Actor, flight: Flight, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
         """An operation has answered."""

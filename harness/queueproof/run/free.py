@@ -377,10 +377,8 @@ class _Run:
             self._act(life, rng.choice(kinds), [rng.choice(life.over)])
         elif place.jobs and luck < 0.85:  # noqa: PLR2004 - the same
             self._enqueue(life)
-        elif "limit" in self._queue.takes("claim") and not (self._offer.held or one_each):
-            self._claim(life, rng.choice((1, 1, 2, 5)), place.queue)
         else:
-            self._claim(life, 1, place.queue)
+            self._claim(life, rng.choice((1, 1, 2, 5)), place.queue)
 
     # --- lives ----------------------------------------------------------------------------------
 
@@ -502,8 +500,9 @@ class _Run:
         return call
 
     def _claim(self, life: WorkerLife, limit: int, queue: str) -> Call:
+        limit = self._queue.most("claim", limit, held=self._offer.held)
         call = self._begin(life, "claim", limit=limit, queue=queue)
-        call.limit = limit if "limit" in self._queue.takes("claim") else 1
+        call.limit = limit
         call.queue = queue
         return call
 
@@ -854,11 +853,9 @@ class _Run:
 
     def _empty(self, drainer: WorkerPlace, queue: str) -> None:
         """Claim and complete until nothing more comes."""
-        one_each = self._queue.jobs_per_worker is not None
-        batch = 1 if self._offer.held or one_each else DRAIN_BATCH
         refused = 0
         for _ in range(CLAIMS * self._jobs + RETRIES):
-            call = self._perform(drainer, lambda life: self._claim(life, batch, queue))
+            call = self._perform(drainer, lambda life: self._claim(life, DRAIN_BATCH, queue))
             if call.answer != "accepted" and refused < RETRIES:
                 refused += 1
                 continue

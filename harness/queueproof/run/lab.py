@@ -32,6 +32,7 @@ from queueproof.run.session import (
     Session,
     drive,
     execute,
+    noted,
     settle,
 )
 from queueproof.run.tables import NEW, QUIET, TABLES, back_to_the_beginning, calm, columns_of
@@ -176,6 +177,19 @@ class Lab:
     def _meanwhile(self) -> waits.Meanwhile | None:
         """What has to be done while one of the harness's own connections is waited for."""
         return None
+
+    @property
+    def sees_neighbours(self) -> bool:
+        """Whether the queue may see what others do on its server: somebody's, who may be there."""
+        return self.queue.sees_cluster and not self.server.ours
+
+    @property
+    def label(self) -> str:
+        """The server in one line, and what comes of it that it is not the queue's alone."""
+        if not self.sees_neighbours:
+            return self.server.label
+        why = "the queue may read what belongs to the whole server, and see who else is there"
+        return f"{self.server.label}; judged by one process: {why}"
 
     # --- installation ---------------------------------------------------------------------------
 
@@ -502,6 +516,23 @@ class Lab:
             with suppress(ServerError):  # judged where promotions are
                 if not drive(self.session("reaper"), self.start("promote", **self.defaults())):
                     break
+
+    def maintain(self, jobs: int = 1, sent: list[str] | None = None) -> None:
+        """Do what happens by itself while time passes, as at the end of a run (rule 28).
+
+        Recover and promote, until neither changes anything.
+
+        Args:
+            jobs: How many there may be.
+            sent: Gets the recoveries' statements.
+        """
+        for _ in range(jobs + 1 if "recover" in self.queue.offers else 0):
+            asked = self.start("recover", **self.defaults())
+            with suppress(ServerError):  # judged where recoveries are
+                if drive(self.session("reaper"), noted(asked, [] if sent is None else sent)):
+                    continue
+            break
+        self.promote(jobs)
 
     def rewrite_tables(self) -> None:
         """Turn the rows' physical order round, as pg_repack or dump and restore may.

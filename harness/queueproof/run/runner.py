@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from queueproof.errors import QueueError
 from queueproof.history.calls import Call, History
-from queueproof.judge.answers import contradiction
+from queueproof.judge.answers import contradiction, is_raced
 from queueproof.run.answers import FAULT_STATES
-from queueproof.run.drain import DRAIN_BATCH, Drain
+from queueproof.run.drain import Drain
 from queueproof.run.execution import Execution, MergedError
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
@@ -25,7 +25,7 @@ class Runner:
     Args:
         lab: Where.
         split: Whether a statement outside a transaction is split from its commit.
-        held: Whether claims end inside their transaction: they are made with limit 1.
+        held: Whether claims end inside their transaction.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
@@ -51,7 +51,6 @@ class Runner:
         self._known = {} if known is None else known
         self._anew = anew and lab.remembers
         self.conditions = conditions
-        self._held = held
         queue = lab.queue
         # At a stricter level than its own a queue's workers try again (rule 8).
         stricter = {"40001", "40P01"} if conditions.isolation else set()
@@ -59,6 +58,7 @@ class Runner:
             split=split,
             tied=tied,
             one_each=queue.jobs_per_worker is not None,
+            held=held,
             beats_idle="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
             retryable=(queue.retry_on - FAULT_STATES) | stricter,
             conditions=conditions,
@@ -83,6 +83,8 @@ class Runner:
             self._lab.forget_sessions()
             run = self._run_once(program, schedule)
             wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
+        if wrong is not None and is_raced(run.history.calls, wrong):
+            run.history.contradiction, wrong = wrong, None
         if wrong is not None:
             raise QueueError(wrong.because, self._lab.queue.source_of(wrong.operation))
         if self.conditions.pooled and not program.races:
@@ -105,7 +107,7 @@ class Runner:
         Raises:
             QueueError: Without a pooler an operation did something that no queue may.
         """
-        plain = Runner(self._lab, split=self._terms.split, held=self._held)
+        plain = Runner(self._lab, split=self._terms.split, held=self._terms.held)
         for attempt in range(SURE):
             if attempt or program not in self._known:
                 self._known[program] = plain._run_once(program).history
@@ -138,4 +140,4 @@ class Runner:
         return execution.state.record
 
     def _drain(self, execution: Execution) -> None:
-        Drain(execution, 1 if self._held or self._terms.one_each else DRAIN_BATCH).run()
+        Drain(execution).run()

@@ -29,6 +29,7 @@ class Terms:
         split: Whether a statement outside a transaction is split from its commit.
         tied: Whether claims end with their connection.
         one_each: Whether a worker has one job at a time.
+        held: Whether claims end inside their transaction.
         beats_idle: Whether workers send heartbeats that name no job.
         retryable: SQLSTATEs after which nothing has happened.
         conditions: What holds for every session.
@@ -37,6 +38,7 @@ class Terms:
     split: bool
     tied: bool
     one_each: bool
+    held: bool
     beats_idle: bool
     retryable: frozenset[str]
     conditions: Conditions
