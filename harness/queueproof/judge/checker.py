@@ -144,6 +144,7 @@ def declare(offer: Offer) -> Declared:
         waits=offer.waits is not None,
         late=grace(queue.lease_seconds or 0.0) if offer.late else 0.0,
         at_least_once=queue.delivery == "at-least-once",
+        at_most_once=queue.delivery == "at-most-once",
         stale_fails=queue.stale == "fails",
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
@@ -569,8 +570,6 @@ class _JobCheck:
             self._violate(Breach("no-lost-job", because), last)
             return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
-            if self.declared.lease is None and not self.declared.tied:
-                return
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
             what = what if unheard else "a worker lost the job"
@@ -589,7 +588,7 @@ class _JobCheck:
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase == Phase.COMPLETED:
-            return seen in {None, "completed"}
+            return self.declared.at_most_once or seen in {None, "completed"}
         if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
         if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:

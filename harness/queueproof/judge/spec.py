@@ -141,6 +141,7 @@ class Rules:
         session: A claim ends with its worker's connection, and with nothing else.
         renews: A heartbeat changes the token.
         at_least_once: A late completion may count while the next attempt runs.
+        at_most_once: A claim ends the job.
         stale_fails: A crashed worker's job ends failed.
         one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
     """
@@ -152,6 +153,7 @@ class Rules:
     session: bool = False
     renews: bool = False
     at_least_once: bool = False
+    at_most_once: bool = False
     stale_fails: bool = False
     one_each: bool = False
 
@@ -277,7 +279,7 @@ def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
 def _running(rules: Rules, job: Job, call: Call) -> Job:
     lease = FOREVER if rules.lease is None else rules.lease
     return job._replace(
-        phase=Phase.RUNNING,
+        phase=Phase.COMPLETED if rules.at_most_once else Phase.RUNNING,
         claims=job.claims + 1,
         last=call,
         holder=call,
@@ -302,6 +304,9 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             "single-claim",
             f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
         )
+    if rules.at_most_once and job.last is not None:
+        because = f"{who} got a job that {job.last.actor} had claimed, and a claim ends the job"
+        return Breach("single-claim", because)
     if rules.stale_fails and (breach := _revived(job, call)):
         return breach
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
