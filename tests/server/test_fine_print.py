@@ -78,3 +78,40 @@ def test_a_claim_that_ends_its_job_hands_it_out_once(lab_of: LabOf) -> None:
     twice = text.replace("FOR UPDATE SKIP LOCKED", "")
     found = judged(lab_of(twice), "single-claim")["single-claim"]
     assert found.verdict == "broken"
+
+
+WORKERS_CLOCK = """
+-- /// queue
+-- lease = "30 seconds"
+-- ///
+-- name: schema#
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, claims int NOT NULL DEFAULT 0, locked_at timestamptz NOT NULL DEFAULT '-infinity'
+);
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+-- name: claim(limit, now)
+UPDATE jobs SET locked_at = :now, claims = claims + 1
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE locked_at < {bound} - interval '30 seconds'
+  ORDER BY locked_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING id, claims;
+-- name: complete(id, claims)!
+DELETE FROM jobs WHERE id = :id AND claims = :claims;
+"""
+
+
+@pytest.mark.parametrize("bound", [":now", "now()"])
+def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) -> None:
+    """A lease by `:now` is judged with workers' clocks ahead and behind; right ones harm nobody."""
+    found = judged(
+        lab_of(WORKERS_CLOCK.format(bound=bound)), "server-clock", "live-lease", "stale-recovery"
+    )
+    assert {name: one.verdict for name, one in found.items()} == {
+        "server-clock": "broken",
+        "live-lease": "holds",
+        "stale-recovery": "holds",
+    }
+    assert found["server-clock"].story is not None
+    assert "clock (w1:" in found["server-clock"].story

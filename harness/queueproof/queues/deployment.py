@@ -65,6 +65,7 @@ class Deployment(SqlFileQueue):
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
+        self.sends_time = old.sends_time or new.sends_time
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
@@ -138,7 +139,7 @@ class Deployment(SqlFileQueue):
                 return self._upkeep(operation, given)
             case "jobs":
                 old, new = self.versions
-                return (new if "jobs" in new.offers else old).begin("jobs")
+                return (new if "jobs" in new.offers else old).begin("jobs", **given)
             case "claim":
                 own = self._version_of(actor)
                 order = (own, 1 - own) if actor == DRAINER else (own,)

@@ -154,6 +154,8 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
     "start": frozenset({"worker"}),
 }
 """Every operation of a queue and the arguments that it may take."""
+NOW = "now"
+"""What any block of a queue file may take: its worker's own clock."""
 
 
 Order: TypeAlias = Literal["priority, fifo", "priority", "fifo", "none"]
@@ -279,6 +281,8 @@ class Queue(Facts):
 
     sees_backends: bool = True
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
+    sends_time: bool = False
+    """Whether its SQL is given the time by its worker."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
