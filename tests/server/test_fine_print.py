@@ -115,3 +115,85 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     }
     assert found["server-clock"].story is not None
     assert "clock (w1:" in found["server-clock"].story
+
+
+HOOKS = """
+-- /// queue
+-- lease = "5 minutes"
+-- max_attempts = 3
+-- ///
+-- name: schema#
+CREATE TABLE hooks (
+  id bigserial PRIMARY KEY, key text NOT NULL UNIQUE, status text NOT NULL DEFAULT 'queued',
+  again boolean NOT NULL DEFAULT false, attempts int NOT NULL DEFAULT 0, claims int NOT NULL DEFAULT 0,
+  locked_at timestamptz
+);
+-- name: enqueue(payload)
+INSERT INTO hooks (key) VALUES (md5(:payload::jsonb::text))
+ON CONFLICT (key) DO UPDATE SET {upsert} RETURNING id;
+-- name: claim(limit)
+UPDATE hooks SET status = 'running', attempts = attempts + 1, claims = claims + 1, locked_at = now()
+WHERE id = ANY (ARRAY(
+  SELECT id FROM hooks WHERE status = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING id, claims;
+-- name: complete(id, claims)!
+UPDATE hooks
+SET status = CASE WHEN again THEN 'queued' ELSE 'completed' END, again = false,
+    attempts = CASE WHEN again THEN 0 ELSE attempts END
+WHERE id = :id AND status = 'running' AND claims = :claims;
+-- name: fail(id, claims)!
+UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END
+WHERE id = :id AND status = 'running' AND claims = :claims;
+-- name: recover(lease)
+UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END
+WHERE id = ANY (ARRAY(
+  SELECT id FROM hooks WHERE status = 'running' AND locked_at < now() - :lease
+  FOR UPDATE SKIP LOCKED
+))
+RETURNING id;
+-- name: jobs
+SELECT id, {state} AS state, attempts FROM hooks;
+"""
+TOUCHED = "key = hooks.key"
+ENDED_AGAIN = (
+    "status = CASE WHEN hooks.status = 'running' THEN 'running' ELSE 'queued' END,"
+    " attempts = CASE WHEN hooks.status = 'running' THEN hooks.attempts ELSE 0 END"
+)
+LATER_AGAIN = f"{ENDED_AGAIN}, again = hooks.status = 'running'"
+ASKED = ("single-claim", "no-lost-job", "live-lease", "fencing", "final-state", "retry-bound")
+
+
+@pytest.mark.parametrize(
+    ("upsert", "broken"),
+    [
+        (TOUCHED, set()),
+        (ENDED_AGAIN, set()),
+        (LATER_AGAIN, set()),
+        ("status = 'queued'", {"single-claim"}),
+        ("claims = hooks.claims + 1", {"single-claim"}),
+    ],
+)
+def test_an_enqueue_may_answer_a_job_that_is_there(
+    lab_of: LabOf, upsert: str, broken: set[str]
+) -> None:
+    """It may run once more after its end; what its holder has is neither given away nor taken."""
+    found = judged(lab_of(HOOKS.format(upsert=upsert, state="status")), *ASKED)
+    assert {name for name, one in found.items() if one.verdict != "holds"} == broken
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "CASE WHEN attempts >= 3 AND status <> 'completed' THEN 'failed' ELSE status END",
+        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+        " THEN 'failed' ELSE status END",
+        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+        " THEN 'queued' ELSE status END",
+    ],
+)
+def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str) -> None:
+    """A job whose last attempt runs, or whose lease is over, may be listed as failed before it is."""
+    asked = (*ASKED, "stale-recovery", "retry-given")
+    found = judged(lab_of(HOOKS.format(upsert=TOUCHED, state=state)), *asked)
+    assert {one.verdict for one in found.values()} == {"holds"}

@@ -290,6 +290,10 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
             for owner in ("w2", "w1"):
                 again = in_turn(script(owner, claim()), script("w1", late))
                 yield Program(ONE, (*failed, *pieces.wait_out(), *again))
+    if "complete" in pieces.offers and "payload" in pieces.offer.queue.takes("enqueue"):
+        # A job that is enqueued once more after its end is another attempt's.
+        ended = in_turn(script("w1", claim(), complete()), NEW, script("w2", claim()))
+        yield Program((SAME,), (*ended, *in_turn(script("w1", complete()))), reserve=(SAME,))
     if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
         batch = in_turn(script("w1", claim(2)))
         for owner in ("w2", "w1"):
@@ -335,8 +339,8 @@ GUARANTEES = (
         safe=(
             "Begin the lease in the claim itself. Recover every row WHERE status = 'running' AND "
             "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
-            "left. Where a person is to look after them, declare it: stale = \"stays\"; where a "
-            "claim ends the job: delivery = \"at-most-once\"."
+            'left. Where a person is to look after them, declare it: stale = "stays"; where a '
+            'claim ends the job: delivery = "at-most-once".'
         ),
         example="stale_recovery_null_lease",
         needs=followed,

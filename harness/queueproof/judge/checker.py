@@ -37,7 +37,7 @@ from queueproof.judge.spec import (
 )
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
-from queueproof.schedule.moments import ROUNDED_UP, grace
+from queueproof.schedule.moments import PRECISION, ROUNDED_UP, grace
 from queueproof.schedule.programs import FAULTS
 
 LONGEST_WAIT = 86_400.0  # seconds; a job that was taken back and waits longer is stranded
@@ -666,7 +666,10 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
 
     def agrees(job: Job) -> bool:
         if act.seen in {"failed", "completed"}:
-            return job.phase == act.seen
+            # A list may call failed what runs for the last time, or longer than its lease (rule 35).
+            spent = job.exhausted or job.stale_after <= act.call.began
+            runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
+            return runs or job.phase == act.seen
         return job.phase not in FINISHED
 
     return [config for config in configs if agrees(config.job)]
@@ -1239,7 +1242,9 @@ class _Order(Watcher):
             self._acting += 1
         match call.kind:
             case "enqueue" if call.answer == "accepted" and self._bad.isdisjoint(call.ids):
-                if not any(self._lives.claimed_before(job, call) for job in call.ids):
+                if self._free.knows(call):
+                    self._stop()  # it may have another place now
+                elif not any(self._lives.claimed_before(job, call) for job in call.ids):
                     self._free.add(call)
             case "claim" if call.answer == "unknown":
                 self._stop()  # it may have touched any job: none is certainly free from here on
@@ -1280,6 +1285,10 @@ class _Free:
         self._lines: defaultdict[str, dict[tuple[bool, int], OrderedDict[int, Call]]]
         self._lines = defaultdict(dict)  # by queue, and by whether they were delayed and priority
         self._taken: set[int] = set()  # of those that are coming or early
+
+    def knows(self, enqueue: Call) -> bool:
+        """Whether a job that comes is there already."""
+        return any(job in self._known for job in enqueue.ids)
 
     def add(self, enqueue: Call) -> None:
         """A job comes."""
@@ -1327,8 +1336,10 @@ def _comparable(one: Call, other: Call) -> bool:
     return _before(one, other) or _before(other, one)
 
 
-def _before(one: Call, other: Call) -> bool:
-    return over(one, other) and one.ended + one.delay <= other.began + other.delay
+def _before(one: Call, other: Call, apart: float = 0.0) -> bool:
+    ended = one.ended + apart
+    due = ended + one.delay <= other.began + other.delay
+    return over(one, other) and due and (not apart or ended <= other.began)
 
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
@@ -1337,7 +1348,7 @@ def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
         # A queue may round times up: what came later may not have been due yet.
         due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
         return one.priority > other.priority and due
-    return order.endswith("fifo") and _before(one, other)
+    return order.endswith("fifo") and _before(one, other, PRECISION)
 
 
 def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import ARRAYS, ELSE, Block, Mode, Statement, listed, meant, no_parameter
+from queueproof.queues.block import (
+    ARRAYS,
+    ELSE,
+    Block,
+    Mode,
+    Statement,
+    listed,
+    meant,
+    no_parameter,
+)
 from queueproof.queues.model import NOW, OPERATIONS
 
 if TYPE_CHECKING:
