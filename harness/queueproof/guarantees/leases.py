@@ -85,6 +85,9 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         if pieces.lease is not None:
             beat = script("w1", heartbeat(), crash())
             yield Program(ONE, in_turn(script("w1", claim()), pieces.within(), beat))
+            # However often it has beaten, its job is back one lease after the last time.
+            beats = [heartbeat()] * BEATS
+            yield Program(ONE, in_turn(script("w1", claim(), *beats, crash())))
     known = pieces.by_worker or "start" in pieces.offers
     if pieces.lease is not None and known and not pieces.one_each:
         # A worker that was given up may claim on: what it has then is to come back as well.

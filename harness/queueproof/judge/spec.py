@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.queues.model import State
+from queueproof.schedule.moments import grace
 from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
@@ -485,8 +486,10 @@ def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 
 def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
     lease = FOREVER if rules.lease is None else rules.lease
-    # A lease lasts at least the declared time (rule 4): what was left of it may be added.
-    stale_after = max(job.stale_after, act.call.ended) + lease
+    # A lease lasts at least the declared time (rule 4): what was left of it may be added, once. Each
+    # heartbeat sets the end anew, and they do not add up (rule 32).
+    ended = act.call.ended
+    stale_after = min(max(job.stale_after, ended), ended + grace(lease)) + lease
     if not act.named:
         # A heartbeat may extend its job only or all jobs of its worker (rule 3): this one is of
         # another job, so that it moves the certain end of the lease and not its certain run.
