@@ -1,7 +1,7 @@
 -- breaks: live-lease
 -- differs from: ../sound/visibility_timeout.sql
--- A heartbeat adds a lease to where the last one ended, not to the time: one that comes late, and
--- is accepted because nobody else has the job, is over before its worker believes.
+-- A late heartbeat adds a lease to where the last one ended, not to the time: accepted because
+-- nobody else has the job, it is over before its worker believes.
 
 -- /// queue
 -- lease = "30 seconds"
@@ -88,7 +88,7 @@ WHERE id = :id
 
 -- name: heartbeat(id, receipt, lease)!
 UPDATE messages
-SET visible_at = visible_at + :lease
+SET visible_at = LEAST(visible_at, now()) + :lease
 WHERE id = :id
   AND receipt = :receipt;
 

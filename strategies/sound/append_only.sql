@@ -1,10 +1,12 @@
 -- Nothing is ever updated or deleted: a claim is a row that is put in, and so is a job's end. No
 -- dead rows, nothing to vacuum, and no snapshot, however old, in a claim's way. The price: one
--- order, the log's; one attempt per job, without a lease; claims go one by one, as does enqueue.
+-- order, the log's; one attempt per job, without a lease, and a crashed worker's job is a
+-- person's to look after; claims go one by one, as does enqueue.
 
 -- /// queue
 -- order = "fifo"
 -- promises = ["old-snapshot"]
+-- stale = "stays"
 -- ///
 
 -- name: schema#

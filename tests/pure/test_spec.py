@@ -9,6 +9,7 @@ import pytest
 
 from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.judge.spec import Act, Breach, Job, Phase, Rules, step
+from queueproof.schedule.moments import grace
 
 LEASE = 30.0
 LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, recovers=True)
@@ -208,6 +209,14 @@ def test_a_heartbeat_may_add_to_what_is_left_of_the_lease() -> None:
     (beaten,) = life(LEASED, enqueued(), act(CLAIM), act(call("heartbeat", 20.0), CLAIM))
     assert beaten.fresh_until < 20.0 + LEASE + 1
     assert beaten.stale_after >= CLAIM.ended + 2 * LEASE
+
+
+def test_heartbeats_do_not_add_up() -> None:
+    """Rule 32: the lease is over a lease after the last one, and what late leases take longer."""
+    beats = [act(call("heartbeat", 2.0 + n), CLAIM) for n in range(20)]
+    (beaten,) = life(LEASED, enqueued(), act(CLAIM), *beats)
+    last = beats[-1].call.ended
+    assert last + LEASE <= beaten.stale_after <= last + LEASE + grace(LEASE)
 
 
 def test_a_heartbeat_of_another_job_may_or_may_not_extend_this_one() -> None:

@@ -17,7 +17,7 @@ from queueproof.bench.session import AnswerColumn, Command, Script
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
-from queueproof.queues.model import OPERATIONS, VOID, Queue
+from queueproof.queues.model import NOW, OPERATIONS, VOID, Queue
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltext import compile_statement, first_keyword, position_in
 from queueproof.queues.worker import WorkerQueue
@@ -34,6 +34,7 @@ _TYPES = {
     "max_attempts": 23,
     "delay": 1186,
     "lease": 1186,
+    NOW: 1184,
 }
 # Of a queue whose jobs are still there once they are claimed; without all of these, and without
 # complete, a claim is the end: at most once.
@@ -173,7 +174,7 @@ def compile_queue(
 
 def _own(operation: str) -> dict[str, int]:
     """The types of the parameters that an operation has of itself."""
-    return {name: _TYPES[name] for name in OPERATIONS[operation] & _TYPES.keys()}
+    return {name: _TYPES[name] for name in (OPERATIONS[operation] | {NOW}) & _TYPES.keys()}
 
 
 class _Compiler:
@@ -188,6 +189,7 @@ class _Compiler:
             "max_attempts": str(queue.max_attempts or 3).encode(),
             "delay": b"0 seconds",
             "lease": f"{lease:.6f} seconds".encode() if lease else None,
+            NOW: b"now",  # which PostgreSQL reads as the time
         }
 
     def compile(self, batch: int, hold: float, jobs: int) -> CompiledLoad:
@@ -225,7 +227,7 @@ class _Compiler:
                 complete=complete,
                 many=many,
                 token=token,
-                constants={"queue": b"default", "lease": self._constants["lease"]},
+                constants={key: self._constants[key] for key in ("queue", "lease", NOW)},
                 retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
                 jobs=jobs,
                 exchange=exchange,
@@ -243,7 +245,7 @@ class _Compiler:
                 complete=Script(()),
                 many=True,
                 token=self._columns(fields, "s", set()),
-                constants={"queue": b"default", "lease": None},
+                constants={"queue": b"default", "lease": None, NOW: self._constants[NOW]},
                 retry_on=queue.retry_on | {"40P01"},
                 jobs=jobs,
             )
@@ -305,6 +307,7 @@ class _Compiler:
         for number, statement in enumerate(block.statements):
             name = f"{block.name}_{number}"
             command, fields = self._command(name, statement, known, limit)
+            command = replace(command, otherwise=statement.otherwise)
             if fields:
                 answer = fields
                 arrays = self._columns(fields, "s", needed, leading="")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -56,6 +57,7 @@ class Command:
         arrays: Columns of its answer that later commands of the block take as arrays.
         where: Its place in the queue file, for messages.
         wait: Seconds that the client waits before it sends this.
+        otherwise: Whether it is sent only where the one before it answered no row.
     """
 
     name: bytes
@@ -65,6 +67,7 @@ class Command:
     arrays: tuple[AnswerColumn, ...] = ()
     where: str = ""
     wait: float = 0.0
+    otherwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,10 @@ class LoadSession:
         """
         answer: PGresult | None = None
         changed = 0
-        for command in script.commands:
+        answered = True
+        for command, following in zip_longest(script.commands, script.commands[1:]):
+            if command.otherwise and answered:
+                continue
             if command.wait:
                 yield command.wait
             result = yield command.name, [known[name] for name in command.parameters]
@@ -207,6 +213,10 @@ class LoadSession:
                     raise
             if script.counts:
                 changed = _changed(result, changed)
+            if following is not None and following.otherwise:
+                answered = bool(result.ntuples if status == _ROWS else result.command_tuples)
+                if not answered:
+                    continue
             if status == _DONE:
                 continue
             answer = result

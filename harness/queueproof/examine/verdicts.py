@@ -52,7 +52,7 @@ def _judgement(
         verdict: Verdict = "inconclusive" if name in required else "not-offered"
         return Judgement(name, verdict, reason)
     evidence = _evidence(findings, guarantee)
-    accepted = findings.offer.queue.breaks.get(name)
+    accepted = findings.offer.queue.breaks.get(name) or guarantee.accepted(findings.offer) or None
     if stories := _stories(findings, name):
         first, *more = stories
         reason = first.reason
@@ -82,7 +82,8 @@ def _judgement(
     if watched.remark:
         reason += f"; {watched.remark}"
     if accepted is not None:
-        reason = f"declared in [breaks] but not seen to break: {reason}"
+        declared = "in [breaks]" if name in findings.offer.queue.breaks else accepted
+        reason = f"declared {declared} but not seen to break: {reason}"
     return Judgement(name, "holds", reason, evidence=evidence)
 
 

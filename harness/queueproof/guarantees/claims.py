@@ -12,6 +12,7 @@ from queueproof.guarantees.programs import (
     NEW,
     ONE,
     PAGE,
+    SAME,
     SETTLE,
     THREE,
     TWO,
@@ -82,6 +83,11 @@ def _single_claim(pieces: Pieces) -> Iterator[Program]:
     if pieces.lease is not None:
         race = (script("w2", claim()), script("w3", claim()))
         yield Program(ONE, (*first, *pieces.lapse(), race))
+    if "payload" in pieces.offer.queue.takes("enqueue"):
+        # An enqueue may answer the job that is there, and no claim gets it while it is held.
+        taker = in_turn(script("w2", claim()))
+        yield Program((SAME,), (*first, *in_turn(NEW), *taker), reserve=(SAME,))
+        yield Program((SAME,), ((script("w1", claim()), NEW), *taker), reserve=(SAME,))
 
 
 def _claim_limit(pieces: Pieces) -> Iterator[Program]:

@@ -49,6 +49,8 @@ class Guarantee:
             fewest changed lines.
         asks: What it needs of a queue beside enqueue and claim, in words; nothing for most.
         needs: What is missing where the guarantee cannot be asked, None where it can.
+        accepted: What the header says for its break to be accepted, beside [breaks]; empty where
+            it does not.
         programs: Its own, that show it broken; None where others' programs or a probe do.
         extra: Conditions under which these are run as well.
         late: Programs in which somebody is overtaken in the midst of a statement.
@@ -85,6 +87,7 @@ class Guarantee:
     example: str = ""
     asks: str = ""
     needs: Callable[[Offer], str | None] = lambda _: None
+    accepted: Callable[[Offer], str] = lambda _: ""
     programs: Callable[[Pieces], Iterable[Program]] | None = None
     extra: tuple[Conditions, ...] = ()
     late: Callable[[Pieces], Iterable[Program]] | None = None
@@ -105,7 +108,15 @@ class Guarantee:
     whys: Mapping[str, str] = field(default_factory=dict)
 
 
+def followed(offer: Offer) -> str | None:
+    """Why nothing is asked about what comes after a claim; None where it is."""
+    ends = offer.queue.delivery == "at-most-once"
+    return 'a claim ends the job: delivery = "at-most-once"' if ends else None
+
+
 def finishing(offer: Offer) -> str | None:
     """What is missing where no job can be ended."""
+    if (over := followed(offer)) is not None:
+        return over
     offered = offer.any_of("complete", "complete_many", "fail")
     return None if offered else "neither complete nor fail is offered"

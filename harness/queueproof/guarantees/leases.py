@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from queueproof.guarantees.guarantee import Guarantee, finishing
+from queueproof.guarantees.guarantee import Guarantee, finishing, followed
 from queueproof.guarantees.programs import (
     ALIGNED,
     CLEAN_OLD,
@@ -46,7 +46,9 @@ BEATS = 25  # heartbeats, one after the other: a job that takes long
 
 
 def _expiry(offer: Offer) -> str | None:
-    return None if offer.expires else "no lease is declared and no claim is held in a transaction"
+    if offer.expires:
+        return followed(offer)
+    return "no lease is declared and no claim is held in a transaction"
 
 
 def _losing(offer: Offer) -> str | None:
@@ -83,6 +85,9 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         if pieces.lease is not None:
             beat = script("w1", heartbeat(), crash())
             yield Program(ONE, in_turn(script("w1", claim()), pieces.within(), beat))
+            # However often it has beaten, its job is back one lease after the last time.
+            beats = [heartbeat()] * BEATS
+            yield Program(ONE, in_turn(script("w1", claim(), *beats, crash())))
     known = pieces.by_worker or "start" in pieces.offers
     if pieces.lease is not None and known and not pieces.one_each:
         # A worker that was given up may claim on: what it has then is to come back as well.
@@ -257,7 +262,7 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
         for late in enders:
             # It may not fall on the job that the same worker has claimed since.
             yield Program(TWO, in_turn(script("w1", claim(), ended, claim(), late)))
-    if pieces.offer.queue.delivery is not None and pieces.lease is not None:
+    if pieces.offer.queue.delivery == "at-least-once" and pieces.lease is not None:
         # It may be accepted: what comes of it shows in the attempt that has begun since.
         taken = in_turn(script("w2", claim()), pieces.within())
         for late in enders:
@@ -288,6 +293,10 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
             for owner in ("w2", "w1"):
                 again = in_turn(script(owner, claim()), script("w1", late))
                 yield Program(ONE, (*failed, *pieces.wait_out(), *again))
+    if "complete" in pieces.offers and "payload" in pieces.offer.queue.takes("enqueue"):
+        # A job that is enqueued once more after its end is another attempt's.
+        ended = in_turn(script("w1", claim(), complete()), NEW, script("w2", claim()))
+        yield Program((SAME,), (*ended, *in_turn(script("w1", complete()))), reserve=(SAME,))
     if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
         batch = in_turn(script("w1", claim(2)))
         for owner in ("w2", "w1"):
@@ -327,16 +336,18 @@ GUARANTEES = (
         wild=(
             "The claim leaves the lease NULL until the first heartbeat: a worker that dies before "
             "it is never noticed. Or the reaper looks at a page or at the last hours only, or "
-            "passes over jobs without an attempt left, which stay running for ever."
+            "passes over jobs without an attempt left, which stay running for ever. Or, the "
+            "commonest of all, nothing takes anything back."
         ),
         safe=(
             "Begin the lease in the claim itself. Recover every row WHERE status = 'running' AND "
             "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
-            "left."
+            'left. Where a person is to look after them, declare it: stale = "stays"; where a '
+            'claim ends the job: delivery = "at-most-once".'
         ),
         example="stale_recovery_null_lease",
-        asks="a lease in the header, or a claim that ends inside its transaction",
-        needs=_expiry,
+        needs=followed,
+        accepted=lambda offer: 'stale = "stays"' if offer.queue.stale == "stays" else "",
         programs=_stale_recovery,
         life=True,
         acknowledged=True,

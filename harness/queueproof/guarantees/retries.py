@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from queueproof.guarantees.guarantee import Guarantee, finishing
+from queueproof.guarantees.guarantee import Guarantee, finishing, followed
 from queueproof.guarantees.programs import (
     CLEAN,
     DELAY,
@@ -47,14 +47,14 @@ def _bound(offer: Offer) -> str | None:
     if offer.queue.max_attempts is None:
         return "no max_attempts is declared"
     if offer.any_of("fail") or offer.queue.lease is not None:
-        return None
+        return followed(offer)
     return "neither fail nor a lease is offered: a job is attempted once"
 
 
 def _waiting(offer: Offer) -> str | None:
     if "fail" not in offer.queue.offers:
         return "fail is not offered"
-    return "no backoff is declared" if offer.queue.backoff is None else None
+    return "no backoff is declared" if offer.queue.backoff is None else followed(offer)
 
 
 def _retry_bound(pieces: Pieces) -> Iterator[Program]:

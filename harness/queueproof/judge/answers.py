@@ -78,13 +78,16 @@ def flood(calls: Sequence[Call], limit: int, ids: Sequence[str]) -> str:
 
 
 def _enqueued_twice(calls: Sequence[Call]) -> Contradiction | None:
-    """Two enqueues answer one id, without a fault that has lost what the server knew."""
+    """Two enqueues answer one id, without a fault that has lost what the server knew.
+
+    Where they bring the same, the second may answer the job that is there (rule 34).
+    """
     known: dict[str, Call] = {}
     for call in calls:
         if call.kind in FAULTS or (call.kind != "enqueue" and call.answer not in _PLAIN):
             known.clear()
         for job in call.ids if call.kind == "enqueue" else ():
-            if job in known:
+            if job in known and not call.payload == known[job].payload == "same":
                 ended = any(_names(one, job) for one in calls[known[job].index + 1 : call.index])
                 how = (
                     "again, which another job has had: what is late for that one would meet the"
@@ -176,10 +179,13 @@ def _misjudged(calls: Sequence[Call], n: int, job: str) -> str:
     }
     if not ended and state is None:
         return f"left out job {job}, which had been enqueued and not ended"
-    if not ended and state in {"completed", "failed"}:
-        return f"reported job {job} as {state}, although nothing had ended it"
     bound = calls[enqueued].bound
     claims = sum(c.kind == "claim" and job in c.ids for c in since)
+    # A state may follow from the clock, or from a count: its last attempt runs (rule 35).
+    last = bound is not None and claims >= bound
+    follows = state == "failed" and (last or any(c.kind == "advance" for c in since))
+    if not ended and state in {"completed", "failed"} and not follows:
+        return f"reported job {job} as {state}, although nothing had ended it"
     if ended == {"fail"} and state == "failed" and bound is not None and claims < bound:
         return f"reported job {job} as failed, which had attempts left and is queued"
     return ""

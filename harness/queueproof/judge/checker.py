@@ -37,7 +37,7 @@ from queueproof.judge.spec import (
 )
 from queueproof.queues.model import State
 from queueproof.queues.offer import Offer
-from queueproof.schedule.moments import DAY, DECADE, ROUNDED_UP, grace
+from queueproof.schedule.moments import DAY, DECADE, PRECISION, ROUNDED_UP, grace
 from queueproof.schedule.programs import FAULTS
 
 LONGEST_WAIT = DAY  # seconds; a job that was taken back, and that nobody sees wait, comes by then
@@ -145,6 +145,7 @@ def declare(offer: Offer) -> Declared:
         waits=offer.waits is not None,
         late=grace(queue.lease_seconds or 0.0) if offer.late else 0.0,
         at_least_once=queue.delivery == "at-least-once",
+        at_most_once=queue.delivery == "at-most-once",
         stale_fails=queue.stale == "fails",
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
@@ -586,8 +587,6 @@ class _JobCheck:
             self._violate(Breach("no-lost-job", because), last)
             return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
-            if self.declared.lease is None and not self.declared.tied:
-                return
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
             what = what if unheard else "a worker lost the job"
@@ -606,7 +605,7 @@ class _JobCheck:
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase == Phase.COMPLETED:
-            return seen in {None, "completed"}
+            return self.declared.at_most_once or seen in {None, "completed"}
         if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
         if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
@@ -705,7 +704,10 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
 
     def agrees(job: Job) -> bool:
         if act.seen in {"failed", "completed"}:
-            return job.phase == act.seen
+            # A list may call failed what runs for the last time, or longer than its lease (rule 35).
+            spent = job.exhausted or job.stale_after <= act.call.began
+            runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
+            return runs or job.phase == act.seen
         return job.phase not in FINISHED
 
     return [config for config in configs if agrees(config.job)]
@@ -1294,7 +1296,9 @@ class _Order(Watcher):
             self._acting += 1
         match call.kind:
             case "enqueue" if call.answer == "accepted" and self._bad.isdisjoint(call.ids):
-                if not any(self._lives.claimed_before(job, call) for job in call.ids):
+                if self._free.knows(call):
+                    self._stop()  # it may have another place now
+                elif not any(self._lives.claimed_before(job, call) for job in call.ids):
                     self._free.add(call)
             case "claim" if call.answer == "unknown":
                 self._stop()  # it may have touched any job: none is certainly free from here on
@@ -1335,6 +1339,10 @@ class _Free:
         self._lines: defaultdict[str, dict[tuple[bool, int], OrderedDict[int, Call]]]
         self._lines = defaultdict(dict)  # by queue, and by whether they were delayed and priority
         self._taken: set[int] = set()  # of those that are coming or early
+
+    def knows(self, enqueue: Call) -> bool:
+        """Whether a job that comes is there already."""
+        return any(job in self._known for job in enqueue.ids)
 
     def add(self, enqueue: Call) -> None:
         """A job comes."""
@@ -1382,8 +1390,10 @@ def _comparable(one: Call, other: Call) -> bool:
     return _before(one, other) or _before(other, one)
 
 
-def _before(one: Call, other: Call) -> bool:
-    return over(one, other) and one.ended + one.delay <= other.began + other.delay
+def _before(one: Call, other: Call, apart: float = 0.0) -> bool:
+    ended = one.ended + apart
+    due = ended + one.delay <= other.began + other.delay
+    return over(one, other) and due and (not apart or ended <= other.began)
 
 
 def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
@@ -1392,7 +1402,7 @@ def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
         # A queue may round times up: what came later may not have been due yet.
         due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
         return one.priority > other.priority and due
-    return order.endswith("fifo") and _before(one, other)
+    return order.endswith("fifo") and _before(one, other, PRECISION)
 
 
 def _out_of_order(claim: Call, earlier: Call, later: Call) -> Violation:

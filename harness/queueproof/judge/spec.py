@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.queues.model import State
+from queueproof.schedule.moments import grace
 from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
@@ -77,6 +78,8 @@ class Job(NamedTuple):
         unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
             this job, which it did not name, or if it did more than be accepted.
         tokens: How often a heartbeat has changed the holder's token, where they do.
+        again: The enqueue that answered this job last although it was there; None where it has
+            been completed since.
     """
 
     phase: Phase = Phase.ABSENT
@@ -95,6 +98,12 @@ class Job(NamedTuple):
     end_unheard: bool = False
     unsure: Breach | None = None
     tokens: int = 0
+    again: Call | None = None
+
+    @property
+    def requeued(self) -> bool:
+        """Whether such an enqueue has come since the job was claimed."""
+        return bool(self.again and self.holder and self.again.index > self.holder.index)
 
     @property
     def exhausted(self) -> bool:
@@ -141,6 +150,7 @@ class Rules:
         session: A claim ends with its worker's connection, and with nothing else.
         renews: A heartbeat changes the token.
         at_least_once: A late completion may count while the next attempt runs.
+        at_most_once: A claim ends the job.
         stale_fails: A crashed worker's job ends failed.
         one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
     """
@@ -152,6 +162,7 @@ class Rules:
     session: bool = False
     renews: bool = False
     at_least_once: bool = False
+    at_most_once: bool = False
     stale_fails: bool = False
     one_each: bool = False
 
@@ -269,15 +280,27 @@ def _perhaps(job: Job, outcome: list[Job] | Breach) -> list[Job]:
 
 def _enqueue(job: Job, call: Call, *, unknown: bool) -> list[Job]:
     if job.phase != Phase.ABSENT:
-        return [job]  # an enqueue whose answer was lost made another job, if any
+        # An enqueue whose answer was lost made another job, if any.
+        return [job] if unknown else _enqueued_again(job, call)
     queued = job._replace(phase=Phase.QUEUED, due=call.began + call.delay, bound=call.bound)
     return [job, queued] if unknown else [queued]
+
+
+def _enqueued_again(job: Job, call: Call) -> list[Job]:
+    """An enqueue answered a job that is there (rule 34).
+
+    It may count its attempts anew, and have it run once more after its end.
+    """
+    again = job._replace(bound=None, due=min(job.due, call.began + call.delay), again=call)
+    if job.phase not in FINISHED:
+        return [again]
+    return [job, again._replace(phase=Phase.QUEUED, holder=None, recovered=False, again=None)]
 
 
 def _running(rules: Rules, job: Job, call: Call) -> Job:
     lease = FOREVER if rules.lease is None else rules.lease
     return job._replace(
-        phase=Phase.RUNNING,
+        phase=Phase.COMPLETED if rules.at_most_once else Phase.RUNNING,
         claims=job.claims + 1,
         last=call,
         holder=call,
@@ -302,6 +325,9 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             "single-claim",
             f"{who} got a job that {job.last.actor} claimed meanwhile and that has {job.phase}",
         )
+    if rules.at_most_once and job.last is not None:
+        because = f"{who} got a job that {job.last.actor} had claimed, and a claim ends the job"
+        return Breach("single-claim", because)
     if rules.stale_fails and (breach := _revived(job, call)):
         return breach
     if job.phase == Phase.COMPLETED or (job.phase == Phase.FAILED and not _past_bound(job)):
@@ -349,6 +375,9 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     """Blame (rule 21): a lease that was taken over, or a claim that raced another."""
     call = act.call
     mine = holder.actor == call.actor
+    if job.requeued:
+        because = f"{call.actor} got a job that {holder.actor} holds, as it had been enqueued again"
+        return Breach("single-claim", because, alone=mine)
     owner = "the same claim" if holder is call else f"{holder.actor}"
     raced = holder.overlaps(call)
     leased = rules.lease is not None or rules.tied
@@ -376,7 +405,8 @@ def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     verb = "complete" if act.kind == "complete" else "fail"
     if job.phase in {Phase.QUEUED, Phase.RUNNING} and _is_holder(job, act):
         if act.kind == "complete":
-            return [job._replace(phase=Phase.COMPLETED, crashed=False, released=False)]
+            over = job._replace(phase=Phase.COMPLETED, crashed=False, released=False, again=None)
+            return [over, over._replace(phase=Phase.QUEUED, holder=None)] if job.again else [over]
         ended = job._replace(crashed=False, released=False, failed_once=True)
         return [
             ended._replace(phase=Phase.QUEUED, holder=None, due=act.call.began),
@@ -447,18 +477,19 @@ def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     if holds and act.call.token < job.tokens:
         return [job]  # a heartbeat has changed the token since, and it could not know
     if holds and (rules.tied or rules.lease is not None) and certainly_fresh(rules, job, act.call):
-        return job.unsure or Breach(
-            "live-lease",
-            f"{act.call.actor} was refused {act.kind} although it holds the job and its "
-            f"{rules.fresh}",
-        )
+        because = f"{act.call.actor} was refused {act.kind} although it holds the job"
+        if job.requeued:
+            return Breach("single-claim", f"{because}, which had been enqueued again")
+        return job.unsure or Breach("live-lease", f"{because} and its {rules.fresh}")
     return [job]
 
 
 def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
     lease = FOREVER if rules.lease is None else rules.lease
-    # A lease lasts at least the declared time (rule 4): what was left of it may be added.
-    stale_after = max(job.stale_after, act.call.ended) + lease
+    # A lease lasts at least the declared time (rule 4): what was left of it may be added, once. Each
+    # heartbeat sets the end anew, and they do not add up (rule 32).
+    ended = act.call.ended
+    stale_after = min(max(job.stale_after, ended), ended + grace(lease)) + lease
     if not act.named:
         # A heartbeat may extend its job only or all jobs of its worker (rule 3): this one is of
         # another job, so that it moves the certain end of the lease and not its certain run.

@@ -18,6 +18,7 @@ from queueproof.queues.model import Step
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
 from queueproof.run.tables import QUIET
+from queueproof.schedule.moments import PRECISION
 
 SEEDS = 64  # jobs that are made with the operations
 TRIAL = 9  # copies of each after which the queue is asked; all jobs cross the wire then
@@ -215,7 +216,7 @@ class Filling:
         """A column's value in copy number k."""
         value = f"s.{column.name}"
         if column.kind == "time":
-            return f"{value} - k * interval '1 microsecond'"  # few jobs are due at one moment
+            return f"{value} - k * interval '{PRECISION} seconds'"  # few are due at one moment
         if not self._is_key(column):
             return value
         match column.kind:

@@ -320,6 +320,8 @@ class Proposal(TablePieces):
         lines = ["/// queue", f"include = [{json.dumps(include)}]"]
         if self._clock:
             lines.append('lease = "30 seconds"  # TODO: after how long is a worker given up?')
+        else:
+            lines.append('stale = "stays"  # TODO: nothing takes back what a crashed worker had')
         if self._most is not None:
             default = self._columns["most"].default if "most" in self._columns else "3"
             lines.append(f"max_attempts = {default if default.isdigit() else 3}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from queueproof.errors import FormatError, Source
 from queueproof.queues.model import (
+    NOW,
     VOID,
     Claim,
     JobRow,
@@ -39,11 +41,13 @@ class Statement:
         text: As it stands in the file, with its `:name`s.
         source: Where it begins.
         parameters: Each parameter and where it is first used.
+        otherwise: Whether it is sent only where the one before it answered no row (`-- else`).
     """
 
     text: str
     source: Source
     parameters: Mapping[str, Source]
+    otherwise: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+ELSE = "`-- else`"
 ARRAYS = "under the column's name and an s, whatever it ends in"
 
 
@@ -114,7 +119,7 @@ def no_parameter(block: str, name: str, known: Collection[str]) -> str:
     return f"{message}, only {listed(known)}{how}; {near}"
 
 
-_BOOL, _INT4, _TEXT, _INTERVAL, _JSONB = 16, 23, 25, 1186, 3802
+_BOOL, _INT4, _TEXT, _TIMESTAMPTZ, _INTERVAL, _JSONB = 16, 23, 25, 1184, 1186, 3802
 _OIDS = {
     "limit": _INT4,
     "priority": _INT4,
@@ -123,6 +128,7 @@ _OIDS = {
     "delay": _INTERVAL,
     "lease": _INTERVAL,
     "age": _INTERVAL,
+    NOW: _TIMESTAMPTZ,
 }
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 
@@ -152,7 +158,10 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
     known = dict(bindings)
     answer: Result | None = None
     changed: int | None = None
-    for statement in block.statements:
+    answered = True  # the last statement that was sent, or those that it was sent instead of
+    for statement, following in zip_longest(block.statements, block.statements[1:]):
+        if statement.otherwise and answered:
+            continue
         params = {
             name: _lookup(name, known, block, source)
             for name, source in statement.parameters.items()
@@ -160,6 +169,15 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
         result = yield Step(statement.text, params, statement.source, block=block.name)
         if result.command in _CHANGES:
             changed = result.affected
+        if following is not None and following.otherwise:
+            counts = result.command in _CHANGES
+            if not (result.columns or counts):
+                message = f"{ELSE} stands behind what answers rows, or changes them"
+                raise FormatError(message, following.source)
+            answered = bool(result.rows if result.columns else result.affected)
+            if not answered:
+                answer = result if result.columns else answer
+                continue
         if not result.columns:
             continue
         answer = result

@@ -67,6 +67,7 @@ class Deployment(SqlFileQueue):
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
         self.sees_cluster = old.sees_cluster or new.sees_cluster
+        self.sends_time = old.sends_time or new.sends_time
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
@@ -140,7 +141,7 @@ class Deployment(SqlFileQueue):
                 return self._upkeep(operation, given)
             case "jobs":
                 old, new = self.versions
-                return (new if "jobs" in new.offers else old).begin("jobs")
+                return (new if "jobs" in new.offers else old).begin("jobs", **given)
             case "claim":
                 own = self._version_of(actor)
                 order = (own, 1 - own) if actor == DRAINER else (own,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from queueproof.queues.block import listed, meant
 from queueproof.queues.ids import IDS
-from queueproof.queues.model import Order, State
+from queueproof.queues.model import Delivery, Order, Stale, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -173,10 +173,10 @@ HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "promises": _guarantees,
     "retry_on": _sqlstates,
     "breaks": _breaks,
-    "delivery": partial(_only, "at-least-once"),
+    "delivery": partial(_one_of, get_args(Delivery)),
     "leader": _truth_value,
     "jobs_per_worker": partial(_only, 1),
-    "stale": partial(_only, "fails"),
+    "stale": partial(_one_of, get_args(Stale)),
 }
 """The facts that any queue may declare."""
 FILE_KEYS: Mapping[str, Callable[[object], object]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
@@ -12,11 +13,20 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
 from queueproof.queues import sqltext
-from queueproof.queues.block import ARRAYS, Block, Mode, Statement, listed, meant, no_parameter
-from queueproof.queues.model import OPERATIONS
+from queueproof.queues.block import (
+    ARRAYS,
+    ELSE,
+    Block,
+    Mode,
+    Statement,
+    listed,
+    meant,
+    no_parameter,
+)
+from queueproof.queues.model import NOW, OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
@@ -27,6 +37,7 @@ _NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jo
 MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
 _EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
+OTHERWISE = re.compile(r"[ \t]*--[ \t]*else[ \t]*", re.IGNORECASE)
 FENCE = re.compile(r"[ \t]*--[ \t]*///[ \t]*(.*?)[ \t]*")
 
 _CR = (
@@ -160,17 +171,43 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
     if name not in OPERATION_OF:
         file.fail(start, f"unknown block {name}; {meant(name, OPERATION_OF)}")
     body = start + marker.end()
-    statements = tuple(
-        statement_at(file, statement.text, body + statement.offset)
-        for statement in sqltext.split(file.text[body:end])
-    )
-    if not statements:
+    found = sqltext.split(file.text[body:end])
+    if not found:
         file.fail(start, f"block {name} is empty")
+    bounds = [(body + one.offset, body + one.offset + len(one.text)) for one in found]
+    instead = _instead(file, bounds, body, end)
+    statements = tuple(
+        replace(statement_at(file, one.text, body + one.offset), otherwise=n in instead)
+        for n, one in enumerate(found)
+    )
     parameters = None if listed is None else _parameter_list(file, start, listed)
     line, mode = file.source(start).line, _mode(file, start, name, suffix)
     block = Block(name, line, mode, parameters, statements, file.path)
     check_parameters(file, start, block)
     return block
+
+
+def _instead(
+    file: QueueText, statements: Sequence[tuple[int, int]], body: int, end: int
+) -> set[int]:
+    """Which statements of a block stand behind a line `-- else`.
+
+    Args:
+        file: The file.
+        statements: Where each begins and ends.
+        body: Where the block's text begins.
+        end: Where it ends.
+    """
+    lines = [start for start, _ in file.comments(OTHERWISE) if body <= start < end]
+    instead: set[int] = set()
+    for line in lines:
+        if any(start < line < stop for start, stop in statements):
+            continue  # a remark within a statement
+        before = bisect_right(statements, (line, line))
+        if before in {0, len(statements)}:
+            file.fail(line, f"{ELSE} stands between two statements: the second is sent instead")
+        instead.add(before)
+    return instead
 
 
 def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
@@ -224,6 +261,7 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
         FormatError: There is such a parameter, or its list says another thing than its SQL.
     """
     own = OPERATIONS[OPERATION_OF[block.name]] - {"job", "jobs"}
+    own |= {NOW} if block.name != "schema" else frozenset()
     for step, statement in enumerate(block.statements):
         for name, source in statement.parameters.items():
             if not _may_use(block.name, own, name, first=step == 0):

@@ -154,10 +154,14 @@ OPERATIONS: Mapping[str, frozenset[str]] = {
     "start": frozenset({"worker"}),
 }
 """Every operation of a queue and the arguments that it may take."""
+NOW = "now"
+"""What any block of a queue file may take: its worker's own clock."""
 
 
 Order: TypeAlias = Literal["priority, fifo", "priority", "fifo", "none"]
 """What a claim takes first; `priority` alone says nothing of jobs of equal priority."""
+Delivery: TypeAlias = Literal["at-least-once", "at-most-once"]
+Stale: TypeAlias = Literal["fails", "stays"]
 
 
 class Facts:
@@ -175,10 +179,12 @@ class Facts:
         promises: Guarantees that are judged only where promised.
         retry_on: SQLSTATEs that mean "nothing this time".
         breaks: Guarantee id to reason: breaks that are known and accepted.
-        delivery: "at-least-once": a late completion may count while the next attempt runs.
+        delivery: "at-least-once": a late completion may count while the next attempt runs;
+            "at-most-once": a claim ends the job, and a crash loses it.
         leader: Whether recover, promote and cleanup are run by one process at a time.
         jobs_per_worker: 1: a worker that holds a job claims nothing until it has ended.
-        stale: "fails": a crashed worker's job ends failed; None: it becomes claimable.
+        stale: "fails": a crashed worker's job ends failed; "stays": nobody takes it back but a
+            person; None: it becomes claimable.
     """
 
     lease: timedelta | Literal["session"] | None = None
@@ -191,10 +197,10 @@ class Facts:
     promises: frozenset[str] = frozenset()
     retry_on: frozenset[str] = frozenset()
     breaks: Mapping[str, str] = {}
-    delivery: Literal["at-least-once"] | None = None
+    delivery: Delivery | None = None
     leader: bool = False
     jobs_per_worker: Literal[1] | None = None
-    stale: Literal["fails"] | None = None
+    stale: Stale | None = None
 
     required: ClassVar[tuple[str, ...]] = ("install", "enqueue", "claim")
 
@@ -277,6 +283,8 @@ class Queue(Facts):
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
     sees_cluster: bool = True
     """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
+    sends_time: bool = False
+    """Whether its SQL is given the time by its worker."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 

@@ -21,7 +21,7 @@ from queueproof.errors import ClassError, QueueError, QueueproofError, Source, n
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
 from queueproof.queues.ids import IDS
-from queueproof.queues.model import FACTS, OPERATIONS, Order, Queue
+from queueproof.queues.model import FACTS, OPERATIONS, Delivery, Order, Queue, Stale
 from queueproof.queues.worker import WorkerQueue, from_command
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -307,10 +307,10 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: isinstance(v, dict) and _is_set_of({*v, *v.values()}, r"(?s).*\S.*"),
         "{'order': 'why it is accepted'}",
     ),
-    "delivery": (_one_of("at-least-once", None), "'at-least-once', or None"),
+    "delivery": (_one_of(*get_args(Delivery), None), "'at-least-once', 'at-most-once', or None"),
     "leader": (lambda v: isinstance(v, bool), "True or False"),
     "jobs_per_worker": (lambda v: v is None or (type(v) is int and v == 1), "1, or None"),
-    "stale": (_one_of("fails", None), "'fails', or None"),
+    "stale": (_one_of(*get_args(Stale), None), "'fails', 'stays', or None"),
 }
 
 

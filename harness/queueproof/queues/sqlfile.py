@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from queueproof.queues.block import Block, begin
 from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
-from queueproof.queues.model import OPERATIONS, Operation, Queue, State
+from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,6 +140,7 @@ class SqlFileQueue(Queue):
         self.sees_backends = bool(_BACKENDS.search(everything))
         self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
+        self.sends_time = any(NOW in block.used for block in blocks.values())
         self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
         self._name = name
         self._text = text
@@ -173,7 +175,7 @@ class SqlFileQueue(Queue):
             return frozenset()
         used = self._block(operation).used.keys()
         job = OPERATIONS[operation] & {"job", "jobs"}
-        own = OPERATIONS[operation] & used
+        own = (OPERATIONS[operation] | {NOW}) & used
         return own | job if used - own else own
 
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:
@@ -190,6 +192,8 @@ class SqlFileQueue(Queue):
 
     def _argument(self, name: str, arguments: Mapping[str, object]) -> object:
         declared = {"max_attempts": self.max_attempts, "lease": self.lease_time}
+        if name == NOW and name not in arguments:
+            return datetime.now(UTC)  # where nobody moves a clock
         # Where the header is silent the file's author counts on 3, whatever a caller has in mind.
         if name == "max_attempts" and self.max_attempts is None:
             return 3

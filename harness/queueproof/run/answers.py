@@ -94,17 +94,6 @@ def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
     call.payload = spec.payload if "payload" in takes else ""
 
 
-def merged(call: Call, calls: Iterable[Call]) -> bool:
-    """Whether an enqueue made no job of its own, as there is one with that payload.
-
-    Args:
-        call: The enqueue, with its answer.
-        calls: Those so far.
-    """
-    others = (one for one in calls if one.kind == "enqueue" and one is not call)
-    return call.payload == "same" and any(not set(call.ids).isdisjoint(one.ids) for one in others)
-
-
 def _bound(queue: Queue, spec: JobSpec) -> int | None:
     """Most attempts of a job; None where neither the job nor the header says."""
     header = queue.max_attempts

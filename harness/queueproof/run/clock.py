@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 
 # Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
 FRACTION = 0.42
@@ -23,11 +23,30 @@ class Clock:
     def __init__(self, *, superuser: bool) -> None:
         self.shift = 0.0
         self._superuser = superuser
+        self._server = 0.0  # seconds by which the server's time is ahead of `time.monotonic`
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
 
     def now(self) -> float:
         """Seconds since an arbitrary moment."""
         return time.monotonic() + self.shift
+
+    def set_by(self, moment: Callable[[], str]) -> None:
+        """Learn how the server's own clock goes, so that a worker's can go as it does.
+
+        Args:
+            moment: Asks it what it shows. What its answer takes is no worker's delay: a clock that
+                is behind by that would not find what has just been enqueued.
+        """
+        asked = time.monotonic()
+        self._server = datetime.fromisoformat(moment()).timestamp() - asked
+
+    def shown(self, ahead: float) -> datetime:
+        """What the clock of a worker shows.
+
+        Args:
+            ahead: Seconds by which it is wrong.
+        """
+        return datetime.fromtimestamp(self._server + self.now() + ahead, UTC)
 
     def until_aligned(self, moment: str) -> float:
         """Seconds until it shows the fraction at which what is timed begins.

@@ -18,7 +18,6 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import (
     enqueue_arguments,
-    merged,
     mistaken,
     read_answer,
     record_enqueue,
@@ -29,6 +28,7 @@ from queueproof.run.record import Beat, Choice
 from queueproof.run.session import ConnectionLostError, execute, unanswered
 from queueproof.run.state import RunState, Terms
 from queueproof.schedule.actors import DRAINER, PROMOTER, identity
+from queueproof.schedule.moments import APART
 from queueproof.schedule.programs import (
     FAULTS,
     HEARTBEATS,
@@ -67,10 +67,6 @@ _NO_ADVISORY_LOCK = (
 _DECLARE = 'DECLARE "~queueproof" NO SCROLL CURSOR FOR '
 _FETCH = 'FETCH ALL FROM "~queueproof"'
 _CLOSE = 'CLOSE "~queueproof"'
-
-
-class MergedError(Exception):
-    """An enqueue with the payload of another job answered that job: the program is about two."""
 
 
 class Execution:
@@ -381,6 +377,8 @@ class Execution:
         self, actor: Actor, do: Do, kind: OperationKind | Literal["complete_and_claim"]
     ) -> Flight | None:
         """Invoke an operation, up to its first statement."""
+        if kind == "enqueue" and self.queue.order.endswith("fifo"):
+            self.lab.advance(APART)  # told nowhere: it is what else lies between two enqueues
         self.state.moment += 1
         both = kind == "complete_and_claim"
         call = self.state.invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
@@ -467,8 +465,6 @@ class Execution:
         if call.kind == "claim" and (wrong := mistaken(self.state.record.history.calls, value)):
             raise QueueError(wrong, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
-        if merged(call, self.state.record.history.calls):
-            raise MergedError
         if flight.session.in_transaction:
             self._stays_open(actor, flight)
         elif call.kind in {"complete", "complete_many", "fail"}:

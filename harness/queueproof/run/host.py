@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +22,7 @@ from queueproof import waits
 from queueproof.errors import Exit, QueueproofError, ServerError
 from queueproof.queues import sqlfile
 from queueproof.queues.model import (
+    NOW,
     OPERATIONS,
     Claim,
     JobRow,
@@ -49,7 +50,8 @@ def describe(queue: Queue) -> dict[str, object]:
     for name in ("complete", "complete_many", "complete_and_claim", "fail"):
         if name in takes:
             takes[name] |= OPERATIONS[name] & {"job", "jobs"}
-    own_clock = wallclock.MOVABLE and not isinstance(queue, sqlfile.SqlFileQueue)
+    written = isinstance(queue, sqlfile.SqlFileQueue)
+    own_clock = queue.sends_time if written else wallclock.MOVABLE
     answer: dict[str, object] = {
         "operations": [*sorted(queue.offers), *(["clock"] if own_clock else [])],
         "takes": {name: sorted(taken) for name, taken in sorted(takes.items())},
@@ -167,7 +169,8 @@ class Host:
         if beside:
             session = self._connected(beside=True)
         absent = dict.fromkeys(OPERATIONS[operation] - {"job", "jobs"})
-        steps = self._queue.begin(operation, **{**absent, **arguments})
+        now = datetime.now(UTC) + timedelta(seconds=self._ahead)
+        steps = self._queue.begin(operation, **{**absent, **arguments, NOW: now})
         if wallclock.MOVABLE and not isinstance(self._queue, sqlfile.SqlFileQueue):
             steps = wallclock.resumed_at(steps, lambda: self._ahead)
         answer = run(session, steps)

@@ -19,7 +19,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import Operation, Queue, Step, T
+from queueproof.queues.model import NOW, Operation, Queue, Step, T
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
@@ -153,6 +153,8 @@ class Lab:
             self._control = self._scheduler()
             self._latest = self._control.latest()  # of its relations
             self._control.run(self.clock.real)
+            if queue.sends_time:
+                self.clock.set_by(self._control.moment)
         except BaseException:
             self._admin.close()
             raise
@@ -306,6 +308,8 @@ class Lab:
                 self.discard(session)
         self._under_way = self._closed = False
         self.started.clear()
+        if self.queue.sends_time:
+            self.clock.set_by(self._control.moment)
 
     def _drop_new(self, latest: int) -> None:
         """Drop tables, partitions, views and sequences of the last run: each makes its own.
@@ -493,6 +497,8 @@ class Lab:
         Raises:
             QueueError: It is no operation that yields steps.
         """
+        if self.queue.sends_time:
+            arguments[NOW] = self.clock.shown(self._conditions.skew(actor))
         steps = self.queue.begin_for(actor, operation, **arguments)
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self.ahead(actor))

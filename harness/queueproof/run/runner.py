@@ -9,7 +9,7 @@ from queueproof.history.calls import Call, History
 from queueproof.judge.answers import contradiction, is_raced
 from queueproof.run.answers import FAULT_STATES
 from queueproof.run.drain import Drain
-from queueproof.run.execution import Execution, MergedError
+from queueproof.run.execution import Execution
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.state import Terms
@@ -130,12 +130,7 @@ class Runner:
             self._lab.forget_sessions()
         self._lab.reset(self.conditions)
         execution = Execution(self._lab, self._terms, program, schedule)
-        try:
-            execution.go_through()
-        except MergedError:  # nothing is said of such queues: what it means for the job is theirs
-            self._lab.close_gates(closed=False)
-            self._lab.forget_sessions()
-            return Run()
+        execution.go_through()
         self._drain(execution)
         return execution.state.record
 

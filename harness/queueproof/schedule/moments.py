@@ -6,6 +6,8 @@ MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kep
 # Seconds; odd, so that no lease or delay ends exactly then.
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
+PRECISION = 0.010  # seconds; jobs that were enqueued nearer to each other have no order
+APART = 2.17 * PRECISION  # what lies between two enqueues, so that real time decides nothing
 ROUNDED_UP = 61.0  # seconds; by so much what is kept in whole minutes is later than was asked
 
 
