@@ -1,0 +1,39 @@
+"""The smallest queue that tests need, with one of its parts replaced."""
+
+from __future__ import annotations
+
+TABLE = "CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');"
+ENQUEUE = "INSERT INTO jobs DEFAULT VALUES RETURNING id;"
+FREE = "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1"
+CLAIM = f"""\
+UPDATE jobs SET status = 'running'
+WHERE id = ANY (ARRAY({FREE} FOR UPDATE SKIP LOCKED)) RETURNING id;"""
+MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
+COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
+JOBS = "SELECT id, status AS state FROM jobs;"
+
+
+def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:
+    """A queue file: one table, and the blocks enqueue, claim, complete and jobs.
+
+    Args:
+        header: The lines of its header, without their marks.
+        table: What its schema begins with.
+        more: What is added to its schema.
+        blocks: Others than these, each with what follows its name where that is not SQL, as in
+            `complete="(id)\\n…"`; empty for none.
+    """
+    said = "".join(f"-- {line}\n" for line in ["/// queue", *header.split("\n"), "///"])
+    written = {
+        "schema#": f"{table}\n{more}",
+        "enqueue": ENQUEUE,
+        "claim": CLAIM,
+        "complete": f"(id)!\n{COMPLETE}",
+        "jobs": JOBS,
+        **blocks,
+    }
+    return (said if header else "") + "".join(
+        f"\n-- name: {name}{'' if text[0] in '(!' else chr(10)}{text.rstrip()}\n"
+        for name, text in written.items()
+        if text
+    )
