@@ -8,20 +8,20 @@ FREE = "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1"
 CLAIM = f"""\
 UPDATE jobs SET status = 'running'
 WHERE id = ANY (ARRAY({FREE} FOR UPDATE SKIP LOCKED)) RETURNING id;"""
-MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
+CLAIM_MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
 COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
 JOBS = "SELECT id, status AS state FROM jobs;"
 
 
 def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:
-    """A queue file: one table, and the blocks enqueue, claim, complete and jobs.
+    r"""A queue file: one table, and the blocks enqueue, claim, complete and jobs.
 
     Args:
         header: The lines of its header, without their marks.
         table: What its schema begins with.
         more: What is added to its schema.
         blocks: Others than these, each with what follows its name where that is not SQL, as in
-            `complete="(id)\\n…"`; empty for none.
+            `complete="(id)\n…"`; empty for none.
     """
     said = "".join(f"-- {line}\n" for line in ["/// queue", *header.split("\n"), "///"])
     written = {

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fix_places import STRATEGIES
 
+from fix_places import STRATEGIES
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 

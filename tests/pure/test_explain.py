@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
+from fix_places import STRATEGIES
 from queueproof.cli import run
 from queueproof.errors import Exit
 from queueproof.explain import defects, explain
@@ -16,7 +16,6 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.data import from_data
 from queueproof.report.story import Story
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 BARE = """\
 -- name: schema#
 CREATE TABLE jobs (id bigserial PRIMARY KEY);

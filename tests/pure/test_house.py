@@ -13,10 +13,10 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
+from fix_places import ROOT
 from queueproof.guarantees.catalogue import CATALOGUE, FAMILIES
 from queueproof.queues.ids import IDS
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
+from fix_places import ROOT
 from queueproof.cli import run
 from queueproof.cli.ends import exit_code_of
 from queueproof.errors import ClassError, Exit, FormatError, QueueError
@@ -15,7 +15,6 @@ from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerError
 from queueproof.search.tokens import decode_token
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

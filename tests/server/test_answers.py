@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fix_labs import LabOf
+from fix_places import SKIP_LOCKED
 from queueproof.errors import QueueError, ServerError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -26,12 +26,9 @@ from queueproof.queues.model import (
     Step,
     Value,
 )
-from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
 
-LabOf = Callable[[str], Lab]
-REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
 
@@ -237,8 +234,8 @@ def test_a_job_with_attempts_left_is_not_listed_as_failed(bound: int | None, wro
 
 def changed(old: str, new: str) -> str:
     """The reference with other words."""
-    assert REFERENCE.count(old) == 1
-    return REFERENCE.replace(old, new)
+    assert SKIP_LOCKED.count(old) == 1
+    return SKIP_LOCKED.replace(old, new)
 
 
 ENQUEUED = "RETURNING id;\n\n-- name: claim"
@@ -414,12 +411,12 @@ def test_an_operation_sees_the_error_of_its_statement() -> None:
 def test_parameters_are_checked(lab_of: LabOf, params: dict[str, Any], message: str) -> None:
     """A statement's parameters are all given, and are values."""
     with pytest.raises(QueueError, match=message):
-        lab_of(REFERENCE).session("w1").send(Step("SELECT :id", params))
+        lab_of(SKIP_LOCKED).session("w1").send(Step("SELECT :id", params))
 
 
 def test_a_clock_moves_by_less_than_a_microsecond(lab_of: LabOf) -> None:
     """However short a lease is, the clock takes it."""
-    lab = lab_of(REFERENCE)
+    lab = lab_of(SKIP_LOCKED)
     lab.advance(0.0000006)
     assert lab.execute("SELECT count(*) FROM clock.moves") == [(1,)]
 
@@ -436,7 +433,9 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
     lab_of: LabOf, rows: str
 ) -> None:
     """Each row would be a job to complete; one message says what a claim answers."""
-    text = REFERENCE.replace("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1)
+    text = SKIP_LOCKED.replace(
+        "-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1
+    )
     with pytest.raises(
         QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
     ):
@@ -446,7 +445,7 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
 def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf) -> None:
     """It beats from its start on, and the natural heartbeat finds no row then."""
     named = "-- name: heartbeat(id, worker, attempt)!"
-    head, _, tail = REFERENCE.partition(named)
+    head, _, tail = SKIP_LOCKED.partition(named)
     beat, _, tail = tail.partition("-- name: recover")
     beat = beat.replace("WHERE id = :id\n  AND status", "WHERE status").replace(
         "\n  AND attempts = :attempt", ""
@@ -464,8 +463,8 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
 
 def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: LabOf) -> None:
     """What it was given stands in the message; declared, the backoff would be broken."""
-    by_hand = REFERENCE.replace("left(:error, 2000)", "('[\"' || :error || '\"]')::jsonb")
-    assert by_hand != REFERENCE
+    by_hand = SKIP_LOCKED.replace("left(:error, 2000)", "('[\"' || :error || '\"]')::jsonb")
+    assert by_hand != SKIP_LOCKED
     calibrate(lab_of(by_hand))
     undeclared = by_hand.replace('-- backoff = "5 seconds"\n-- jitter = 0.1\n', "")
     with pytest.raises(QueueError, match="22P02") as refused:
@@ -475,7 +474,7 @@ def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: 
 
 def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> None:
     """Where the queue lists no jobs too: it comes back when it is due, and then it is seen."""
-    head, _, tail = REFERENCE.partition("-- name: complete(")
+    head, _, tail = SKIP_LOCKED.partition("-- name: complete(")
     done, _, tail = tail.partition("-- name: complete_many(")
     failed, _, _ = tail.partition("-- name: fail(")[2].partition("-- name:")
     ends = f"-- name: complete({done}-- name: fail({failed}"

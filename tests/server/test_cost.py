@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 import workshop
+from fix_places import STRATEGIES
 from queueproof import queues
 from queueproof.bench import chart, endure, latency, render
 from queueproof.bench.bench import Group, keeping_whole_rounds, measure, names_of, run
@@ -44,7 +45,6 @@ from queueproof.queues.worker import WorkerQueue
 from queueproof.report.page import to_page
 from workshop.__main__ import HOLD, main, peers, plan, strategies
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
 SEVERAL = 2 * processors() + 1  # workers, of which some process has three
 BRIEF = 0.1  # seconds, for a load that never ends by itself

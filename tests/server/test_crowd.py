@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
+from fix_labs import LabOf
+from fix_places import BROKEN, SKIP_LOCKED
 from queueproof.examine.calibrate import calibrate
 from queueproof.probes.crowd import JOBS
 from queueproof.probes.probes import PROBES
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
-from queueproof.run.lab import Lab
 
-STRATEGIES = Path(__file__).parent.parent.parent / "strategies"
 MOST = JOBS[0]
 
 
@@ -40,23 +37,23 @@ MOST = JOBS[0]
     ],
 )
 def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
-    lab_of: Callable[[str], Lab], guarantee: str, name: str, told: str
+    lab_of: LabOf, guarantee: str, name: str, told: str
 ) -> None:
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe = PROBES[guarantee]
-    lab = lab_of((STRATEGIES / "broken" / f"{name}.sql").read_text(encoding="utf-8"))
+    lab = lab_of((BROKEN / f"{name}.sql").read_text(encoding="utf-8"))
     seen = probe.watch(lab, calibrate(lab), 0)
     assert seen.broken == told
     assert seen.found is not None
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
     assert probe.replay(lab, calibrate(lab), seen.data) is not None
-    sound = lab_of((STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8"))
+    sound = lab_of(SKIP_LOCKED)
     assert probe.replay(sound, calibrate(sound), seen.data) is None
 
 
-def test_behind_whom_a_job_was_claimed_is_counted(lab_of: Callable[[str], Lab]) -> None:
+def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     """Each crowd that the queue can have counts once; one that it cannot have, not at all."""
-    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    text = SKIP_LOCKED
     lab = lab_of(text)
     counted = {
         name: dict(PROBES[name].watch(lab, calibrate(lab), 0).evidence)
@@ -73,9 +70,9 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: Callable[[str], Lab]) 
     assert not PROBES["order"].watch(fifo, calibrate(fifo), 0).evidence
 
 
-def test_an_error_of_an_enqueue_is_no_evidence(lab_of: Callable[[str], Lab]) -> None:
+def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
     """What it breaks is judged elsewhere: behind half a crowd nothing is said."""
-    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    text = SKIP_LOCKED
     full = "CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"
     lab = lab_of(text.replace(*full))
     seen = PROBES["order"].watch(lab, calibrate(lab), 0)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.calibrate import calibrate
@@ -55,7 +56,6 @@ from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
 from workshop.permutations import find_isolationtester
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
@@ -310,7 +310,7 @@ def test_a_deadlock(told: Told) -> None:
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
-    queue = load(STRATEGIES / "broken" / "no_deadlock_one_statement.sql")
+    queue = load(BROKEN / "no_deadlock_one_statement.sql")
     (program,) = Suite(Offer(queue, held=False)).late(CATALOGUE["no-deadlock"])
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
@@ -439,7 +439,7 @@ def test_a_killed_server_is_refused(server: Server) -> None:
     """The tester lives no longer than its server."""
     if not server.ours:
         pytest.skip("only a server of our own may be killed")
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+    with open_lab(load(REFERENCE), server) as lab:
         conditions = Conditions(killed=True)
         runner = runner_under(lab, calibrate(lab), conditions)
         done = runner.run(Program(ONE, in_turn(script("w1", claim()), script("nemesis", RESTART))))
@@ -479,7 +479,7 @@ def test_values_that_differ_from_run_to_run_are_refused(server: Server) -> None:
 def test_values_that_repeat_are_not_refused(server: Server) -> None:
     """Two runs of one schedule send the same, where the queue's values are its own."""
     violation = Violation("no-lost-job", "it is a test", None, -2)
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
+    with open_lab(load(REFERENCE), server) as lab:
         runner = runner_under(lab, calibrate(lab), PLAIN)
         one, other = (Failure(LATE, (), runner.run(LATE), violation) for _ in range(2))
         refuse_varying(one, other)
@@ -593,7 +593,7 @@ def test_what_is_no_longer_offered_does_not_pass(tmp_path: Path) -> None:
 
 def test_a_probes_story_is_asked_of_its_probe() -> None:
     """A wait that was too short once is measured again."""
-    broken, mended = STRATEGIES / "broken" / "backoff_none.sql", STRATEGIES / "skip_locked.sql"
+    broken, mended = BROKEN / "backoff_none.sql", REFERENCE
     with pytest.raises(AssertionError, match="backoff: A failed job waits"):
         must_hold("backoff", broken, probe=True)
     must_hold("backoff", mended, probe=True)
@@ -602,12 +602,10 @@ def test_a_probes_story_is_asked_of_its_probe() -> None:
 def test_an_unknown_guarantee_is_refused() -> None:
     """A guarantee that was misspelt by hand is the user's error."""
     with pytest.raises(QueueproofError, match="'single-clam' is no guarantee"):
-        must_hold("single-clam", STRATEGIES / "skip_locked.sql", program=RACE)
+        must_hold("single-clam", REFERENCE, program=RACE)
 
 
 # --- the command line ---------------------------------------------------------------------------
-
-BROKEN = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
 
 
 def token(queue: Path, guarantee: str, **data: object) -> str:
@@ -618,7 +616,7 @@ def token(queue: Path, guarantee: str, **data: object) -> str:
 def race_token() -> str:
     """The story that workers race for a job."""
     data = {"program": RACE.to_data(), "schedule": [1, 1], "under": {}, "broken": "single-claim"}
-    return token(BROKEN, "single-claim", **data)
+    return token(DOUBLE_CLAIM, "single-claim", **data)
 
 
 @pytest.fixture
@@ -634,7 +632,7 @@ def test_a_story_is_written_where_it_happened_again(
 ) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
-    code = run(["check", str(BROKEN), "--replay", race_token(), "--export", str(path)])
+    code = run(["check", str(DOUBLE_CLAIM), "--replay", race_token(), "--export", str(path)])
     out, err = capsys.readouterr()
     assert (code, err) == (1, "")
     assert f"Wrote {path}\n" in out
@@ -646,7 +644,9 @@ def test_a_story_is_written_where_it_happened_again(
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
     else:
-        assert f'QUEUE = Path(__file__).parent / "{os.path.relpath(BROKEN, tmp_path)}"' in text
+        assert (
+            f'QUEUE = Path(__file__).parent / "{os.path.relpath(DOUBLE_CLAIM, tmp_path)}"' in text
+        )
 
 
 @pytest.mark.usefixtures("on_server")
@@ -658,7 +658,7 @@ def test_a_probes_story_is_no_spec(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, message: str
 ) -> None:
     """What no order of statements tells is refused, and nothing is written."""
-    queue = STRATEGIES / "broken" / "backoff_none.sql"
+    queue = BROKEN / "backoff_none.sql"
     path = tmp_path / f"story.{form}"
     arguments = ["--replay", token(queue, "backoff", probe=True), "--export", str(path)]
     assert run(["check", str(queue), *arguments]) == 4
@@ -673,8 +673,8 @@ def test_a_story_that_does_not_happen_is_not_written(
     """Where the replay exits 0 there is nothing to tell."""
     data = {"program": RACE.to_data(), "schedule": [], "under": {}, "broken": "single-claim"}
     path = tmp_path / "story.spec"
-    arguments = ["--replay", token(BROKEN, "single-claim", **data), "--export", str(path)]
-    assert run(["check", str(BROKEN), *arguments]) == 0
+    arguments = ["--replay", token(DOUBLE_CLAIM, "single-claim", **data), "--export", str(path)]
+    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 0
     assert "It does not happen any more." in capsys.readouterr().out
     assert not path.exists()
 
@@ -701,5 +701,5 @@ def test_an_export_that_cannot_be_is_refused_before_the_server(
     """A mistake exits 4 at once."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
     monkeypatch.chdir(tmp_path)
-    assert run(["check", str(BROKEN), *arguments]) == 4
+    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 4
     assert message in capsys.readouterr().err

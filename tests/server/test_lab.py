@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -20,7 +20,6 @@ from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
 from queueproof.schedule.conditions import Conditions, Gate
 
-LabOf = Callable[[str], Lab]
 MOVED = 100_000.0  # seconds
 SLACK = 10_000.0  # seconds, far more than a test takes
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from fix_labs import LabOf
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -48,12 +49,10 @@ from queueproof.schedule.programs import (
 )
 from queueproof.search.shrink import breaches
 
-LabOf = Callable[[str], Lab]
 ONE = (JobSpec(),)
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
 LAPSE = past(30.0)
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 
 QUEUE = """
 -- /// queue

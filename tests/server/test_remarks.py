@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fix_places import STRATEGIES
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
@@ -29,7 +30,6 @@ from workshop.conformance import (
     write,
 )
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 GOOD = """
 [other]
 version = "2.0"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from psycopg import errors
 
+from fix_labs import LabOf
+from fix_places import BROKEN, REFERENCE
 from queueproof.guarantees.programs import NEW, SAME
 from queueproof.history.calls import Call, CallKind
 from queueproof.run.drain import RETRIES
@@ -37,9 +38,6 @@ from queueproof.schedule.programs import (
 )
 from queueproof.search.explore import explore
 
-LabOf = Callable[[str], Lab]
-REFERENCE = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"
-BROKEN = REFERENCE.parent / "broken"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 

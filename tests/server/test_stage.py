@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fix_places import REFERENCE
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from scenarios import test_server_rules as rules
-from scenarios.conftest import STRATEGIES
 from scenarios.stage import Stage, stage
 
-REFERENCE = load(STRATEGIES / "skip_locked.sql")
+REFERENCE = load(REFERENCE)
 LOCK = "SELECT id FROM jobs WHERE id = 1 FOR UPDATE"
 REFUSED = 'could not obtain lock on row in relation "jobs"'
 Failed = pytest.fail.Exception

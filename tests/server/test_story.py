@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fix_labs import LabOf
+from fix_places import SKIP_LOCKED, STRATEGIES
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -40,8 +41,6 @@ FURTHER = Card(
         ),
     ),
 )
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-LabOf = Callable[[str], Lab]
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
 
 QUEUE = """
@@ -157,7 +156,7 @@ def test_a_pass_says_what_was_not_asked(
     lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]
 ) -> None:
     """A reader is not to think that a wait was seen to overflow, or a batch to keep its limit."""
-    text = (STRATEGIES / "skip_locked.sql").read_text()
+    text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):
         text = text.replace(old, new)
     card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="quick")

@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from fix_places import DOUBLE_CLAIM, SKIP_LOCKED
 from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
@@ -17,8 +18,6 @@ from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
     "a file": "COPY jobs FROM '/etc/passwd';",
@@ -29,7 +28,7 @@ NEEDS = {
 
 def after_its_tables(statement: str) -> str:
     """The reference with one more statement at the end of its schema."""
-    return REFERENCE.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1)
+    return SKIP_LOCKED.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +109,7 @@ def test_the_command_passes_trust_on(
 ) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
-    broken = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
+    broken = DOUBLE_CLAIM
     text = broken.read_text(encoding="utf-8")
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
@@ -162,7 +161,7 @@ def test_a_queue_that_terminates_backends_is_told_so(
 ) -> None:
     """Be it another worker's or the harness's own, the server has not gone away."""
     path = tmp_path / "q.sql"
-    head, claim, rest = REFERENCE.partition("-- name: claim(worker, limit, queue)\n")
+    head, claim, rest = SKIP_LOCKED.partition("-- name: claim(worker, limit, queue)\n")
     assert claim
     path.write_text(head + claim + TERMINATE + rest)
     where = dsn if superuser else "embedded"
@@ -184,7 +183,7 @@ def test_an_operation_that_changes_the_schema_is_told_so(
 ) -> None:
     """What the reset cannot bring back is the queue's doing: one message, exit 4."""
     path = tmp_path / "q.sql"
-    head, complete, rest = REFERENCE.partition("-- name: complete(id, worker, attempt)!\n")
+    head, complete, rest = SKIP_LOCKED.partition("-- name: complete(id, worker, attempt)!\n")
     assert complete
     done, end, rest = rest.partition(";\n")
     path.write_text(f"{head}{complete}{done};\n{statement}{end}{rest}")

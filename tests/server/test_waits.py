@@ -17,6 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from fix_places import SKIP_LOCKED
 from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
 from queueproof.postgres import Server, open_server
@@ -31,7 +32,6 @@ from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import Conditions
 
 PATIENCE = 30.0  # seconds
-REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
@@ -89,7 +89,7 @@ def in_public(
 ) -> Queue:
     """A queue whose tables are in the schema public, whoever creates them."""
     if request.param == "file":
-        text = REFERENCE.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
+        text = SKIP_LOCKED.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
         for clause in ("INSERT INTO ", "UPDATE ", "FROM ", " ON "):
             text = text.replace(f"{clause}jobs", f"{clause}public.jobs")
         return load_text(text.replace("jobs.", "public.jobs."), "public.sql")
@@ -163,7 +163,7 @@ def test_somebody_holds_a_lock_between_two_runs(
 ) -> None:
     """A reset that cannot have its locks names who holds one, and what he did last."""
     monkeypatch.setattr(waits, "LOCK", 0.1)
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = install(load_text(SKIP_LOCKED, "queue.sql"))
     lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
@@ -186,7 +186,7 @@ def test_a_statement_that_does_not_end(
 ) -> None:
     """Outside the runner too it is given up, with its block, its line and itself."""
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
-    text = REFERENCE.replace("CREATE TABLE", "SELECT pg_sleep(3600);\nCREATE TABLE", 1)
+    text = SKIP_LOCKED.replace("CREATE TABLE", "SELECT pg_sleep(3600);\nCREATE TABLE", 1)
     line = text[: text.index("SELECT pg_sleep")].count("\n") + 1
     with pytest.raises(
         QueueError,
@@ -200,7 +200,7 @@ def test_a_backend_that_is_frozen(
     install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The harness's own statements are given up with what was asked."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = install(load_text(SKIP_LOCKED, "queue.sql"))
     monkeypatch.setattr(waits, "OWN", 0.2)
     with (
         frozen(lab.control_pid),
@@ -218,7 +218,7 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
     install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server takes no connection either, no statement is blamed."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = install(load_text(SKIP_LOCKED, "queue.sql"))
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
     monkeypatch.setattr(waits, "CONNECT", 0.2)
     session = lab.session("w1")
@@ -235,7 +235,7 @@ def test_a_cancelled_statement_that_does_not_end(
     install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend that is frozen does not hear of a request to cancel, which is given up too."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = install(load_text(SKIP_LOCKED, "queue.sql"))
     session = lab.session("w1")
     session.send(Step("SELECT pg_sleep(3600)"))
     with frozen(session.pid):
@@ -251,7 +251,7 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
     install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sending is a wait as well."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = install(load_text(SKIP_LOCKED, "queue.sql"))
     session = lab.session("w1")
     assert isinstance(session, LibpqSession)
     monkeypatch.setattr(waits, "OWN", 0.2)
@@ -307,7 +307,7 @@ def ends(process: subprocess.Popen[str], number: int) -> str:
 def test_a_signal_ends_a_run_whose_server_is_frozen(tmp_path: Path, number: signal.Signals) -> None:
     """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
     queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
+    queue.write_text(SKIP_LOCKED)
     with open_server("embedded") as own, psycopg.connect(own._admin, autocommit=True) as admin:
         (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
         postmaster = int(found[0].split()[0])
@@ -330,7 +330,7 @@ def test_a_signal_ends_a_benchmark_that_waits(
     """The queue's own SQL does not answer; the last line says so, and no database is left."""
     queue = tmp_path / "queue.sql"
     queue.write_text(
-        REFERENCE.replace("-- name: schema#", "-- name: schema#\nSELECT pg_sleep(999);")
+        SKIP_LOCKED.replace("-- name: schema#", "-- name: schema#\nSELECT pg_sleep(999);")
     )
     sleeping = "SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
     left = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
@@ -350,7 +350,7 @@ def test_a_signal_ends_a_benchmark_under_load(
 ) -> None:
     """Its workers are in the middle of a load that would last; no database is left."""
     queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
+    queue.write_text(SKIP_LOCKED)
     held = (
         "SELECT FROM pg_stat_activity"
         " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
@@ -370,7 +370,7 @@ def test_a_signal_ends_a_benchmark_under_load(
 def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Path) -> None:
     """Now and then, on stderr, in a line."""
     queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
+    queue.write_text(SKIP_LOCKED)
     with checking(str(server._admin), queue) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
