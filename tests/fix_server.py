@@ -29,6 +29,12 @@ def dsn(server: Server) -> str:
     return str(server._admin)
 
 
+@pytest.fixture
+def on_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command line use the server of the tests."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
+
+
 @pytest.fixture(scope="module")
 def own() -> Iterator[Server]:
     """A server of this module alone, started here: its settings and processes may be touched."""
