@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +41,28 @@ def is_gone(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True
+
+
+def ends(process: subprocess.Popen[str], number: int) -> str:
+    """What a process says on stderr that is sent a signal, and ends by it."""
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    return told
+
+
+@contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """Processes that do not answer; one that has ended in the meantime does not either."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture
