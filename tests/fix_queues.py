@@ -11,6 +11,11 @@ WHERE id = ANY (ARRAY({FREE} FOR UPDATE SKIP LOCKED)) RETURNING id;"""
 CLAIM_MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
 COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
 JOBS = "SELECT id, status AS state FROM jobs;"
+# What claims in a transaction that its completion ends.
+HOLDS = {
+    "claim": f"BEGIN;\n{FREE} FOR UPDATE SKIP LOCKED;",
+    "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;\nCOMMIT;",
+}
 
 
 def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:

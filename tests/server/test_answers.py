@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fix_labs import LabOf
-from fix_places import SKIP_LOCKED
+from fix_places import SKIP_LOCKED, reference
 from queueproof.errors import QueueError, ServerError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -26,6 +26,7 @@ from queueproof.queues.model import (
     Step,
     Value,
 )
+from queueproof.queues.offer import Offer
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
 
@@ -232,12 +233,6 @@ def test_a_job_with_attempts_left_is_not_listed_as_failed(bound: int | None, wro
 # --- in queues ----------------------------------------------------------------------------------
 
 
-def changed(old: str, new: str) -> str:
-    """The reference with other words."""
-    assert SKIP_LOCKED.count(old) == 1
-    return SKIP_LOCKED.replace(old, new)
-
-
 ENQUEUED = "RETURNING id;\n\n-- name: claim"
 LIST = {
     "left out job 2": " ORDER BY id LIMIT 1",
@@ -278,7 +273,7 @@ def test_a_wrong_answer_is_named_with_its_block(
     lab_of: LabOf, operation: str, message: str, old: str, new: str
 ) -> None:
     """Nothing is judged; the message says which operation, in which line, and what it answered."""
-    text = changed(old, new)
+    text = reference(old, new)
     line = text[: text.index(f"-- name: {operation}")].count("\n") + 1
     with pytest.raises(QueueError, match=rf"^queue\.sql:{line}: {operation} .*{message}"):
         calibrate(lab_of(text))
@@ -286,11 +281,9 @@ def test_a_wrong_answer_is_named_with_its_block(
 
 def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_of: LabOf) -> None:
     """What no undisturbed run shows is seen in the runs of the guarantees."""
-    lab = lab_of(
-        changed("RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status")
-    )
+    words = "RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status"
     with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
-        check_queue(lab, [CATALOGUE["stale-recovery"]], profile="glance")
+        check_queue(lab_of(reference(*words)), [CATALOGUE["stale-recovery"]], profile="glance")
 
 
 # --- of a Python class --------------------------------------------------------------------------
@@ -483,5 +476,5 @@ def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> N
     lab = lab_of(head + unasked)
     program = Program((JobSpec(),), in_turn(script("w1", claim(), complete(), fail())))
     run = Runner(lab).run(program)
-    found = check(run.history, declare(calibrate(lab))).violations
+    found = check(run.history, declare(Offer(lab.queue, held=False))).violations
     assert "final-state" in {one.guarantee for one in found}

@@ -6,13 +6,6 @@ import pytest
 
 from fix_places import DOUBLE_CLAIM, REFERENCE
 from queueproof import Card, QueueproofError, check, load, replay
-from queueproof.postgres import Server
-
-
-@pytest.fixture
-def dsn(server: Server) -> str:
-    """A server that is there."""
-    return str(server._admin)
 
 
 def test_a_broken_queue_has_a_card_and_a_story_that_happens_again(dsn: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fix_labs import LabOf
+from fix_queues import COMPLETE, HOLDS, queue_file
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -26,6 +27,7 @@ from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import pooling
 from queueproof.probes.probes import PROBES
+from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
@@ -54,62 +56,28 @@ POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
 LAPSE = past(30.0)
 
-QUEUE = """
--- /// queue
--- lease = "30 seconds"
--- ///
 
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', locked_at timestamptz
-);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+def queue(*, before: str = "", also: str = "", after: str = "") -> str:
+    """A queue whose claim does something before, in, or after its statement."""
+    return queue_file(
+        header='lease = "30 seconds"',
+        more="ALTER TABLE jobs ADD locked_at timestamptz;",
+        claim=f"""
 {before}
 UPDATE jobs SET status = 'running', locked_at = now()
 WHERE id = (
   SELECT id FROM jobs WHERE status = 'queued' {also} LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 RETURNING id, locked_at;
-{after}
-
--- name: complete(id, locked_at)!
-UPDATE jobs SET status = 'completed'
-WHERE id = :id AND status = 'running' AND locked_at = :locked_at;
-
--- name: recover(lease)
+{after}""",
+        complete=f"(id, locked_at)!\n{COMPLETE[:-1]} AND locked_at = :locked_at;",
+        recover="""(lease)
 UPDATE jobs SET status = 'queued'
-WHERE status = 'running' AND locked_at < now() - :lease RETURNING id;
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
-HELD = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-BEGIN;
-SELECT id FROM jobs WHERE status = 'queued' LIMIT 1 FOR UPDATE SKIP LOCKED;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'queued';
-COMMIT;
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
+WHERE status = 'running' AND locked_at < now() - :lease RETURNING id;""",
+    )
 
 
-def queue(*, before: str = "", also: str = "", after: str = "") -> str:
-    """A queue whose claim does something before, in, or after its statement."""
-    return QUEUE.format(before=before, also=also, after=after)
+HELD = queue_file(**HOLDS)
 
 
 def connections(run: Run, actor: str) -> list[str]:
@@ -156,7 +124,7 @@ def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled)
     both = (script("w1", claim(), complete()), script("w2", claim(), complete()))
     run = pooled(lab, policy, held=True).run(Program(ONE * 2, (both,)))
     assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
-    assert breaches(run, declare(calibrate(lab))) == []
+    assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
@@ -172,7 +140,10 @@ def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> N
     runs = [Runner(lab).run(program), pooled(lab, "round robin").run(program)]
     taken = [[c.ids for c in r.history.of_kind("claim") if c.actor == "w2"] for r in runs]
     assert taken == [[first.ids], [()]]
-    assert [violation.guarantee for violation in breaches(runs[1], declare(calibrate(lab)))]
+    assert [
+        violation.guarantee
+        for violation in breaches(runs[1], declare(Offer(lab.queue, held=False)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +177,9 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
     program = Program(ONE * 2, in_turn(script("w1", claim(), complete()), script("w2", claim())))
     for policy in POLICIES:
-        assert breaches(pooled(lab, policy).run(program), declare(calibrate(lab))) == []
+        assert (
+            breaches(pooled(lab, policy).run(program), declare(Offer(lab.queue, held=False))) == []
+        )
 
 
 @pytest.mark.parametrize("late", [[0.3], [0.3, 0.0, 0.0, 0.0, 0.3]])
@@ -214,13 +187,9 @@ def test_a_run_that_stood_still_for_a_moment_is_asked_again(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch, late: list[float]
 ) -> None:
     """A queue that cuts seconds off hands a job out too early, or not: by when it was enqueued."""
-    told = queue().replace("-- name: enqueue\n", "-- name: enqueue(delay)\n")
-    told = told.replace(
-        "DEFAULT VALUES", "(locked_at) VALUES (date_trunc('second', now() + :delay))"
-    )
-    lab = lab_of(
-        told.replace("'queued' {also}", "").replace("LIMIT 1", "AND locked_at <= now() LIMIT 1")
-    )
+    told = queue(also="AND locked_at <= now()").replace("enqueue\n", "enqueue(delay)\n")
+    cuts = "(locked_at) VALUES (date_trunc('second', now() + :delay))"
+    lab = lab_of(told.replace("DEFAULT VALUES", cuts))
     reserve = (JobSpec(delay=FRACTION),)
     steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(FRACTION)))
     program = Program((), (*steps, *in_turn(script("w1", claim()))), reserve=reserve)
@@ -376,7 +345,10 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     """The guarantee is then inconclusive, with what PgBouncer wrote."""
     monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
     lab = lab_of(queue())
-    assert "Permission denied" in PROBES["pooler-safe"].watch(lab, calibrate(lab), 0).unable
+    assert (
+        "Permission denied"
+        in PROBES["pooler-safe"].watch(lab, Offer(lab.queue, held=False), 0).unable
+    )
 
 
 @pytest.mark.pgbouncer

@@ -9,10 +9,11 @@ import pytest
 
 from fix_labs import LabOf
 from fix_places import SKIP_LOCKED, STRATEGIES
-from queueproof.examine.calibrate import calibrate
+from fix_queues import queue_file
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
+from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
 from queueproof.report.page import read_card, to_page
@@ -43,26 +44,15 @@ FURTHER = Card(
 )
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
 
-QUEUE = """
--- name: schema#
-CREATE TABLE jobs (id {id} PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+QUEUE = queue_file(
+    table="CREATE TABLE jobs (id {id} PRIMARY KEY, status text NOT NULL DEFAULT 'queued');",
+    claim="""
 SELECT id FROM jobs WHERE status = 'queued' LIMIT 1;
 UPDATE jobs
 SET status = 'running'
 WHERE id = ANY (:ids)
-RETURNING id;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
+RETURNING id;""",
+)
 
 GOLDEN = """\
     single-claim: No job is held by two workers at once.
@@ -100,7 +90,8 @@ GOLDEN = """\
 def double_claim(lab: Lab) -> Failure:
     """The first run in which two claims get one job."""
     runner = Runner(lab)
-    failure = find(runner, declare(calibrate(lab)), RACE, "single-claim", budget=100)
+    declared = declare(Offer(lab.queue, held=False))
+    failure = find(runner, declared, RACE, "single-claim", budget=100)
     assert failure is not None
     return failure
 
@@ -128,8 +119,7 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
 
 def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
-    broken = STRATEGIES / "broken/retry_bound_hard_coded.sql"
-    lab = lab_of(broken.read_text())
+    lab = lab_of(STRATEGIES / "broken" / "retry_bound_hard_coded.sql")
     card = check_queue(lab, [CATALOGUE["retry-bound"]], profile="quick")
     told = str(card.guarantees[0].story)
     assert "drainer: recover => nothing; claim, at most 10 => nothing" in told

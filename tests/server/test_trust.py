@@ -10,7 +10,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from fix_places import DOUBLE_CLAIM, SKIP_LOCKED
+from fix_places import DOUBLE_CLAIM, SKIP_LOCKED, reference
 from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
@@ -28,14 +28,7 @@ NEEDS = {
 
 def after_its_tables(statement: str) -> str:
     """The reference with one more statement at the end of its schema."""
-    return SKIP_LOCKED.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1)
-
-
-@pytest.fixture(scope="module")
-def own() -> Iterator[Server]:
-    """A server of our own."""
-    with open_server("embedded") as server:
-        yield server
+    return reference("-- name: enqueue(", f"{statement}\n\n-- name: enqueue(")
 
 
 @pytest.fixture
@@ -161,9 +154,8 @@ def test_a_queue_that_terminates_backends_is_told_so(
 ) -> None:
     """Be it another worker's or the harness's own, the server has not gone away."""
     path = tmp_path / "q.sql"
-    head, claim, rest = SKIP_LOCKED.partition("-- name: claim(worker, limit, queue)\n")
-    assert claim
-    path.write_text(head + claim + TERMINATE + rest)
+    claim = "-- name: claim(worker, limit, queue)\n"
+    path.write_text(reference(claim, claim + TERMINATE))
     where = dsn if superuser else "embedded"
     assert run(["check", str(path), "--only", "order", "--postgres", where]) == 4
     said = capsys.readouterr().err
