@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from fix_labs import LabOf
+from fix_programs import Begin, Eventually
 from fix_queues import COMPLETE, HOLDS, queue_file
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
@@ -306,8 +307,8 @@ def test_a_password_goes_where_nobody_reads_it(
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
     server: Server,
-    begin: Callable[..., subprocess.Popen[str]],
-    eventually: Callable[[Callable[[], bool]], None],
+    begin: Begin,
+    eventually: Eventually,
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -324,7 +325,7 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
         pid = int((host / "pid").read_text())
         run.kill()
-        eventually(lambda: not host.exists())
+        eventually(lambda: not host.exists(), "its directory to go")
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
