@@ -66,6 +66,10 @@ class Bench:
         self.until(lambda: any(c.held for c in self.wire.connections(OWNER)))
         return next(c for c in self.wire.connections(OWNER) if c.held)
 
+    def start_held(self, act: Callable[..., Any], *arguments: object) -> tuple[Client, Connection]:
+        """Run a client in a thread of its own, up to its first step before the gate."""
+        return self.start(act, *arguments), self.held()
+
     def held_at(self, wanted: str) -> Connection:
         """Release everything up to a statement; the connection that it stands on."""
         while True:
@@ -262,10 +266,11 @@ class Raw:
         bench.wire.watch(self._socket, self._receive)
         bench.raws.append(self)
 
-    def log_in(self) -> Raw:
-        """Be let in, without a password."""
+    def log_in(self, data: bytes = b"") -> Raw:
+        """Be let in, without a password, and send something."""
         self.send(startup(self._bench.conninfo))
         assert self.until("Z")[0].kind == "R"
+        self.send(data)
         return self
 
     def send(self, data: bytes) -> None:

@@ -143,10 +143,7 @@ def test_a_lease_may_be_the_session() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            'delivery = "exactly-once"',
-            'delivery: .exactly-once. is not known; write "at-least-once"',
-        ),
+        ('delivery = "exactly-once"', '.exactly-once. is not known; write "at-least-once"'),
         ("leader = 1", "leader: 1 is neither true nor false"),
         ("jobs_per_worker = 2", "jobs_per_worker: 2 is not known; write 1"),
         ("jobs_per_worker = true", "jobs_per_worker: True is not known; write 1"),

@@ -36,6 +36,11 @@ JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 class Calls(list[Call]):
     """Calls that follow each other, each answered before the next one is made."""
 
+    def __init__(self, *jobs: str) -> None:
+        super().__init__()
+        for job in jobs:
+            self.add("enqueue", job)
+
     def add(
         self,
         kind: CallKind,
@@ -71,13 +76,18 @@ class Calls(list[Call]):
         return f"{found.operation}: {found.because}" if found else ""
 
 
+def claimed_calls() -> tuple[Calls, Ref]:
+    """A job that was enqueued and claimed, and what names it."""
+    calls = Calls("7")
+    return calls, calls.add("claim", "7")
+
+
 # --- in histories -------------------------------------------------------------------------------
 
 
 def test_two_jobs_have_two_ids() -> None:
     """An id that is answered for two jobs, none of which was ever claimed, is enqueue's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("enqueue", "7")
     assert calls.told().startswith("enqueue: enqueue answered the id 7 for two jobs")
 
@@ -85,8 +95,7 @@ def test_two_jobs_have_two_ids() -> None:
 @pytest.mark.parametrize("between", ["claim", "recover", "cleanup"])
 def test_an_id_is_not_used_again(between: CallKind) -> None:
     """Once its job may have come to its end, another one's late operation would be about it."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(between, *(["7"] if between in {"claim", "recover"} else []))
     calls.add("enqueue", "7")
     assert calls.told().startswith("enqueue: enqueue answered the id 7 again, which another job")
@@ -97,8 +106,7 @@ def test_what_a_fault_has_taken_away_may_be_given_out_again(
     between: CallKind, answer: Answer
 ) -> None:
     """A sequence that was not written down goes back, and that is judged elsewhere."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(between, answer=answer)
     calls.add("enqueue", "7")
     assert not calls.told()
@@ -106,8 +114,7 @@ def test_what_a_fault_has_taken_away_may_be_given_out_again(
 
 def test_a_recovered_job_was_enqueued() -> None:
     """An id that recover answers and no enqueue did is recover's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("recover", "8")
     assert calls.told().startswith("recover: recover answered the id 8")
 
@@ -131,9 +138,7 @@ def test_a_job_may_be_recovered_before_its_enqueue_is_answered() -> None:
 
 def test_a_batch_is_accepted_of_what_was_given() -> None:
     """An accepted id that the batch did not name is complete_many's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("complete_many", "9", refs=(claimed,))
     assert calls.told() == (
         "complete_many: complete_many answered the id 9, which it was not given"
@@ -142,8 +147,7 @@ def test_a_batch_is_accepted_of_what_was_given() -> None:
 
 def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
     """What is claimed after a quiet look was there, and the list lacked it."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("jobs", states={})
     assert not calls.told()  # it may be lost
     calls.add("claim", "7")
@@ -155,9 +159,7 @@ def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
 
 def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
     """What its holder completes after a quiet look was there."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("jobs", states={})
     calls.add("complete", refs=(claimed,))
     assert "left out job 7" in calls.told()
@@ -165,9 +167,7 @@ def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
 
 def test_a_lost_claim_proves_nothing() -> None:
     """After a lease may have run out, a completion is accepted of a job that is gone."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("jobs", states={})
     calls.add("advance")
     calls.add("complete", refs=(claimed,))
@@ -177,9 +177,7 @@ def test_a_lost_claim_proves_nothing() -> None:
 @pytest.mark.parametrize("by_worker", [True, False])
 def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> None:
     """A claim may bury a spent job; its worker lives on, and may say so."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("advance")
     calls.add("claim")
     calls.add("jobs", states={"7": "failed"})
@@ -190,9 +188,7 @@ def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> N
 @pytest.mark.parametrize("kind", ["complete", "fail"])
 def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
     """A list need not hold what was completed or failed."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add(kind, refs=(claimed,))
     calls.add("jobs", states={})
     assert not calls.told()
@@ -201,8 +197,7 @@ def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
 @pytest.mark.parametrize("kind", ["claim", "terminate"])
 def test_only_a_quiet_look_counts(kind: CallKind) -> None:
     """While an operation is under way, or after a fault, a list may say anything."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(kind, lasts=9)
     calls.add("jobs", states={})
     calls.add("claim", "7")
@@ -211,8 +206,7 @@ def test_only_a_quiet_look_counts(kind: CallKind) -> None:
 
 def test_what_nothing_has_ended_is_not_listed_as_ended() -> None:
     """A job that is claimed later was not completed."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("jobs", states={"7": "completed"})
     calls.add("claim", "7")
     assert "reported job 7 as completed, although nothing had ended it" in calls.told()

@@ -649,10 +649,7 @@ def test_a_story_that_does_not_happen_is_not_written(
     ("arguments", "message"),
     [
         (["--export", "a.spec"], "--export writes one story: it goes with --replay TOKEN"),
-        (
-            ["--replay", "x", "--export", "a.txt"],
-            "end it in .spec (isolationtester), .py (pytest) or .mmd",
-        ),
+        (["--replay", "x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
         (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),
     ],

@@ -119,15 +119,6 @@ def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
         assert [call.ids for call in run.history.of_kind("enqueue")] == [("1",), ("2",)]
 
 
-def test_without_a_lock_two_claims_get_one_job(lab_of: LabOf) -> None:
-    """Some interleaving of a claim that locks nothing hands the job out twice."""
-    lab = lab_of(queue())
-    assert any(
-        calls(run, "claim", "w1")[0].ids == calls(run, "claim", "w2")[0].ids == ("1",)
-        for _, run in every(lab, race())
-    )
-
-
 def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
     """A claim that waits for another's row is seen to, and goes on when the other has committed."""
     lab = lab_of(queue("FOR UPDATE"))

@@ -47,7 +47,7 @@ from queueproof.errors import QueueproofError, ServerError, ServerUnavailableErr
 from queueproof.postgres import Server
 from queueproof.wire import gate, protocol, upstream
 from queueproof.wire.channel import Channel
-from queueproof.wire.gate import COMMIT, Held, Wire
+from queueproof.wire.gate import COMMIT, Connection, Held, Wire
 from workshop import wire as cost
 
 
@@ -62,6 +62,18 @@ class TestEachClient(EachClient):
         return Kind(by_psycopg)
 
 
+def sent(bench: Bench, data: bytes) -> tuple[Raw, Connection]:
+    """A client that has sent something, and its connection, which is held."""
+    return Raw(bench).log_in(data), bench.held()
+
+
+def logged_in(bench: Bench) -> tuple[Raw, Connection]:
+    """A client that has sent nothing yet, and its connection."""
+    raw = Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    return raw, connection
+
+
 # --- what is shown ------------------------------------------------------------------------------
 
 
@@ -72,8 +84,7 @@ def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
         low.pgconn.send_query_params(b"SELECT $1::int", [b"\0\0\0\5"], param_formats=[1])
         low.results()
 
-    client = holding.start(libpq, holding.dsn, act)
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, act)
     assert connection.held == Held("execute", "SELECT $1::int", ("\\x00000005",))
     holding.go_through(client)
 
@@ -191,8 +202,7 @@ def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], step
 def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
     """What the server ignores after an error is no step; what follows the Sync is again."""
     sent = ["SELEC", "INSERT INTO jobs VALUES (1)", "INSERT INTO jobs VALUES (2)"]
-    client = holding.start(libpq, holding.dsn, pipeline(sent, syncs=[1]))
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent, syncs=[1]))
     holding.let(connection)
     assert connection.error is not None
     assert (connection.error[0], connection.tag) == ("42601", "")
@@ -222,8 +232,7 @@ def test_a_commit_that_fails(holding: Bench) -> None:
 def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
     """Cut after one Execute of a pipeline, the server has committed all of it."""
     sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
-    client = holding.start(libpq, holding.dsn, pipeline(sent))
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent))
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert holding.ids() == [1, 2, 3]
@@ -233,8 +242,7 @@ def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
 
 def test_cut_after_an_error(holding: Bench) -> None:
     """A statement that fails is finished with, and the client does not hear of it."""
-    client = holding.start(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert connection.error == ("22012", "division by zero")
@@ -250,9 +258,7 @@ def extended(sql: str, rows: int = 0) -> bytes:
 
 def test_cut_after_where_no_sync_comes(holding: Bench) -> None:
     """A client that asks for an answer before it commits is cut there, and rolled back."""
-    raw = Raw(holding).log_in()
-    raw.send(extended("INSERT INTO jobs VALUES (1)") + protocol.FLUSH)
-    connection = holding.held()
+    _, connection = sent(holding, extended("INSERT INTO jobs VALUES (1)") + protocol.FLUSH)
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert connection.tag == "INSERT 0 1"
@@ -276,9 +282,9 @@ def test_groups_without_an_execute_pass(holding: Bench) -> None:
 
 def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
     """An Execute that was given fewer rows than there are has a commit too."""
-    raw = Raw(holding).log_in()
-    raw.send(extended("SELECT generate_series(1, 3)", rows=2) + protocol.message("S"))
-    connection = holding.held()
+    raw, connection = sent(
+        holding, extended("SELECT generate_series(1, 3)", rows=2) + protocol.message("S")
+    )
     holding.let(connection)
     assert [m.kind for m in raw.until("s")] == ["1", "2", "D", "D", "s"]
     assert connection.held == COMMIT
@@ -287,9 +293,7 @@ def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
 def test_a_function_call_is_held(holding: Bench) -> None:
     """The protocol's function call is a step like a query."""
     (oid,) = holding.direct.execute("SELECT 'pg_backend_pid'::regproc::oid::int").fetchone() or ()
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
     assert connection.held == Held("query", f"function call {oid}")
     holding.let(connection)
     (answer,) = (message for message in raw.until("Z") if message.kind == "V")
@@ -298,9 +302,9 @@ def test_a_function_call_is_held(holding: Bench) -> None:
 
 def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
     """Messages that execute nothing pass before a simple query that follows them."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2"))
-    connection = holding.held()
+    raw, connection = sent(
+        holding, protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2")
+    )
     assert connection.held == Held("query", "SELECT 2")
     assert raw.until("1")
     holding.let(connection)
@@ -372,8 +376,7 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
 
 def test_cut_at_a_copy(holding: Bench) -> None:
     """A COPY that is to be cut off breaks where its data would begin."""
-    client = holding.start(copy_by_psycopg, holding.dsn)
-    connection = holding.held()
+    client, connection = holding.start_held(copy_by_psycopg, holding.dsn)
     connection.cut_after()
     holding.until(lambda: connection.closed)
     holding.is_cut(client)
@@ -399,8 +402,7 @@ def test_encryption_is_declined(bench: Bench) -> None:
 
 def test_state_of_a_connection(holding: Bench) -> None:
     """A connection is idle between statements only, and says what was answered last."""
-    raw = Raw(holding).log_in()
-    (connection,) = holding.wire.connections(OWNER)
+    raw, connection = logged_in(holding)
     assert (connection.number, connection.owner) == (1, OWNER)
     assert connection.idle
     sent = protocol.query("UPDATE jobs SET id = 1")
@@ -438,9 +440,7 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
 
 def test_a_client_that_dies_while_held(holding: Bench) -> None:
     """What a dead client had not got through the gate never reaches the server."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.close()
     holding.until(lambda: connection.closed)
     assert connection.held is None
@@ -450,16 +450,14 @@ def test_a_client_that_dies_while_held(holding: Bench) -> None:
 
 def test_a_client_that_leaves_at_once(bench: Bench) -> None:
     """What a client has sent before it went reaches the server, with nothing held."""
-    raw = Raw(bench).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
+    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
     raw.close()
     bench.until_server("SELECT count(*) = 1 FROM jobs")
 
 
 def test_a_backend_that_is_terminated(holding: Bench) -> None:
     """A client whose backend is ended is told so, and its connection is gone."""
-    client = holding.start(by_psycopg, holding.dsn, [INSERT])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
     holding.direct.execute("SELECT pg_terminate_backend(%s)", [connection.pid])
     holding.until(lambda: connection.closed)
     with pytest.raises(psycopg.errors.AdminShutdown):
@@ -482,8 +480,7 @@ def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
         dsn = make_conninfo(holding.dsn, max_protocol_version=version)
-        client = holding.start(libpq, dsn, act)
-        connection = holding.held()
+        client, connection = holding.start_held(libpq, dsn, act)
         connection.release()
         holding.until_server(BLOCKED, connection.pid)
         cancelling.set()
@@ -494,8 +491,7 @@ def test_a_disguised_cancellation(holding: Bench) -> None:
     """A statement that the harness cancelled can be told to the client as a deadlock."""
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
-        client = holding.start(by_psycopg, holding.dsn, [UPDATE])
-        connection = holding.held()
+        client, connection = holding.start_held(by_psycopg, holding.dsn, [UPDATE])
         connection.disguise = ("40P01", "deadlock detected")
         connection.release()
         holding.until_server(BLOCKED, connection.pid)
@@ -508,8 +504,7 @@ def test_a_disguised_cancellation(holding: Bench) -> None:
 
 def test_other_errors_are_not_disguised(holding: Bench) -> None:
     """Only a cancellation is disguised, and the disguise ends with its step."""
-    client = holding.start(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
     connection.disguise = ("40P01", "deadlock detected")
     holding.let(connection)
     assert connection.disguise is None
@@ -519,9 +514,7 @@ def test_other_errors_are_not_disguised(holding: Bench) -> None:
 
 def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
     """NOTIFY reaches a client that is held."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("LISTEN news"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("LISTEN news"))
     holding.let(connection)
     raw.until("Z")
     raw.send(protocol.query("SELECT 1"))
@@ -604,9 +597,7 @@ def test_a_setting_that_fails_is_told(bench: Bench) -> None:
 
 def test_run(holding: Bench) -> None:
     """A statement of the harness's own runs beside what is held, and its answer is swallowed."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("SHOW my.own"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("SHOW my.own"))
     connection.run("SET my.own = 'seen'")
     with pytest.raises(ServerError, match="22012: division by zero"):
         connection.run("SELECT 1 / 0")
@@ -618,8 +609,7 @@ def test_run(holding: Bench) -> None:
 
 def test_run_where_it_cannot(holding: Bench) -> None:
     """In the middle of a pipeline, and on a broken connection, nothing else can be run."""
-    client = holding.start(by_psycopg, holding.dsn, [INSERT])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
     holding.let(connection)
     assert connection.held == COMMIT
     with pytest.raises(QueueproofError, match="w1 is in the middle of something: SELECT 1"):
@@ -641,8 +631,7 @@ def test_run_on_a_backend_that_ends(bench: Bench) -> None:
 
 def test_run_waits_for_what_passes(bench: Bench) -> None:
     """With nothing held, a statement of the harness's own waits until the server is free."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    raw, connection = logged_in(bench)
     with psycopg.connect(bench.conninfo) as other:
         other.execute("LOCK jobs")
         raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
@@ -655,8 +644,7 @@ def test_run_waits_for_what_passes(bench: Bench) -> None:
 
 def test_holding_may_begin_and_end_at_any_time(bench: Bench) -> None:
     """Held from a moment on, the next statement stands; let go, it passes and so does the rest."""
-    raw = Raw(bench).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
+    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.until("Z")
     bench.wire.hold(OWNER, on=True)
     raw.send(protocol.query("INSERT INTO jobs VALUES (2)") + protocol.query("SELECT 1"))
@@ -671,8 +659,7 @@ def test_holding_may_begin_and_end_at_any_time(bench: Bench) -> None:
 
 def test_holding_in_the_middle_of_a_pipeline(bench: Bench) -> None:
     """Held between an Execute and its Sync, the Sync that commits it stands before the gate."""
-    raw = Raw(bench).log_in()
-    raw.send(extended("INSERT INTO jobs VALUES (1)"))
+    raw = Raw(bench).log_in(extended("INSERT INTO jobs VALUES (1)"))
     (connection,) = bench.wire.connections(OWNER)
     bench.until(lambda: connection.running)
     bench.wire.hold(OWNER, on=True)
@@ -886,8 +873,7 @@ FRAMES = st.one_of(
 def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None:  # noqa: FBT001
     """Whatever a client sends after login, only its own connection can suffer."""
     bench.wire.hold(OWNER, on=held)
-    raw = Raw(bench).log_in()
-    raw.send(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
+    raw = Raw(bench).log_in(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
 
     def let_through() -> bool:
         for connection in bench.wire.connections(OWNER):
@@ -907,8 +893,7 @@ def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None
 
 def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
     """A malformed message behind a held one is told to its client, not to who opens the gate."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("SELECT 1") + protocol.message("C"))
+    raw = Raw(holding).log_in(protocol.query("SELECT 1") + protocol.message("C"))
     holding.held()
     holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
@@ -939,8 +924,7 @@ def test_a_slow_reader_holds_the_server_back(bench: Bench) -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FBT001
     """A client that is gone, in the middle of a result or not, takes no other along."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    raw, connection = logged_in(bench)
     bench.wire.unwatch(raw._socket)
     if busy:
         raw.send(protocol.query(f"SELECT repeat('x', {BIG})"))
@@ -956,8 +940,7 @@ def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FB
 @pytest.mark.parametrize(("close", "left"), [(False, [2**20]), (True, [])])
 def test_what_a_client_has_left(bench: Bench, close: bool, left: list[int]) -> None:  # noqa: FBT001
     """What a slow server has not taken yet outlives its client, but not the gate."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    raw, connection = logged_in(bench)
     with frozen(connection.pid):
         raw.send(protocol.query(f"INSERT INTO jobs VALUES (length('{'x' * 2**20}'))"))
         raw.close()
@@ -1003,8 +986,7 @@ def test_a_large_statement_is_held_and_shown(holding: Bench) -> None:
         with psycopg.connect(holding.dsn, autocommit=True) as client:
             client.execute("SELECT length(%s::text)", ["x" * BIG])
 
-    client = holding.start(act)
-    connection = holding.held()
+    client, connection = holding.start_held(act)
     assert connection.held is not None
     assert connection.held.params == ("x" * BIG,)
     holding.go_through(client)
@@ -1019,8 +1001,7 @@ def test_messages_without_end(holding: Bench) -> None:
             while True:
                 client.sendall(protocol.message("H") * 2**16)
 
-    client = holding.start(act)
-    connection = holding.held()
+    client, connection = holding.start_held(act)
     holding.until(lambda: not connection._client._reading)
     assert len(connection._inbox) < 2**18
     holding.finish(holding.start(by_psycopg, holding.dsn, []))
@@ -1032,8 +1013,7 @@ def test_messages_without_end(holding: Bench) -> None:
 def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that never comes to its Execute is refused once it is too long."""
     monkeypatch.setattr(gate, "_GROUP", 2**16)
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
+    raw = Raw(holding).log_in(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 
