@@ -6,7 +6,7 @@ import signal
 
 from hypothesis import settings
 
-pytest_plugins = ["fix_server", "fix_labs", "fix_programs", "fix_wire", "fix_loads"]
+pytest_plugins = [f"tests.fix_{what}" for what in ("server", "labs", "programs", "wire", "loads")]
 
 # The same examples every time, so that a red run says something of its change; new ones by
 # `--hypothesis-profile=search`. How long an example takes on a busy machine says nothing.

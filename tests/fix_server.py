@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fix_places import STRATEGIES
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
+from tests.fix_places import STRATEGIES
 
 PEERS = STRATEGIES / "peers"
 

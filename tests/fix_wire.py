@@ -19,11 +19,11 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq.abc import PGresult
 
-from fix_programs import PATIENCE
 from queueproof import waits
 from queueproof.postgres import Server
 from queueproof.wire import gate, protocol
 from queueproof.wire.gate import COMMIT, Connection, Held, Wire
+from tests.fix_programs import PATIENCE
 
 OWNER = "w1"
 

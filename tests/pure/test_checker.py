@@ -1527,7 +1527,7 @@ histories = st.builds(
     st.sampled_from(("", *DEFECTS)),
     st.integers(1, 120),
 )
-plainly = settings(max_examples=60, deadline=None, database=None)
+plainly = settings(max_examples=40, deadline=None, database=None)
 
 
 @plainly
@@ -1724,7 +1724,7 @@ FACTS = (
 )
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(
     history=histories,
     facts=st.sampled_from(FACTS),
@@ -1782,7 +1782,7 @@ def test_the_memory_of_a_check_does_not_grow_with_the_history(file: Path) -> Non
     def growth(room: int | None) -> int:
         """Bytes that four times the events add; Python itself keeps some for later."""
         peaks = []
-        for events in (2_000, 8_000):
+        for events in (1_000, 4_000):
             history = simulate(events)
             write(file, history.calls, history.outcome)
             del history

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from fix_places import STRATEGIES
 from queueproof.cli import run
 from queueproof.errors import Exit
 from queueproof.explain import defects, explain
@@ -15,6 +14,7 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.data import from_data
 from queueproof.report.story import Story
+from tests.fix_places import STRATEGIES
 
 BARE = """\
 -- name: schema#

@@ -13,9 +13,9 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-from fix_places import ROOT
 from queueproof.guarantees.catalogue import CATALOGUE, FAMILIES
 from queueproof.queues.ids import IDS
+from tests.fix_places import ROOT
 
 PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours

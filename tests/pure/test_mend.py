@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from fix_places import BROKEN, REFERENCE
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.mend.blocks import WHOLE
@@ -22,6 +21,7 @@ from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement
+from tests.fix_places import BROKEN, REFERENCE
 
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",

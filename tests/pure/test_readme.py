@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from fix_places import ROOT
 from queueproof.cli import run
 from queueproof.cli.ends import exit_code_of
 from queueproof.errors import ClassError, Exit, FormatError, QueueError
@@ -14,6 +13,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerError
 from queueproof.search.tokens import decode_token
+from tests.fix_places import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fix_places import REFERENCE, STRATEGIES
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load
+from tests.fix_places import REFERENCE, STRATEGIES
 
 PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])
 REFERENCE = (REFERENCE).resolve()

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import SKIP_LOCKED, reference
 from queueproof.errors import QueueError, ServerError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -29,6 +27,8 @@ from queueproof.queues.model import (
 from queueproof.queues.offer import Offer
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, reference
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 

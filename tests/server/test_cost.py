@@ -14,23 +14,6 @@ import psycopg
 import pytest
 
 import workshop
-from fix_loads import (
-    BOTH,
-    BRIEF,
-    CLAIM,
-    COMPLETE,
-    PATIENCE,
-    RETRIED,
-    briefly,
-    every_second_call,
-    measured,
-    program,
-    queue,
-    registered,
-    scripted,
-    strategy,
-)
-from fix_places import STRATEGIES
 from queueproof.bench import chart, latency, render
 from queueproof.bench.bench import Group, measure, names_of, run
 from queueproof.bench.cell import Ground
@@ -54,6 +37,23 @@ from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerQueue
 from queueproof.report.page import to_page
+from tests.fix_loads import (
+    BOTH,
+    BRIEF,
+    CLAIM,
+    COMPLETE,
+    PATIENCE,
+    RETRIED,
+    briefly,
+    every_second_call,
+    measured,
+    program,
+    queue,
+    registered,
+    scripted,
+    strategy,
+)
+from tests.fix_places import STRATEGIES
 from workshop.__main__ import HOLD, main, peers, plan, strategies
 
 # What is sent

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import BROKEN, SKIP_LOCKED, reference
 from queueproof.probes.crowd import JOBS
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, SKIP_LOCKED, reference
 
 MOST = JOBS[0]
 

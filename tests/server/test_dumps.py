@@ -8,7 +8,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fix_labs import LabOf
 from queueproof.errors import QueueError
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
@@ -18,6 +17,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
+from tests.fix_labs import LabOf
 
 TEAM = r"""
 CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
-from fix_queues import queue_file
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.work import runner_under
@@ -57,6 +54,9 @@ from queueproof.schedule.programs import (
 from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
+from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester
 
 ONE = (JobSpec(),)

@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import STRATEGIES, text_of
-from fix_queues import FREE, queue_file
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
 from queueproof.queues.offer import Offer
@@ -20,9 +17,12 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions, Gate
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import STRATEGIES, text_of
+from tests.fix_queues import FREE, queue_file
 
 GATES: tuple[Gate | None, ...] = (None, "statement", "query")
-BUDGET = 50  # schedules of a program, as in the default profile
+BUDGET = 25  # schedules of a program: half as many as in the default profile
 ONE = (JobSpec(),)
 RACE = Program(ONE * 2, ((script("w1", claim(), complete()), script("w2", claim(), complete())),))
 

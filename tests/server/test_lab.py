@@ -11,7 +11,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fix_labs import LabOf
 from queueproof.errors import QueueError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Step
@@ -20,6 +19,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
 from queueproof.schedule.conditions import Conditions, Gate
+from tests.fix_labs import LabOf
 
 MOVED = 100_000.0  # seconds
 SLACK = 10_000.0  # seconds, far more than a test takes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fix_places import DOUBLE_CLAIM, REFERENCE
 from queueproof import Card, QueueproofError, check, load, replay
+from tests.fix_places import DOUBLE_CLAIM, REFERENCE
 
 
 def test_a_broken_queue_has_a_card_and_a_story_that_happens_again(dsn: str) -> None:

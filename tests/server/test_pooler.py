@@ -13,9 +13,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from fix_labs import LabOf
-from fix_programs import Begin, Eventually
-from fix_queues import COMPLETE, HOLDS, queue_file
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -51,6 +48,9 @@ from queueproof.schedule.programs import (
     until,
 )
 from queueproof.search.shrink import breaches
+from tests.fix_labs import LabOf
+from tests.fix_programs import Begin, Eventually
+from tests.fix_queues import COMPLETE, HOLDS, queue_file
 
 ONE = (JobSpec(),)
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
@@ -147,21 +147,37 @@ def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> N
     ]
 
 
+PREPARES = {"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}
+
+
 @pytest.mark.parametrize(
-    ("defect", "story"),
+    ("defect", "error"),
     [
         ({"before": "SET app.name = 'x'; ", "also": "AND current_setting('app.name') = 'x'"}, "42"),
         ({"before": "CREATE TEMP TABLE IF NOT EXISTS t (); SELECT count(*) FROM t;"}, "42P01"),
-        ({"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}, "26000"),
+        (PREPARES, "26000"),
     ],
     ids=["setting", "temporary table", "prepared statement"],
 )
-def test_what_lives_in_a_session_breaks(lab_of: LabOf, defect: dict[str, str], story: str) -> None:
-    """What a statement leaves in its session is not there in the next one; the story replays."""
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_lives_in_a_session_breaks(
+    lab_of: LabOf, defect: dict[str, str], error: str, policy: Pooled
+) -> None:
+    """What a statement leaves in its session is not there in the next one."""
     lab = lab_of(queue(**defect))
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    program = Program(ONE, in_turn(script("w1", claim())))
+    assert breaches(Runner(lab).run(program), declare(Offer(lab.queue, held=False))) == []
+    through = pooled(lab, policy).run(program)
+    (first, *_) = through.history.of_kind("claim")
+    assert first.error.startswith(error)
+
+
+def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
+    """It names the error and the connection, and happens again by its token."""
+    lab = lab_of(queue(**PREPARES))
+    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
-    assert f"ERROR {story}" in (judgement.story or "")
+    assert "ERROR 26000" in (judgement.story or "")
     assert "on connection 2" in (judgement.story or "")
     replayed = replay(lab, judgement.replay or "")
     assert replayed is not None
@@ -211,14 +227,14 @@ def _no_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_pgbouncer")
 def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> None:
     """Rule 25: it holds or breaks all the same, and the evidence says what was not there."""
-    card = check_queue(lab_of(queue()), select(ONLY), profile="quick")
+    card = check_queue(lab_of(queue()), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
     assert (judgement.verdict, card.exit_code) == ("holds", 0)
     itself = [what for what in judgement.evidence if "PgBouncer itself" in what]
     assert [judgement.evidence[what] for what in itself] == [0]
     assert "not installed: apt-get install pgbouncer" in judgement.reason
-    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    lab = lab_of(queue(**PREPARES))
+    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
     assert judgement.story is not None
     assert "A pooler in transaction mode stands between" in judgement.story
@@ -256,7 +272,7 @@ def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
 @pytest.mark.usefixtures("pgbouncer")
 def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     """The story names PgBouncer and its version, and happens again."""
-    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
+    lab = lab_of(queue(**PREPARES))
     seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 0)
     assert "(pgbouncer 1." in seen.broken
     again = PROBES["pooler-safe"].replay(lab, calibrate(lab), seen.data)

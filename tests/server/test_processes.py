@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fix_programs import Begin, Eventually, is_gone
+from tests.fix_programs import Begin, Eventually, is_gone
 
 SCRIPT = """
 import os, signal

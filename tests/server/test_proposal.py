@@ -8,8 +8,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fix_labs import LabOf
-from fix_places import REFERENCE
 from queueproof import cli
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
@@ -30,6 +28,8 @@ from queueproof.schedule.programs import (
     script,
 )
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import REFERENCE
 
 USUAL = """
 CREATE TABLE jobs (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fix_places import STRATEGIES
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, peers, read_remarks
+from tests.fix_places import STRATEGIES
 from workshop.conformance import (
     INDEX,
     Failure,

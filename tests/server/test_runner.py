@@ -8,9 +8,6 @@ from itertools import groupby
 import pytest
 from psycopg import errors
 
-from fix_labs import LabOf
-from fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
-from fix_queues import FREE, HOLDS, queue_file
 from queueproof.guarantees.programs import NEW, SAME
 from queueproof.history.calls import Call, CallKind
 from queueproof.run.drain import RETRIES
@@ -38,6 +35,9 @@ from queueproof.schedule.programs import (
     whole,
 )
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import FREE, HOLDS, queue_file
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fix_places import REFERENCE
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from scenarios import test_server_rules as rules
 from scenarios.stage import Stage, stage
+from tests.fix_places import REFERENCE
 
 REFERENCE = load(REFERENCE)
 LOCK = "SELECT id FROM jobs WHERE id = 1 FOR UPDATE"

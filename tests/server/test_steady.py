@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import SKIP_LOCKED, STRATEGIES
-from fix_queues import CLAIM_MANY, COMPLETE, queue_file
 from queueproof.probes.buffers import ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.serving import ServingIndex
@@ -15,8 +12,11 @@ from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
-MANY = 6_400  # jobs: a hundred times what the operations make
+MANY = 6_400  # jobs: a hundred times what the operations make; of half as many a scan is cheap
 CHURNED = 2_000  # jobs: of half as many an old snapshot costs an updated table next to nothing
 
 TABLE = """

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import SKIP_LOCKED, STRATEGIES
-from fix_queues import queue_file
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
@@ -24,6 +21,9 @@ from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 from queueproof.search.shrink import Failure, find
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import queue_file
 
 FURTHER = Card(
     "q.sql",
@@ -149,7 +149,7 @@ def test_a_pass_says_what_was_not_asked(
     text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):
         text = text.replace(old, new)
-    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="quick")
+    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="glance")
     for one in card.guarantees:
         assert (one.verdict, told[one.id] in one.reason) == ("holds", True), one.reason
 

@@ -10,13 +10,13 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from fix_places import DOUBLE_CLAIM, SKIP_LOCKED, reference
 from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
+from tests.fix_places import DOUBLE_CLAIM, SKIP_LOCKED, reference
 
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",

@@ -12,9 +12,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fix_labs import LabOf
-from fix_places import SKIP_LOCKED
-from fix_programs import PATIENCE, Begin, ends, frozen
 from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
 from queueproof.queues.model import Queue, Step
@@ -24,6 +21,9 @@ from queueproof.queues.worker import from_command
 from queueproof.run.session import LibpqSession, drive, execute
 from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import Conditions
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED
+from tests.fix_programs import PATIENCE, Begin, ends, frozen
 
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
@@ -227,7 +227,7 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
         frozen(session.pid),
         pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
     ):
-        session.send(Step(f"SELECT length('{'x' * 2**24}')"))
+        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
 # --- signals --------------------------------------------------------------------------------------

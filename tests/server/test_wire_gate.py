@@ -22,8 +22,14 @@ from hypothesis import strategies as st
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from fix_programs import PATIENCE, frozen
-from fix_wire import (
+from queueproof import waits
+from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
+from queueproof.postgres import Server
+from queueproof.wire import gate, protocol, upstream
+from queueproof.wire.channel import Channel
+from queueproof.wire.gate import COMMIT, Connection, Held, Wire
+from tests.fix_programs import PATIENCE, frozen
+from tests.fix_wire import (
     BLOCKED,
     INSERT,
     OWNER,
@@ -42,12 +48,6 @@ from fix_wire import (
     said,
     startup,
 )
-from queueproof import waits
-from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
-from queueproof.postgres import Server
-from queueproof.wire import gate, protocol, upstream
-from queueproof.wire.channel import Channel
-from queueproof.wire.gate import COMMIT, Connection, Held, Wire
 from workshop import wire as cost
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from fix_programs import Begin, Eventually, is_gone
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import watchdog
@@ -32,6 +31,7 @@ from queueproof.queues.worker import (
     WorkerQueue,
     as_uri,
 )
+from tests.fix_programs import Begin, Eventually, is_gone
 
 Spawn = Callable[..., WorkerProcess]
 DSN = "host=/tmp/socket dbname=q user=me"

@@ -8,18 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from fix_loads import (
-    BRIEF,
-    CLAIM,
-    PATIENCE,
-    RETRIED,
-    every_second_call,
-    measured,
-    queue,
-    registered,
-    scripted,
-    strategy,
-)
 from queueproof.bench import chart, endure, render
 from queueproof.bench.bench import keeping_whole_rounds, run
 from queueproof.bench.cell import Ground
@@ -32,6 +20,18 @@ from queueproof.bench.pool import Pool
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server
+from tests.fix_loads import (
+    BRIEF,
+    CLAIM,
+    PATIENCE,
+    RETRIED,
+    every_second_call,
+    measured,
+    queue,
+    registered,
+    scripted,
+    strategy,
+)
 from workshop.__main__ import HOLD
 
 SEVERAL = 2 * processors() + 1  # workers, of which some process has three

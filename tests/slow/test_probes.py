@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fix_labs import LabOf
-from fix_places import BROKEN, REFERENCE
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.testing import must_hold
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, REFERENCE
 
 
 def test_a_probe_tells_its_story_again(lab_of: LabOf) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fix_places import REFERENCE, SKIP_LOCKED
-from fix_programs import Begin, Eventually, ends, frozen
 from queueproof.postgres import Server
+from tests.fix_places import REFERENCE, SKIP_LOCKED
+from tests.fix_programs import Begin, Eventually, ends, frozen
 
 COMMAND = """
 from queueproof.cli import main, talk

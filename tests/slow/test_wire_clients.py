@@ -16,11 +16,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from fix_places import ROOT
-from fix_programs import PATIENCE
-from fix_server import PEERS
-from fix_wire import Bench, EachClient, Held, Kind, Script, by_pipeline, by_psycopg
 from queueproof.postgres.local import find_embedded
+from tests.fix_places import ROOT
+from tests.fix_programs import PATIENCE
+from tests.fix_server import PEERS
+from tests.fix_wire import Bench, EachClient, Held, Kind, Script, by_pipeline, by_psycopg
 
 
 def by_async_psycopg(dsn: str, script: Script) -> None:
