@@ -160,7 +160,8 @@ class Told:
 
     def completed(self, *jobs: str) -> History:
         """The history, with jobs that `jobs` reported as completed at its end."""
-        return self.finally_(**dict.fromkeys(jobs, "completed"))
+        self.history.final = dict.fromkeys(jobs, "completed")
+        return self.history
 
     def left(self, **states: State | None) -> History:
         """The history, with what `jobs` reported of those that are not gone."""

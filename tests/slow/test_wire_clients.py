@@ -17,10 +17,11 @@ import psycopg
 import pytest
 
 from queueproof.postgres.local import find_embedded
+from queueproof.wire.gate import Held
 from tests.fix_places import ROOT
 from tests.fix_programs import PATIENCE
 from tests.fix_server import PEERS
-from tests.fix_wire import Bench, EachClient, Held, Kind, Script, by_pipeline, by_psycopg
+from tests.fix_wire import Bench, EachClient, Kind, Script, by_pipeline, by_psycopg
 
 
 def by_async_psycopg(dsn: str, script: Script) -> None:
