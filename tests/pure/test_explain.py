@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.data import from_data
 from queueproof.report.story import Story
+from tests.fix_places import STRATEGIES
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 BARE = """\
 -- name: schema#
 CREATE TABLE jobs (id bigserial PRIMARY KEY);

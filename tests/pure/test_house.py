@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from queueproof.guarantees.catalogue import CATALOGUE, FAMILIES
 from queueproof.queues.ids import IDS
+from tests.fix_places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "harness" / "queueproof"
 TEMPLATES = PACKAGE / "queues" / "templates"  # what `queueproof init` writes: nothing of ours
 

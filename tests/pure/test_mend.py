@@ -21,8 +21,7 @@ from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement
-
-STRATEGIES = Path(__file__).parents[2] / "strategies"
+from tests.fix_places import BROKEN, REFERENCE
 
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",
@@ -58,7 +57,7 @@ FORMS = {
 
 def draft(name: str) -> Draft:
     """A broken queue."""
-    path = STRATEGIES / "broken" / f"{name}.sql"
+    path = BROKEN / f"{name}.sql"
     return Draft(path.read_text(encoding="utf-8"), path)
 
 
@@ -80,7 +79,7 @@ def test_the_safe_form_of_a_defect_is_offered(name: str) -> None:
 
 def test_a_recovery_without_a_lock_is_given_one() -> None:
     """The reaper of every blog post is one UPDATE, which waits for whoever has the row."""
-    path = STRATEGIES / "skip_locked.sql"
+    path = REFERENCE
     head, _, rest = path.read_text(encoding="utf-8").partition("-- name: recover(lease)\n")
     plain = (
         "UPDATE jobs\nSET status = 'queued', locked_at = NULL\n"
@@ -147,7 +146,7 @@ def test_only_an_sql_file_can_be_mended() -> None:
 
     with pytest.raises(QueueproofError, match="own:Own: --mend changes SQL, and this is no SQL"):
         source(Own())
-    path = STRATEGIES / "skip_locked.sql"
+    path = REFERENCE
     assert source(load(path)) == path.read_text(encoding="utf-8")
 
 
@@ -183,7 +182,7 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
     assert "(tries = tries + 1)" in own["retry-bound"]
     assert "tries >= max_attempts" in own["retry-bound"]
     assert "id FROM deliveries WHERE" in own["single-claim"]
-    assert in_own_names(CATALOGUE["fencing"].safe, load(STRATEGIES / "skip_locked.sql")) == (
+    assert in_own_names(CATALOGUE["fencing"].safe, load(REFERENCE)) == (
         CATALOGUE["fencing"].safe.replace("$1", ":id").replace("$2", ":attempt")
     )
     found = (Judgement("fencing", "broken", "r", "story"), Judgement("order", "holds", "r"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +13,8 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerError
 from queueproof.search.tokens import decode_token
+from tests.fix_places import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

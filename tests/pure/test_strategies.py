@@ -11,10 +11,10 @@ import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.sqlfile import load
+from tests.fix_places import REFERENCE, STRATEGIES
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])
-REFERENCE = (STRATEGIES / "skip_locked.sql").resolve()
+REFERENCE = (REFERENCE).resolve()
 BROKEN = sorted(STRATEGIES.glob("broken/*.sql"))
 MOST = 20  # lines that differ, of more than a hundred: a rewritten statement or two
 HEAD = re.compile(r"-- breaks: (?P<guarantee>[\w-]+)\n-- differs from: (?P<parent>\S+)\n-- \S")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,17 +24,22 @@ from queueproof.queues.model import (
     Step,
     Value,
 )
-from queueproof.run.lab import Lab
+from queueproof.queues.offer import Offer
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, reference
 
-LabOf = Callable[[str], Lab]
-REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
 
 class Calls(list[Call]):
     """Calls that follow each other, each answered before the next one is made."""
+
+    def __init__(self, *jobs: str) -> None:
+        super().__init__()
+        for job in jobs:
+            self.add("enqueue", job)
 
     def add(
         self,
@@ -73,13 +76,18 @@ class Calls(list[Call]):
         return f"{found.operation}: {found.because}" if found else ""
 
 
+def claimed_calls() -> tuple[Calls, Ref]:
+    """A job that was enqueued and claimed, and what names it."""
+    calls = Calls("7")
+    return calls, calls.add("claim", "7")
+
+
 # --- in histories -------------------------------------------------------------------------------
 
 
 def test_two_jobs_have_two_ids() -> None:
     """An id that is answered for two jobs, none of which was ever claimed, is enqueue's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("enqueue", "7")
     assert calls.told().startswith("enqueue: enqueue answered the id 7 for two jobs")
 
@@ -87,8 +95,7 @@ def test_two_jobs_have_two_ids() -> None:
 @pytest.mark.parametrize("between", ["claim", "recover", "cleanup"])
 def test_an_id_is_not_used_again(between: CallKind) -> None:
     """Once its job may have come to its end, another one's late operation would be about it."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(between, *(["7"] if between in {"claim", "recover"} else []))
     calls.add("enqueue", "7")
     assert calls.told().startswith("enqueue: enqueue answered the id 7 again, which another job")
@@ -99,8 +106,7 @@ def test_what_a_fault_has_taken_away_may_be_given_out_again(
     between: CallKind, answer: Answer
 ) -> None:
     """A sequence that was not written down goes back, and that is judged elsewhere."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(between, answer=answer)
     calls.add("enqueue", "7")
     assert not calls.told()
@@ -108,8 +114,7 @@ def test_what_a_fault_has_taken_away_may_be_given_out_again(
 
 def test_a_recovered_job_was_enqueued() -> None:
     """An id that recover answers and no enqueue did is recover's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("recover", "8")
     assert calls.told().startswith("recover: recover answered the id 8")
 
@@ -133,9 +138,7 @@ def test_a_job_may_be_recovered_before_its_enqueue_is_answered() -> None:
 
 def test_a_batch_is_accepted_of_what_was_given() -> None:
     """An accepted id that the batch did not name is complete_many's fault."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("complete_many", "9", refs=(claimed,))
     assert calls.told() == (
         "complete_many: complete_many answered the id 9, which it was not given"
@@ -144,8 +147,7 @@ def test_a_batch_is_accepted_of_what_was_given() -> None:
 
 def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
     """What is claimed after a quiet look was there, and the list lacked it."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("jobs", states={})
     assert not calls.told()  # it may be lost
     calls.add("claim", "7")
@@ -157,9 +159,7 @@ def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
 
 def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
     """What its holder completes after a quiet look was there."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("jobs", states={})
     calls.add("complete", refs=(claimed,))
     assert "left out job 7" in calls.told()
@@ -167,9 +167,7 @@ def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
 
 def test_a_lost_claim_proves_nothing() -> None:
     """After a lease may have run out, a completion is accepted of a job that is gone."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("jobs", states={})
     calls.add("advance")
     calls.add("complete", refs=(claimed,))
@@ -179,9 +177,7 @@ def test_a_lost_claim_proves_nothing() -> None:
 @pytest.mark.parametrize("by_worker", [True, False])
 def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> None:
     """A claim may bury a spent job; its worker lives on, and may say so."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add("advance")
     calls.add("claim")
     calls.add("jobs", states={"7": "failed"})
@@ -192,9 +188,7 @@ def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> N
 @pytest.mark.parametrize("kind", ["complete", "fail"])
 def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
     """A list need not hold what was completed or failed."""
-    calls = Calls()
-    calls.add("enqueue", "7")
-    claimed = calls.add("claim", "7")
+    calls, claimed = claimed_calls()
     calls.add(kind, refs=(claimed,))
     calls.add("jobs", states={})
     assert not calls.told()
@@ -203,8 +197,7 @@ def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
 @pytest.mark.parametrize("kind", ["claim", "terminate"])
 def test_only_a_quiet_look_counts(kind: CallKind) -> None:
     """While an operation is under way, or after a fault, a list may say anything."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add(kind, lasts=9)
     calls.add("jobs", states={})
     calls.add("claim", "7")
@@ -213,8 +206,7 @@ def test_only_a_quiet_look_counts(kind: CallKind) -> None:
 
 def test_what_nothing_has_ended_is_not_listed_as_ended() -> None:
     """A job that is claimed later was not completed."""
-    calls = Calls()
-    calls.add("enqueue", "7")
+    calls = Calls("7")
     calls.add("jobs", states={"7": "completed"})
     calls.add("claim", "7")
     assert "reported job 7 as completed, although nothing had ended it" in calls.told()
@@ -233,12 +225,6 @@ def test_a_job_with_attempts_left_is_not_listed_as_failed(bound: int | None, wro
 
 
 # --- in queues ----------------------------------------------------------------------------------
-
-
-def changed(old: str, new: str) -> str:
-    """The reference with other words."""
-    assert REFERENCE.count(old) == 1
-    return REFERENCE.replace(old, new)
 
 
 ENQUEUED = "RETURNING id;\n\n-- name: claim"
@@ -278,7 +264,7 @@ def test_a_wrong_answer_is_named_with_its_block(
     lab_of: LabOf, operation: str, message: str, old: str, new: str
 ) -> None:
     """Nothing is judged; the message says which operation, in which line, and what it answered."""
-    text = changed(old, new)
+    text = reference(old, new)
     line = text[: text.index(f"-- name: {operation}")].count("\n") + 1
     with pytest.raises(QueueError, match=rf"^queue\.sql:{line}: {operation} .*{message}"):
         calibrate(lab_of(text))
@@ -286,11 +272,9 @@ def test_a_wrong_answer_is_named_with_its_block(
 
 def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_of: LabOf) -> None:
     """What no undisturbed run shows is seen in the runs of the guarantees."""
-    lab = lab_of(
-        changed("RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status")
-    )
+    words = "RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status"
     with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
-        check_queue(lab, [CATALOGUE["stale-recovery"]], profile="glance")
+        check_queue(lab_of(reference(*words)), [CATALOGUE["stale-recovery"]], profile="glance")
 
 
 # --- of a Python class --------------------------------------------------------------------------
@@ -411,12 +395,12 @@ def test_an_operation_sees_the_error_of_its_statement() -> None:
 def test_parameters_are_checked(lab_of: LabOf, params: dict[str, Any], message: str) -> None:
     """A statement's parameters are all given, and are values."""
     with pytest.raises(QueueError, match=message):
-        lab_of(REFERENCE).session("w1").send(Step("SELECT :id", params))
+        lab_of(SKIP_LOCKED).session("w1").send(Step("SELECT :id", params))
 
 
 def test_a_clock_moves_by_less_than_a_microsecond(lab_of: LabOf) -> None:
     """However short a lease is, the clock takes it."""
-    lab = lab_of(REFERENCE)
+    lab = lab_of(SKIP_LOCKED)
     lab.advance(0.0000006)
     assert lab.execute("SELECT count(*) FROM clock.moves") == [(1,)]
 
@@ -433,7 +417,9 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
     lab_of: LabOf, rows: str
 ) -> None:
     """Each row would be a job to complete; one message says what a claim answers."""
-    text = REFERENCE.replace("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1)
+    text = SKIP_LOCKED.replace(
+        "-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1
+    )
     with pytest.raises(
         QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
     ):
@@ -443,7 +429,7 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
 def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf) -> None:
     """It beats from its start on, and the natural heartbeat finds no row then."""
     named = "-- name: heartbeat(id, worker, attempt)!"
-    head, _, tail = REFERENCE.partition(named)
+    head, _, tail = SKIP_LOCKED.partition(named)
     beat, _, tail = tail.partition("-- name: recover")
     beat = beat.replace("WHERE id = :id\n  AND status", "WHERE status").replace(
         "\n  AND attempts = :attempt", ""
@@ -461,8 +447,8 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
 
 def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: LabOf) -> None:
     """What it was given stands in the message; declared, the backoff would be broken."""
-    by_hand = REFERENCE.replace("left(:error, 2000)", "('[\"' || :error || '\"]')::jsonb")
-    assert by_hand != REFERENCE
+    by_hand = SKIP_LOCKED.replace("left(:error, 2000)", "('[\"' || :error || '\"]')::jsonb")
+    assert by_hand != SKIP_LOCKED
     calibrate(lab_of(by_hand))
     undeclared = by_hand.replace('-- backoff = "5 seconds"\n-- jitter = 0.1\n', "")
     with pytest.raises(QueueError, match="22P02") as refused:
@@ -472,7 +458,7 @@ def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: 
 
 def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> None:
     """Where the queue lists no jobs too: it comes back when it is due, and then it is seen."""
-    head, _, tail = REFERENCE.partition("-- name: complete(")
+    head, _, tail = SKIP_LOCKED.partition("-- name: complete(")
     done, _, tail = tail.partition("-- name: complete_many(")
     failed, _, _ = tail.partition("-- name: fail(")[2].partition("-- name:")
     ends = f"-- name: complete({done}-- name: fail({failed}"
@@ -481,5 +467,5 @@ def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> N
     lab = lab_of(head + unasked)
     program = Program((JobSpec(),), in_turn(script("w1", claim(), complete(), fail())))
     run = Runner(lab).run(program)
-    found = check(run.history, declare(calibrate(lab))).violations
+    found = check(run.history, declare(Offer(lab.queue, held=False))).violations
     assert "final-state" in {one.guarantee for one in found}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +14,12 @@ import psycopg
 import pytest
 
 import workshop
-from queueproof import queues
-from queueproof.bench import chart, endure, latency, render
-from queueproof.bench.bench import Group, keeping_whole_rounds, measure, names_of, run
+from queueproof.bench import chart, latency, render
+from queueproof.bench.bench import Group, measure, names_of, run
 from queueproof.bench.cell import Ground
-from queueproof.bench.compare import Budget, compare, unfit
+from queueproof.bench.compare import compare, unfit
 from queueproof.bench.counters import COUNTED, LEAST_JOBS, LOCKING, WARM
-from queueproof.bench.endure import PHASES
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.gate import Condition
 from queueproof.bench.load import (
     NotApplicableError,
     compile_queue,
@@ -36,105 +32,29 @@ from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool, WorkerLostError
 from queueproof.bench.session import LoadSession, array_literal
 from queueproof.errors import Exit, QueueError
-from queueproof.machine import processors
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from queueproof.queues.sqlfile import load
 from queueproof.queues.worker import WorkerQueue
 from queueproof.report.page import to_page
-from workshop.__main__ import HOLD, main, peers, plan, strategies
-
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-PATIENCE = 60.0  # seconds; where a load ends that should long have ended by itself
-SEVERAL = 2 * processors() + 1  # workers, of which some process has three
-BRIEF = 0.1  # seconds, for a load that never ends by itself
-
-SCHEMA = """\
--- name: schema#
-CREATE TABLE jobs (id bigserial, state text NOT NULL DEFAULT 'queued', note text);
-CREATE SEQUENCE calls;
-"""
-ENQUEUE = """\
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-"""
-CLAIM = """\
--- name: claim(limit)
-UPDATE jobs SET state = 'running'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING id;
-"""
-COMPLETE = """\
--- name: complete(id)!
-UPDATE jobs SET state = 'completed' WHERE id = :id;
-"""
-BOTH = """\
--- name: complete_and_claim(ids, limit)
-WITH done AS (UPDATE jobs SET state = 'completed' WHERE id = ANY (:ids) RETURNING id),
-taken AS (
-  UPDATE jobs SET state = 'running'
-  WHERE id = ANY (ARRAY(
-    SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-  ))
-  RETURNING id
+from tests.fix_loads import (
+    BOTH,
+    BRIEF,
+    CLAIM,
+    COMPLETE,
+    PATIENCE,
+    RETRIED,
+    briefly,
+    every_second_call,
+    measured,
+    program,
+    queue,
+    registered,
+    scripted,
+    strategy,
 )
-SELECT id, true AS completed FROM done UNION ALL SELECT id, false FROM taken;
-"""
-RETRIED = '-- /// queue\n-- retry_on = ["55P03"]\n-- ///\n'
-JOBS = """\
--- name: jobs
-SELECT id, state FROM jobs;
-"""
-
-
-def queue(
-    *, header: str = "", enqueue: str = ENQUEUE, claim: str = CLAIM, complete: str = COMPLETE
-) -> SqlFileQueue:
-    """A small queue, with one of its parts replaced."""
-    return load_text(f"{header}\n{SCHEMA}\n{enqueue}\n{claim}\n{complete}\n{JOBS}", "q.sql")
-
-
-def strategy(name: str) -> SqlFileQueue:
-    """One of the strategies."""
-    return load(STRATEGIES / f"{name}.sql")
-
-
-@pytest.fixture(scope="module")
-def ground(server: Server) -> Iterator[Ground]:
-    """A database with three worker processes."""
-    with Ground(server, 3) as ground:
-        yield ground
-
-
-def measured(
-    ground: Ground,
-    queue: SqlFileQueue | WorkerQueue,
-    shape: Shape = Shape(1, 3),  # noqa: B008 - a tuple
-    jobs: int = 60,
-    seconds: float = PATIENCE,
-) -> Measured:
-    """Put a queue under load."""
-    prepared = ground.prepare(queue, shape, jobs)
-    prepared.run(seconds)
-    return prepared.verdict()
-
-
-def briefly(
-    ground: Ground,
-    queue: SqlFileQueue | WorkerQueue,
-    shape: Shape,
-    jobs: int = 60,
-    enough: Callable[[Measured], int] = lambda found: found.completed,
-) -> Measured:
-    """Put a queue under a load that does not end by itself; longer if nothing came of it."""
-    for seconds in (BRIEF, 10 * BRIEF, PATIENCE):
-        found = measured(ground, queue, shape, jobs, seconds)
-        if enough(found):
-            break
-    return found
-
+from tests.fix_places import STRATEGIES
+from workshop.__main__ import HOLD, main, peers, plan, strategies
 
 # What is sent
 
@@ -212,7 +132,7 @@ def test_a_claim_without_a_limit_takes_one_job() -> None:
 )
 def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
     """A block ends inside a transaction if it begins one and does not end it."""
-    claim = queue(claim=f"-- name: claim\n{block}\n").blocks["claim"]
+    claim = queue(claim=f"\n{block}").blocks["claim"]
     assert is_open == ends_open(claim)
 
 
@@ -297,7 +217,7 @@ def test_one_statement_completes_a_batch_and_claims_the_next(ground: Ground, bat
 
 def test_a_batch_in_hand_is_completed_when_the_time_is_up(ground: Ground) -> None:
     """What the last `complete_and_claim` has claimed ends by `complete`, job by job."""
-    found = briefly(ground, queue(complete=COMPLETE + BOTH), Shape(7, 1), 5000)
+    found = briefly(ground, queue(complete_and_claim=BOTH), Shape(7, 1), 5000)
     assert not found.drained
     assert found.exactly_once
     assert 0 < found.completed == found.claimed < found.jobs
@@ -305,12 +225,12 @@ def test_a_batch_in_hand_is_completed_when_the_time_is_up(ground: Ground) -> Non
 
 def test_a_batch_that_is_handed_on_again_is_kept_and_counted(ground: Ground) -> None:
     """After a deadlock the same batch is completed; one that is not accepted is told."""
-    failing = COMPLETE + every_second_call("40P01", BOTH)
-    found = measured(ground, queue(complete=failing), Shape(7, 1))
+    failing = every_second_call("40P01", BOTH)
+    found = measured(ground, queue(complete_and_claim=failing), Shape(7, 1))
     assert found.drained
     assert found.exactly_once
     assert found.retries == found.deadlocks > 0
-    deaf = queue(complete=COMPLETE + BOTH.replace("ANY (:ids)", "ANY (:ids) AND id > 7"))
+    deaf = queue(complete_and_claim=BOTH.replace("ANY (:ids)", "ANY (:ids) AND id > 7"))
     found = briefly(ground, deaf, Shape(7, 1), enough=lambda found: found.completed >= 53)
     assert (found.rejected, found.unfinished, found.completed) == (7, 7, 53)
 
@@ -318,7 +238,7 @@ def test_a_batch_that_is_handed_on_again_is_kept_and_counted(ground: Ground) -> 
 def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> None:
     """The jobs are put in through the queue's own `enqueue`, whatever it consists of."""
     two = queue(
-        enqueue="-- name: enqueue\nINSERT INTO jobs DEFAULT VALUES RETURNING id;\n"
+        enqueue="INSERT INTO jobs DEFAULT VALUES RETURNING id;\n"
         "UPDATE jobs SET note = 'in' WHERE id = ANY (:ids) RETURNING id;\n"
     )
     found = measured(ground, two, jobs=5)
@@ -328,7 +248,10 @@ def test_an_enqueue_of_two_statements_is_run_step_by_step(ground: Ground) -> Non
 
 def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
     """A claim that takes what is completed already is no throughput, and is told."""
-    again = queue(claim="-- name: claim\nSELECT min(id) AS id FROM jobs;\n")
+    again = queue(
+        claim="SELECT min(id) AS id FROM jobs;",
+        complete=COMPLETE.replace(" AND status = 'running'", ""),
+    )
     found = briefly(ground, again, Shape(1, 1), enough=lambda found: found.double_claims)
     assert not found.exactly_once
     assert found.completed == 1
@@ -337,8 +260,8 @@ def test_a_job_that_is_handed_out_twice_is_counted(ground: Ground) -> None:
 
 def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) -> None:
     """The table has the last word: what was accepted is not completed by that."""
-    half = "SET state = CASE WHEN id % 2 = 0 THEN 'completed' ELSE state END"
-    lying = queue(complete=COMPLETE.replace("SET state = 'completed'", half))
+    half = "SET status = CASE WHEN id % 2 = 0 THEN 'completed' ELSE status END"
+    lying = queue(complete=COMPLETE.replace("SET status = 'completed'", half))
     found = measured(ground, lying, Shape(1, 1), 10)
     assert not found.exactly_once
     assert (found.completed, found.unfinished, found.rejected) == (5, 5, 0)
@@ -359,20 +282,6 @@ def test_deadlocks_are_retried_and_counted(ground: Ground) -> None:
     found = measured(ground, queue(claim=every_second_call("40P01")))
     assert found.drained
     assert found.retries == found.deadlocks > 0
-
-
-def every_second_call(sqlstate: str, block: str = CLAIM) -> str:
-    """A block that raises an error at every second call; sequences survive a rollback."""
-    name, _, text = block.partition("\n")
-    return f"""\
-{name}
-BEGIN;
-DO $$ BEGIN
-  IF nextval('calls') % 2 = 1 THEN RAISE SQLSTATE '{sqlstate}'; END IF;
-END $$;
-{text.strip()}
-COMMIT;
-"""
 
 
 def test_what_one_worker_costs_is_the_same_each_time(ground: Ground) -> None:
@@ -409,11 +318,11 @@ def test_rows_that_a_claim_locks_are_counted(ground: Ground) -> None:
 
 def test_a_load_is_counted(ground: Ground) -> None:
     """All round trips and rows of the workers, and the time of their processes and backends."""
-    found = measured(ground, queue(), Shape(10, 3), 3000)
-    assert found.rows_changed == 2 * 3000
-    assert found.round_trips == 3000 + 300 + found.empty
-    assert found.buffers > 3000
-    assert found.wal_bytes > 3000
+    found = measured(ground, queue(), Shape(10, 3), 600)
+    assert found.rows_changed == 2 * 600
+    assert found.round_trips == 600 + 60 + found.empty
+    assert found.buffers > 600
+    assert found.wal_bytes > 600
     assert found.worker_cpu > 0
     assert found.server_cpu
     assert sum(found.waits.values()) == pytest.approx(1)
@@ -424,73 +333,6 @@ def paced(ground: Ground) -> Iterator[Ground]:
     """The ground, whose pace a test may set."""
     yield ground
     ground.pace = Pace()
-
-
-@pytest.fixture(scope="module")
-def endured() -> BenchReport:
-    """The reference, and a queue that deletes nothing, a tenth of a second a phase."""
-    paths = ["skip_locked.sql", "sound/append_only.sql"]
-    found = [load(STRATEGIES / path) for path in paths]
-    return run(found, [1], [1], endure=0.1, pace=Pace(backlog=300))
-
-
-def test_an_old_snapshot_makes_claims_dearer_where_rows_are_updated(endured: BenchReport) -> None:
-    """Buffers grow with the claims since then; a queue that only inserts stays as it is."""
-    status, appended = endured.entries
-    clean, held, after = ([p for p in status.endured if p.phase == name] for name in PHASES)
-    assert endure.POINTS == len(clean) == len(held) == len(after)
-    assert endure.slope(held, lambda p: p.buffers) > 10
-    assert held[-1].buffers > 1.5 * clean[0].buffers
-    assert after[-1].buffers < held[-1].buffers
-    assert max(p.buffers for p in appended.endured) < 1.5 * appended.endured[0].buffers + 32
-    assert not any(p.dead for p in appended.endured)
-
-
-def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
-    """Its points are in the file; the table and the chart are made of them."""
-    again = BenchReport.from_json(endured.to_json())
-    assert endured.entries == again.entries
-    text = render.markdown(again)
-    assert "Three phases of 0.1 s" in text
-    assert "0 round" not in text
-    assert text.count("| old snapshot |") == 2
-    panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
-    assert panels == [3]
-
-
-def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
-    """The second phase was half done: the first is kept, told, drawn, and gates what it can."""
-    status, appended = endured.entries
-    found = BenchReport(
-        dict(endured.method),
-        [
-            replace(status, endured=status.endured[: endure.POINTS + 2], counted={}),
-            replace(appended, endured=[], counted={}),
-        ],
-    )
-    kept: list[BenchReport] = []
-    with pytest.raises(KeyboardInterrupt), keeping_whole_rounds(found, kept.append):
-        raise KeyboardInterrupt
-    (whole,) = kept
-    assert [len(entry.endured) for entry in whole.entries] == [endure.POINTS, 0]
-    assert [list(entry.counted) for entry in whole.entries] == [["buffers_slope_clean"], []]
-    assert "only whole phases count" in render.markdown(BenchReport.from_json(whole.to_json()))
-    assert [len(c.panels) for c in chart.charts(whole) if c.title.startswith("Endurance")] == [3]
-
-
-def test_a_build_fails_on_what_an_old_snapshot_costs(endured: BenchReport) -> None:
-    """The slope of buffers under it is a counter; without endurance there is none.
-
-    The one counts a hundred and more per 1,000 claims, the other, whose trees grow, up to ten.
-    """
-    status, appended = endured.entries
-    condition = Condition.of("buffers_slope_old_snapshot > 40")
-    (told,) = condition.judge(endured.entries)
-    assert told.startswith("skip_locked, batch 1: buffers_slope_old_snapshot is ")
-    assert not condition.judge([appended])
-    assert Condition.of("buffers_recovered < 999").judge([status])
-    with pytest.raises(BenchError, match="was counted for no queue; it takes --endure"):
-        condition.judge([replace(status, counted={"buffers_per_claim": 9.0})])
 
 
 def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
@@ -523,25 +365,6 @@ def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
     sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM queue.jobs").fetchone()
     assert sizes
     assert 5000 <= sizes[0] < 5100
-
-
-def test_an_open_loop_is_reported(server: Server) -> None:
-    """Percentiles of all rounds, the greatest, what was late and what was skipped."""
-    pytest.importorskip("hdrh")
-    found = run(
-        [queue()],
-        [1],
-        [2],
-        rounds=2,
-        seconds=0.2,
-        pace=Pace(rate=50, backlog=10),
-        postgres=str(server._admin),
-    )
-    text = render.markdown(found)
-    order = ["50 jobs/s in all", "10 further jobs", "## Latency under a given rate", "p99.9, ms"]
-    assert order == sorted(order, key=text.index)
-    assert "## Claim latency" not in text
-    assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
 @pytest.mark.parametrize(
@@ -577,21 +400,9 @@ def test_what_pgbench_cannot_run_has_no_yardstick(ground: Ground) -> None:
 
 def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
     """Its own first error, not a rate of what was left."""
-    failing = queue(claim="-- name: claim\nSELECT id FROM jobs WHERE 1 / (id - id) = 1;\n")
+    failing = queue(claim="SELECT id FROM jobs WHERE 1 / (id - id) = 1;")
     with pytest.raises(QueueError, match=r"pgbench could not run it: .*division by zero"):
         ground.yardstick(failing, Shape(1, 1), 10)
-
-
-def test_the_harness_stands_beside_pgbench_in_the_report(server: Server) -> None:
-    """One figure for each round, kept in the file."""
-    found = run(
-        [queue()], [1], [1], rounds=2, seconds=0.05, yardstick=True, postgres=str(server._admin)
-    )
-    assert len(found.entries[0].yardstick) == 2
-    text = render.markdown(found)
-    assert "harness ÷ pgbench" in text
-    assert "`complete_and_claim`" not in text  # pgbench cannot, so nobody does
-    assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
 # How it ends
@@ -608,7 +419,7 @@ def test_a_load_ends_when_its_time_is_up(ground: Ground) -> None:
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
     own = queue(
-        header='-- /// queue\n-- [states]\n-- done = "completed"\n-- ///\n',
+        header='[states]\ndone = "completed"',
         complete=COMPLETE.replace("completed", "done"),
     )
     found = measured(ground, own)
@@ -618,7 +429,7 @@ def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> Non
 
 def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
     """Rejected completions are an error with the counts, not a figure and not a hang."""
-    refusing = queue(complete=COMPLETE.replace("= :id", "= :id AND state = 'queued'"))
+    refusing = queue(complete=COMPLETE.replace("running", "queued"))
     told = r"no job was completed: (\d+) were claimed, (\d+) completions rejected, \d+ claims empty"
     with pytest.raises(QueueError, match=told) as refused:
         measured(ground, refusing, seconds=BRIEF)
@@ -630,7 +441,7 @@ def test_a_queue_that_completes_nothing_says_so(ground: Ground) -> None:
 def test_sql_that_the_server_rejects_is_shown_with_its_line(ground: Ground) -> None:
     """The line is that of the wrong word."""
     wrong = queue(claim=CLAIM.replace("FROM jobs", "FROM job"))
-    line = wrong.blocks["claim"].line + 3
+    line = wrong.blocks["claim"].line + 2
     with pytest.raises(QueueError, match=rf'^q\.sql:{line}: .*relation "job" does not exist'):
         ground.prepare(wrong, Shape(1, 1), 1)
 
@@ -657,54 +468,6 @@ def test_what_is_not_applicable_is_not_prepared(ground: Ground) -> None:
         ground.prepare(strategy("hold_open"), Shape(10, 1), 1)
 
 
-@pytest.fixture(scope="module")
-def crowd(server: Server) -> Iterator[Ground]:
-    """More workers than processors, so that each process has several."""
-    with Ground(server, SEVERAL) as ground:
-        yield ground
-
-
-def test_a_process_drives_several_workers(crowd: Ground) -> None:
-    """There are as many processes as processors, and each of all workers claims and completes."""
-    assert isinstance(crowd._pool, Pool)
-    assert len(crowd._pool._processes) == processors()
-    for one in (queue(), strategy("lease_table"), strategy("hold_open")):
-        prepared = crowd.prepare(one, Shape(1, SEVERAL, HOLD), 40 * SEVERAL)
-        prepared.run(PATIENCE)
-        found = prepared.verdict()
-        assert found.drained
-        assert found.exactly_once
-        assert len(prepared._tallies) == SEVERAL
-        assert all(tally.accepted for tally in prepared._tallies)
-        assert found.p50 >= HOLD or "hold_open" in one.name
-
-
-def test_one_of_several_workers_fails_and_the_next_load_runs(crowd: Ground) -> None:
-    """A retried error of one is not another's; a lost connection is told, with its statement."""
-    failing = queue(header=RETRIED, claim=every_second_call("55P03"))
-    found = measured(crowd, failing, Shape(1, SEVERAL), 200)
-    assert found.drained
-    assert found.exactly_once
-    assert found.retries > 0
-    ends = CLAIM.replace("ORDER BY id", "AND pg_terminate_backend(pg_backend_pid()) ORDER BY id")
-    assert ends != CLAIM
-    lost = queue(claim=ends)
-    with pytest.raises(QueueError, match=r"terminating connection|closed the connection"):
-        measured(crowd, lost, Shape(1, SEVERAL))
-    assert measured(crowd, queue(), Shape(1, SEVERAL)).exactly_once
-
-
-def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
-    """In an open loop each waits for its own time, and what is due is done."""
-    crowd.pace = Pace(rate=200.0)
-    try:
-        found = measured(crowd, queue(), Shape(1, SEVERAL), 400, 1.0)
-    finally:
-        crowd.pace = Pace()
-    assert found.exactly_once
-    assert 0 < found.completed < found.jobs
-
-
 def test_a_worker_that_dies_is_told(server: Server) -> None:
     """The end of a process is an error at once, not a wait."""
     with Ground(server, 1) as ground:
@@ -727,11 +490,10 @@ def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> 
 
 def test_a_queue_without_complete_is_refused() -> None:
     """The message names the block that is missing."""
-    parts = f"{SCHEMA}\n{ENQUEUE}\n{CLAIM}\n{COMPLETE.replace('complete(', 'fail(')}"
     with pytest.raises(
         QueueError, match=r"q\.sql: .* has no block complete; write `-- name: complete"
     ):
-        refuse(load_text(parts, "q.sql"))
+        refuse(queue(complete="", fail=COMPLETE))
 
 
 def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
@@ -745,45 +507,22 @@ def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     assert ground.yardstick(limit, Shape(1, 1), 10) is None
 
 
-REGISTERED = """\
--- name: schema#
-CREATE TABLE jobs (id bigserial, state text NOT NULL DEFAULT 'new', note text);
-CREATE TABLE workers (name text PRIMARY KEY, pid int NOT NULL);
-
--- name: start(worker)!
-INSERT INTO workers VALUES (:worker, pg_backend_pid());
-
--- name: promote
-UPDATE jobs SET state = 'queued' WHERE id IN (SELECT id FROM jobs WHERE state = 'new' LIMIT 7);
-
--- name: claim(worker, limit)
-UPDATE jobs SET state = 'running'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-AND EXISTS (SELECT FROM workers WHERE name = :worker AND pid = pg_backend_pid())
-RETURNING id;
-"""
-
-
 def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
     """Nobody claims who has not started, and nothing that no promoter has made ready."""
-    registered = load_text(f"{REGISTERED}\n{ENQUEUE}\n{COMPLETE}\n{JOBS}", "q.sql")
-    found = measured(ground, registered)
+    found = measured(ground, registered())
     assert found.drained
     assert found.exactly_once
     assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote
-    assert ground.count(registered, 1)["round_trips_per_job"] == 2
-    assert ground.yardstick(registered, Shape(1, 1), 10) is None
-    (entry,) = run([registered], [1], [1], endure=BRIEF, pace=Pace(backlog=30)).entries
-    assert len(entry.endured) == len(PHASES) * endure.POINTS
+    assert ground.count(registered(), 1)["round_trips_per_job"] == 2
+    assert ground.yardstick(registered(), Shape(1, 1), 10) is None
 
 
 def test_a_start_that_never_succeeds_is_told(ground: Ground) -> None:
     """What the server rejects is an error, with its place."""
-    twice = REGISTERED.replace("VALUES (:worker", "VALUES (left(:worker, 1)")
-    with pytest.raises(QueueError, match=r"q\.sql:6: duplicate key value"):
-        measured(ground, load_text(f"{twice}\n{ENQUEUE}\n{COMPLETE}\n{JOBS}", "q.sql"))
+    twice = registered("left(:worker, 1)")
+    line = twice.blocks["start"].line + 1
+    with pytest.raises(QueueError, match=rf"q\.sql:{line}: duplicate key value"):
+        measured(ground, twice)
 
 
 def test_a_queue_that_is_no_file_is_refused() -> None:
@@ -802,36 +541,6 @@ def test_queues_have_short_names() -> None:
 
 
 # Worker programs
-
-TEMPLATE = Path(queues.__file__).parent / "templates" / "worker.py"
-SCRIPTED = """
-import json, os, sys
-calls = 0
-for line in sys.stdin:
-    asked = json.loads(line)
-    calls += 1
-    answer = {}
-    if asked["op"] == "init":
-        answer = {"operations": ["enqueue", "claim", %s]}
-    elif asked["op"] == "enqueue":
-        answer = {"ids": [f"{os.getpid()}-{calls}-{n}" for n in range(len(asked["jobs"]))]}
-    elif asked["op"] == "claim":
-        answer = {"jobs": [{"id": str(calls)}]}
-        %s
-    elif asked["op"] == "complete":
-        answer = {"accepted": True}
-    print(json.dumps(answer), flush=True)
-"""
-
-
-def program() -> WorkerQueue:
-    """The worker program that `queueproof init` writes."""
-    return WorkerQueue("exec: it", [sys.executable, str(TEMPLATE)])
-
-
-def scripted(claim: str = "pass", operations: str = '"complete"') -> WorkerQueue:
-    """A worker without tables, whose claims are as told."""
-    return WorkerQueue("exec: it", [sys.executable, "-c", SCRIPTED % (operations, claim)])
 
 
 @pytest.mark.parametrize("batch", [1, 7])
@@ -901,26 +610,6 @@ def test_a_worker_program_has_a_closed_loop_only(pace: Pace) -> None:
         run([program()], pace=pace)
     with pytest.raises(BenchError, match="worker programs are measured in a closed loop"):
         compare([program(), program()], Shape(1, 1), pace=pace)
-
-
-def test_a_worker_program_stands_beside_a_queue_file(server: Server) -> None:
-    """In the same rounds, with what asking it costs where it can say; a hold it has not."""
-    report = run(
-        [strategy("skip_locked"), scripted(operations='"complete", "clock"')],
-        (10,),
-        (2,),
-        holds=(0.0, HOLD),
-        rounds=1,
-        seconds=0.2,
-        yardstick=True,
-        postgres=str(server._admin),
-    )
-    text = render.markdown(report)
-    assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
-    assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2
-    assert "Through their own worker programs" in text
-    assert "there is none to hold" in text
-    assert BenchReport.from_json(report.to_json()).entries[1].runs[0].message > 0
 
 
 @pytest.mark.parametrize(
@@ -1172,58 +861,6 @@ def test_the_plan_has_every_strategy_and_load() -> None:
     assert stems[Shape(1, 16)][:3] == ["skip_locked", "for_update", "nowait"]
 
 
-def test_a_small_run_from_queue_to_report() -> None:
-    """Two queues, one of which fails under load: the other's figures stand, the reason is told."""
-    told: list[str] = []
-    failing = load_text(
-        "\n".join([SCHEMA, ENQUEUE, every_second_call("22012"), COMPLETE, JOBS]), "failing.sql"
-    )
-    found = run(
-        [queue(), failing],
-        [1],
-        [2],
-        rounds=2,
-        seconds=0.05,
-        progress=lambda what, _: told.append(what),
-    )
-    first, second = found.entries
-    assert (first.queue, len(first.runs)) == ("q", 2)
-    assert (second.queue, second.runs, second.failed) == ("failing", [], True)
-    assert "22012" in second.reason
-    assert "| failing | failed |" in render.markdown(found)
-    assert "round 2/2: q, batch 1, workers 2" in told
-    assert found.method["settings"]["fsync"] == "on"
-    assert len(json.loads(found.to_json())["benchmarks"][0]["extra_info"]["runs"]) == 2
-
-
-def test_only_failures_are_an_error() -> None:
-    """A single queue that fails is an error with its reason, not an empty report."""
-    with pytest.raises(QueueError, match=r"q: .*22012"):
-        run([queue(claim=every_second_call("22012"))], [1], [1], rounds=1, seconds=0.05)
-
-
-def test_a_queue_with_more_work_per_claim_is_slower(server: Server) -> None:
-    """Twelve rounds show it; the finding stands before the figures, and in the file."""
-    work = "SELECT count(*) AS counted FROM generate_series(1, 100000);\nUPDATE"
-    busy = load_text(
-        "\n".join([SCHEMA, ENQUEUE, CLAIM.replace("UPDATE", work, 1), COMPLETE, JOBS]), "busy.sql"
-    )
-    found = compare(
-        [queue(), busy],
-        Shape(10, 1),
-        budget=Budget(None, 12),
-        seconds=0.15,  # some ten claims of the slow one: less says nothing on a busy machine
-        postgres=str(server._admin),
-    )
-    assert found.method["comparison"]["verdict"] == "slower"
-    assert [len(entry.runs) for entry in found.entries] == [12, 12]
-    text = render.markdown(found)
-    assert "`complete_and_claim` and holds no transaction" in text
-    order = ["## Method", "**busy is slower than q**", "12 rounds, 1 look: sure", "## Jobs/s"]
-    assert order == sorted(order, key=text.index)
-    assert render.markdown(BenchReport.from_json(found.to_json())) == text
-
-
 def test_a_comparison_is_of_two_queues() -> None:
     """Before any server is started."""
     with pytest.raises(BenchError, match="two queues, not 1"):
@@ -1233,67 +870,8 @@ def test_a_comparison_is_of_two_queues() -> None:
 def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:
     """Both queues are named, and the batch that they take."""
     single = CLAIM.replace(":limit", "1").replace("(limit)", "")
-    old, new = (load_text(queue(claim=single)._text, name) for name in ("old.sql", "new.sql"))
+    old, new = (queue(name, claim=single) for name in ("old.sql", "new.sql"))
     told = "old.sql: its claim .*; new.sql: its claim has no limit: .*; add --batch 1$"
     with pytest.raises(QueueError, match=told):
         compare([old, new], Shape(10, 1), postgres="nowhere")
     assert not unfit([old, new], Shape(1, 1))
-
-
-class Interrupting:
-    """Progress that interrupts the run when it has been told some times."""
-
-    def __init__(self, times: int) -> None:
-        """Keep the number."""
-        self._left = times
-
-    def __call__(self, _what: str, _share: float) -> None:
-        """Count, and interrupt at last."""
-        self._left -= 1
-        if not self._left:
-            raise KeyboardInterrupt
-
-
-def test_an_interrupted_run_keeps_the_rounds_that_are_whole(server: Server) -> None:
-    """The second counted round was half done: the first one is kept, and the report says so."""
-    kept: list[BenchReport] = []
-    with pytest.raises(KeyboardInterrupt):
-        run(
-            [queue(), strategy("skip_locked")],
-            [1],
-            [1],
-            seconds=0.02,
-            postgres=str(server._admin),
-            progress=Interrupting(8),
-            keep=kept.append,
-        )
-    (found,) = kept
-    assert [len(entry.runs) for entry in found.entries] == [1, 1]
-    assert found.method["rounds"] == 1
-    assert "it was interrupted" in render.markdown(found)
-
-
-def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(server: Server) -> None:
-    """They are too few to be sure, which is said."""
-    kept: list[BenchReport] = []
-    with pytest.raises(KeyboardInterrupt):
-        compare(
-            [queue(), queue()],
-            Shape(10, 1),
-            seconds=0.02,
-            postgres=str(server._admin),
-            progress=Interrupting(10),
-            keep=kept.append,
-        )
-    (found,) = kept
-    assert found.method["comparison"]["verdict"] == "no difference seen"
-    assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
-
-
-def test_an_interrupted_run_without_a_whole_round_reports_nothing(server: Server) -> None:
-    """The interruption goes on, as it came."""
-    kept: list[BenchReport] = []
-    where = str(server._admin)
-    with pytest.raises(KeyboardInterrupt):
-        run([queue()], [1], [1], postgres=where, progress=Interrupting(3), keep=kept.append)
-    assert not kept

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from queueproof.examine.calibrate import calibrate
 from queueproof.probes.crowd import JOBS
 from queueproof.probes.probes import PROBES
+from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
-from queueproof.run.lab import Lab
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, SKIP_LOCKED, reference
 
-STRATEGIES = Path(__file__).parent.parent.parent / "strategies"
 MOST = JOBS[0]
 
 
@@ -40,26 +37,24 @@ MOST = JOBS[0]
     ],
 )
 def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
-    lab_of: Callable[[str], Lab], guarantee: str, name: str, told: str
+    lab_of: LabOf, guarantee: str, name: str, told: str
 ) -> None:
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe = PROBES[guarantee]
-    lab = lab_of((STRATEGIES / "broken" / f"{name}.sql").read_text(encoding="utf-8"))
-    seen = probe.watch(lab, calibrate(lab), 0)
+    lab, sound = lab_of(BROKEN / f"{name}.sql"), lab_of(SKIP_LOCKED)
+    seen = probe.watch(lab, Offer(lab.queue, held=False), 0)
     assert seen.broken == told
     assert seen.found is not None
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
-    assert probe.replay(lab, calibrate(lab), seen.data) is not None
-    sound = lab_of((STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8"))
-    assert probe.replay(sound, calibrate(sound), seen.data) is None
+    assert probe.replay(lab, Offer(lab.queue, held=False), seen.data) is not None
+    assert probe.replay(sound, Offer(sound.queue, held=False), seen.data) is None
 
 
-def test_behind_whom_a_job_was_claimed_is_counted(lab_of: Callable[[str], Lab]) -> None:
+def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     """Each crowd that the queue can have counts once; one that it cannot have, not at all."""
-    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
-    lab = lab_of(text)
+    lab = lab_of(SKIP_LOCKED)
     counted = {
-        name: dict(PROBES[name].watch(lab, calibrate(lab), 0).evidence)
+        name: dict(PROBES[name].watch(lab, Offer(lab.queue, held=False), 0).evidence)
         for name in ("order", "no-starvation")
     }
     assert counted == {
@@ -69,14 +64,12 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: Callable[[str], Lab]) 
             f"claims behind {MOST} jobs of another queue": 1,
         },
     }
-    fifo = lab_of(text.replace('order = "priority, fifo"', 'order = "none"'))
-    assert not PROBES["order"].watch(fifo, calibrate(fifo), 0).evidence
+    fifo = lab_of(reference('order = "priority, fifo"', 'order = "none"'))
+    assert not PROBES["order"].watch(fifo, Offer(fifo.queue, held=False), 0).evidence
 
 
-def test_an_error_of_an_enqueue_is_no_evidence(lab_of: Callable[[str], Lab]) -> None:
+def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
     """What it breaks is judged elsewhere: behind half a crowd nothing is said."""
-    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
-    full = "CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"
-    lab = lab_of(text.replace(*full))
-    seen = PROBES["order"].watch(lab, calibrate(lab), 0)
+    lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
+    seen = PROBES["order"].watch(lab, Offer(lab.queue, held=False), 0)
     assert (seen.broken, any(seen.evidence.values())) == ("", False)

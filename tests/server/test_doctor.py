@@ -23,21 +23,18 @@ def doctor(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     )
 
 
-def test_what_is_here_is_told_with_its_version(tmp_path: Path) -> None:
-    """A working server is named with its version, and --json - leaves stdout to the JSON."""
+def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:
+    """A server with its version; of Node, where PATH is empty, the use and the source; code 0.
+
+    With --json - stdout is the JSON alone.
+    """
     told = doctor({"PATH": str(tmp_path)}, "--json", "-")
     assert told.returncode == 0
     found = {one["name"]: one for one in json.loads(told.stdout)}
     assert found["embedded server"]["state"] == "here"
     assert found["embedded server"]["found"].startswith("PostgreSQL 18")
     assert "here     embedded server" in told.stderr
-
-
-def test_what_is_missing_is_told_with_what_it_adds(tmp_path: Path) -> None:
-    """Where PATH is empty Node is missing, its use and its source are said, and the code is 0."""
-    told = doctor({"PATH": str(tmp_path)})
-    assert told.returncode == 0
-    _, _, rest = told.stdout.partition("missing  node")
+    _, _, rest = told.stderr.partition("missing  node")
     assert "worker.mjs" in rest.splitlines()[1]
     assert "get it: https://nodejs.org" in rest.splitlines()[2]
 

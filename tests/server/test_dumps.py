@@ -9,12 +9,15 @@ import psycopg
 import pytest
 
 from queueproof.errors import QueueError
-from queueproof.examine.check import check_queue
-from queueproof.guarantees.catalogue import select
-from queueproof.postgres import Server
+from queueproof.examine.calibrate import calibrate
+from queueproof.judge.checker import check, declare
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load
-from queueproof.run.open import open_lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.actors import DRAINER
+from queueproof.schedule.moments import past
+from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
+from tests.fix_labs import LabOf
 
 TEAM = r"""
 CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');
@@ -63,31 +66,37 @@ SELECT id, status AS state, attempts FROM jobs;
 
 
 @pytest.mark.parametrize("options", [[], ["--create"], ["--schema=public", "--inserts"]])
-def test_a_dump_is_taken_as_it_is(server: Server, tmp_path: Path, options: list[str]) -> None:
+def test_a_dump_is_taken_as_it_is(
+    database: str, lab_of: LabOf, tmp_path: Path, options: list[str]
+) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
-    with server.database() as conninfo:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute(TEAM)
-        command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", conninfo]
-        dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(TEAM)
+    command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", database]
+    dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
     (tmp_path / "dump.sql").write_bytes(dumped.stdout)
     (tmp_path / "q.sql").write_text(QUEUE)
-    wanted = select(["single-claim", "not-early", "stale-recovery"])
-    with open_lab(load(tmp_path / "q.sql"), server) as lab:
-        card = check_queue(lab, wanted, profile="quick")
-    assert card.exit_code == 0, card.to_json()
+    lab = lab_of(load(tmp_path / "q.sql"))
+    declared = declare(calibrate(lab))
+    early, later = (script(f"w{n}", claim(), crash()) for n in (1, 2))
+    clock, again = script("clock", advance(past(30.0))), script("w3", claim(2))
+    run = Runner(lab).run(
+        Program((JobSpec(delay=20.0),), in_turn(early, clock, later, clock, again))
+    )
+    claims = [call.ids for call in run.history.of_kind("claim") if call.actor != DRAINER]
+    assert [len(ids) for ids in claims] == [0, 1, 1]  # not due, due, and its lease run out
+    assert check(run.history, declared).violations == []
 
 
 def test_what_needs_a_missing_extension_is_told_where_there_is_one(
-    server: Server, tmp_path: Path
+    lab_of: LabOf, tmp_path: Path
 ) -> None:
     """A dump's extension that nothing needs is nothing to the queue; else the message names it."""
     dump = "CREATE EXTENSION IF NOT EXISTS no_such WITH SCHEMA public;\nCREATE TABLE jobs ();\n"
     (tmp_path / "dump.sql").write_text(dump)
     (tmp_path / "q.sql").write_text(QUEUE)
-    with open_lab(load(tmp_path / "q.sql"), server):
-        pass
+    lab_of(load(tmp_path / "q.sql"))
     (tmp_path / "dump.sql").write_text(f"{dump}ALTER TABLE jobs ADD x uuid DEFAULT public.f();")
     says = r"dump.sql:3: (.|\n)*no_such: name a server that has it"
-    with pytest.raises(QueueError, match=says), open_lab(load(tmp_path / "q.sql"), server):
-        pass
+    with pytest.raises(QueueError, match=says):
+        lab_of(load(tmp_path / "q.sql"))

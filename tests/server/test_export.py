@@ -15,21 +15,22 @@ import pytest
 
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
-from queueproof.examine.calibrate import calibrate
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.suites import Suite
+from queueproof.history.calls import Call, History
 from queueproof.judge.checker import Violation, declare
 from queueproof.postgres import Server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.model import Parameter, Result, Step, Value, Values
 from queueproof.queues.offer import Offer
-from queueproof.queues.sqlfile import load, load_text
+from queueproof.queues.sqlfile import load
 from queueproof.report.as_test import to_test
 from queueproof.report.export import _Spec, refuse_varying, surroundings, to_spec
 from queueproof.report.literals import braced, literal
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
+from queueproof.run.record import Beat, Run
+from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import (
@@ -53,9 +54,11 @@ from queueproof.schedule.programs import (
 from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
+from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
@@ -70,6 +73,7 @@ BATCHES = Program(
         (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL)),
     ),
 )
+LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
 
 
@@ -235,21 +239,21 @@ Told = Callable[..., tuple[Failure, str]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, server: Server) -> Told:
+def told(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Told:
     """Finds a story, runs it once more, and compares its spec with that run."""
 
     def told(
         queue: str, guarantee: str, program: Program, conditions: Conditions = PLAIN
     ) -> tuple[Failure, str]:
-        with open_lab(load(STRATEGIES / f"{queue}.sql"), server) as lab:
-            offer = calibrate(lab)
-            runner = runner_under(lab, offer, conditions)
-            failure = find(runner, declare(offer), program, guarantee, budget=250)
-            assert failure is not None
-            with monkeypatch.context() as patch:
-                recorder = Recorder(patch)
-                failure.run.trace[:] = runner.run(program, failure.schedule).trace
-            spec = spec_of(lab, failure)
+        lab = lab_of(STRATEGIES / f"{queue}.sql")
+        offer = Offer(lab.queue, held=False)
+        runner = runner_under(lab, offer, conditions)
+        failure = find(runner, declare(offer), program, guarantee, budget=250)
+        assert failure is not None
+        with monkeypatch.context() as patch:
+            recorder = Recorder(patch)
+            failure.run.trace[:] = runner.run(program, failure.schedule).trace
+        spec = spec_of(lab, failure)
         assert_same(failure, recorder, spec, server)
         return failure, spec
 
@@ -310,7 +314,7 @@ def test_a_deadlock(told: Told) -> None:
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
-    queue = load(STRATEGIES / "broken" / "no_deadlock_one_statement.sql")
+    queue = load(BROKEN / "no_deadlock_one_statement.sql")
     (program,) = Suite(Offer(queue, held=False)).late(CATALOGUE["no-deadlock"])
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
@@ -333,19 +337,18 @@ Exported = Callable[..., str]
 
 
 @pytest.fixture
-def exported(monkeypatch: pytest.MonkeyPatch, server: Server) -> Exported:
+def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Exported:
     """Runs a program to the end, and compares its spec with that run."""
 
     def exported(queue: str, program: Program, conditions: Conditions = PLAIN) -> str:
-        found = load_text(queue, "queue.sql") if "\n" in queue else load(STRATEGIES / queue)
-        with open_lab(found, server) as lab:
-            runner = runner_under(lab, calibrate(lab), conditions)
-            with monkeypatch.context() as patch:
-                recorder = Recorder(patch)
-                done = runner.run(program)
-            violation = Violation("no-lost-job", "it is a test", None, -2)
-            failure = Failure(program, (), done, violation, conditions)
-            spec = spec_of(lab, failure)
+        lab = lab_of(queue if "\n" in queue else STRATEGIES / queue)
+        offer = Offer(lab.queue, held=queue == "hold_open.sql")
+        runner = runner_under(lab, offer, conditions)
+        with monkeypatch.context() as patch:
+            recorder = Recorder(patch)
+            done = runner.run(program)
+        failure = Failure(program, (), done, LOST, conditions)
+        spec = spec_of(lab, failure)
         assert_same(failure, recorder, spec, server)
         return spec
 
@@ -408,24 +411,18 @@ def test_other_designs_and_conditions(
     exported(queue, Program(TWO, (tuple(scripts), *LAPSE)), conditions)
 
 
-PINNED = """
--- /// queue
--- lease = "30 seconds"
--- ///
-
--- name: schema#
-CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE sql SET search_path = ''
-AS 'SELECT now()';
-CREATE TABLE jobs (id bigserial PRIMARY KEY, until timestamptz NOT NULL DEFAULT '-infinity');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim(lease)
+PINNED = queue_file(
+    header='lease = "30 seconds"',
+    table="CREATE TABLE jobs (id bigserial PRIMARY KEY, until timestamptz DEFAULT '-infinity');",
+    more="CREATE FUNCTION moment() RETURNS timestamptz LANGUAGE sql SET search_path = ''"
+    " AS 'SELECT now()';",
+    claim="""(lease)
 UPDATE jobs SET until = moment() + :lease
 WHERE id = (SELECT id FROM jobs WHERE until < moment() LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id;
-"""
+RETURNING id;""",
+    complete="",
+    jobs="",
+)
 
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
@@ -435,55 +432,38 @@ def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Expor
     assert "#     w2_claim_1: => job 1\n" in spec
 
 
-def test_a_killed_server_is_refused(server: Server) -> None:
+def test_a_killed_server_is_refused(lab_of: LabOf) -> None:
     """The tester lives no longer than its server."""
-    if not server.ours:
-        pytest.skip("only a server of our own may be killed")
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        conditions = Conditions(killed=True)
-        runner = runner_under(lab, calibrate(lab), conditions)
-        done = runner.run(Program(ONE, in_turn(script("w1", claim()), script("nemesis", RESTART))))
-        violation = Violation("crash-safe", "it is a test", None, -2)
-        with pytest.raises(QueueproofError, match=r"the server is killed.*export it as a test"):
-            spec_of(lab, Failure(Program(ONE, ()), (), done, violation, conditions))
+    killed, program = Conditions(killed=True), Program(ONE, in_turn(script("nemesis", RESTART)))
+    done = Run(History([Call(0, "restart", "nemesis", 0, 0.0)]), [Beat("nemesis", 0, "fault")])
+    with pytest.raises(QueueproofError, match=r"the server is killed.*export it as a test"):
+        spec_of(lab_of(REFERENCE), Failure(program, (), done, LOST, killed))
 
 
-RANDOM = """
--- name: schema#
-CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), free bool DEFAULT true);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-UPDATE jobs SET free = false
-WHERE id = (SELECT id FROM jobs WHERE free LIMIT 1 FOR UPDATE SKIP LOCKED)
-RETURNING id;
-
--- name: complete(id)!
-DELETE FROM jobs WHERE id = :id;
-"""
+RANDOM = queue_file(
+    table="CREATE TABLE jobs (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), status text "
+    "DEFAULT 'queued');",
+    jobs="",
+)
 
 
-def test_values_that_differ_from_run_to_run_are_refused(server: Server) -> None:
+def test_values_that_differ_from_run_to_run_are_refused(lab_of: LabOf) -> None:
     """A spec has no variables: a job's random id cannot be named in it."""
-    program = Program(ONE, in_turn(script("w1", claim(), complete())))
-    violation = Violation("no-lost-job", "it is a test", None, -2)
-    with open_lab(load_text(RANDOM, "queue.sql"), server) as lab:
-        runner = runner_under(lab, calibrate(lab), PLAIN)
-        one, other = (Failure(program, (), runner.run(program), violation) for _ in range(2))
-        with pytest.raises(QueueproofError, match=r":id differs from run to run"):
-            refuse_varying(one, other)
-
-
-def test_values_that_repeat_are_not_refused(server: Server) -> None:
-    """Two runs of one schedule send the same, where the queue's values are its own."""
-    violation = Violation("no-lost-job", "it is a test", None, -2)
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        runner = runner_under(lab, calibrate(lab), PLAIN)
-        one, other = (Failure(LATE, (), runner.run(LATE), violation) for _ in range(2))
+    program, runner = (
+        Program(ONE, in_turn(script("w1", claim(), complete()))),
+        Runner(lab_of(RANDOM)),
+    )
+    one, other = (Failure(program, (), runner.run(program), LOST) for _ in range(2))
+    with pytest.raises(QueueproofError, match=r":id differs from run to run"):
         refuse_varying(one, other)
-        assert _Spec(one, surroundings(lab))._order == _Spec(other, surroundings(lab))._order
+
+
+def test_values_that_repeat_are_not_refused(lab_of: LabOf) -> None:
+    """Two runs of one schedule send the same, where the queue's values are its own."""
+    lab = lab_of(REFERENCE)
+    one, other = (Failure(LATE, (), Runner(lab).run(LATE), LOST) for _ in range(2))
+    refuse_varying(one, other)
+    assert _Spec(one, surroundings(lab))._order == _Spec(other, surroundings(lab))._order
 
 
 # --- SQL ----------------------------------------------------------------------------------------
@@ -586,28 +566,18 @@ def test_the_written_test_passes_on_the_mended_queue(tmp_path: Path, under: dict
 def test_what_is_no_longer_offered_does_not_pass(tmp_path: Path) -> None:
     """A queue that lost the operations of a story has not been mended."""
     path = tmp_path / "queue.sql"
-    path.write_text(RANDOM.partition("-- name: complete")[0])
+    path.write_text(queue_file(complete="", jobs=""))
     with pytest.raises(AssertionError, match="fencing is not offered"):
         must_hold("fencing", path, program=LATE)
-
-
-def test_a_probes_story_is_asked_of_its_probe() -> None:
-    """A wait that was too short once is measured again."""
-    broken, mended = STRATEGIES / "broken" / "backoff_none.sql", STRATEGIES / "skip_locked.sql"
-    with pytest.raises(AssertionError, match="backoff: A failed job waits"):
-        must_hold("backoff", broken, probe=True)
-    must_hold("backoff", mended, probe=True)
 
 
 def test_an_unknown_guarantee_is_refused() -> None:
     """A guarantee that was misspelt by hand is the user's error."""
     with pytest.raises(QueueproofError, match="'single-clam' is no guarantee"):
-        must_hold("single-clam", STRATEGIES / "skip_locked.sql", program=RACE)
+        must_hold("single-clam", REFERENCE, program=RACE)
 
 
 # --- the command line ---------------------------------------------------------------------------
-
-BROKEN = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
 
 
 def token(queue: Path, guarantee: str, **data: object) -> str:
@@ -618,13 +588,7 @@ def token(queue: Path, guarantee: str, **data: object) -> str:
 def race_token() -> str:
     """The story that workers race for a job."""
     data = {"program": RACE.to_data(), "schedule": [1, 1], "under": {}, "broken": "single-claim"}
-    return token(BROKEN, "single-claim", **data)
-
-
-@pytest.fixture
-def on_server(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the command line use the server of the tests."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", str(server._admin))
+    return token(DOUBLE_CLAIM, "single-claim", **data)
 
 
 @pytest.mark.usefixtures("on_server")
@@ -634,7 +598,7 @@ def test_a_story_is_written_where_it_happened_again(
 ) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
-    code = run(["check", str(BROKEN), "--replay", race_token(), "--export", str(path)])
+    code = run(["check", str(DOUBLE_CLAIM), "--replay", race_token(), "--export", str(path)])
     out, err = capsys.readouterr()
     assert (code, err) == (1, "")
     assert f"Wrote {path}\n" in out
@@ -646,7 +610,9 @@ def test_a_story_is_written_where_it_happened_again(
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
     else:
-        assert f'QUEUE = Path(__file__).parent / "{os.path.relpath(BROKEN, tmp_path)}"' in text
+        assert (
+            f'QUEUE = Path(__file__).parent / "{os.path.relpath(DOUBLE_CLAIM, tmp_path)}"' in text
+        )
 
 
 @pytest.mark.usefixtures("on_server")
@@ -658,7 +624,7 @@ def test_a_probes_story_is_no_spec(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, message: str
 ) -> None:
     """What no order of statements tells is refused, and nothing is written."""
-    queue = STRATEGIES / "broken" / "backoff_none.sql"
+    queue = BROKEN / "backoff_none.sql"
     path = tmp_path / f"story.{form}"
     arguments = ["--replay", token(queue, "backoff", probe=True), "--export", str(path)]
     assert run(["check", str(queue), *arguments]) == 4
@@ -673,8 +639,8 @@ def test_a_story_that_does_not_happen_is_not_written(
     """Where the replay exits 0 there is nothing to tell."""
     data = {"program": RACE.to_data(), "schedule": [], "under": {}, "broken": "single-claim"}
     path = tmp_path / "story.spec"
-    arguments = ["--replay", token(BROKEN, "single-claim", **data), "--export", str(path)]
-    assert run(["check", str(BROKEN), *arguments]) == 0
+    arguments = ["--replay", token(DOUBLE_CLAIM, "single-claim", **data), "--export", str(path)]
+    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 0
     assert "It does not happen any more." in capsys.readouterr().out
     assert not path.exists()
 
@@ -683,10 +649,7 @@ def test_a_story_that_does_not_happen_is_not_written(
     ("arguments", "message"),
     [
         (["--export", "a.spec"], "--export writes one story: it goes with --replay TOKEN"),
-        (
-            ["--replay", "x", "--export", "a.txt"],
-            "end it in .spec (isolationtester), .py (pytest) or .mmd",
-        ),
+        (["--replay", "x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
         (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),
     ],
@@ -701,5 +664,5 @@ def test_an_export_that_cannot_be_is_refused_before_the_server(
     """A mistake exits 4 at once."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
     monkeypatch.chdir(tmp_path)
-    assert run(["check", str(BROKEN), *arguments]) == 4
+    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 4
     assert message in capsys.readouterr().err

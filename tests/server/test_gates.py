@@ -2,62 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from queueproof.examine.calibrate import calibrate
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
-from queueproof.postgres import Server
-from queueproof.queues.sqlfile import load_text
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import only_selects
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions, Gate
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import STRATEGIES, text_of
+from tests.fix_queues import FREE, queue_file
 
-LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 GATES: tuple[Gate | None, ...] = (None, "statement", "query")
-BUDGET = 50  # schedules of a program, as in the default profile
+BUDGET = 25  # schedules of a program: half as many as in the default profile
 ONE = (JobSpec(),)
 RACE = Program(ONE * 2, ((script("w1", claim(), complete()), script("w2", claim(), complete())),))
 
-QUEUE = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');
-{schema}
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-{claim}
-
--- name: complete(id)!
-UPDATE jobs SET state = 'completed' WHERE id = :id AND state = 'running';
-
--- name: jobs
-SELECT id, state FROM jobs;
-"""
-FREE = "SELECT id FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1"
 # Locked, but chosen from the snapshot: whoever stops between the two works on yesterday's list.
 LISTED = (
     f"WITH seen AS MATERIALIZED ({FREE}) SELECT id FROM jobs WHERE id IN (SELECT id FROM seen) "
-    "AND state IN ('queued', 'running') FOR UPDATE SKIP LOCKED"
+    "AND status IN ('queued', 'running') FOR UPDATE SKIP LOCKED"
 )
-TAKE = "UPDATE {relation} SET state = 'running' WHERE id = ANY ({ids}) RETURNING id"
+TAKE = "UPDATE {relation} SET status = 'running' WHERE id = ANY ({ids}) RETURNING id"
 
 
 def queue(claim: str, schema: str = "") -> str:
     """A queue of one table that claims in a certain way."""
-    return QUEUE.format(claim=claim, schema=schema)
+    return queue_file(claim=claim, more=schema)
 
 
 def function(language: str, body: str) -> str:
@@ -76,25 +55,20 @@ def two_statements(select: str) -> str:
     return f"BEGIN;\n{select};\n{take};\nCOMMIT;"
 
 
-VIEW = "CREATE VIEW live AS SELECT id, state FROM jobs;"
+VIEW = "CREATE VIEW live AS SELECT id, status FROM jobs;"
 INSTEAD = f"""
 {VIEW}
 CREATE FUNCTION live_update() RETURNS trigger LANGUAGE plpgsql AS $f$
-BEGIN
-  UPDATE jobs SET state = NEW.state WHERE id = OLD.id;
-  RETURN NEW;
-END $f$;
+BEGIN UPDATE jobs SET status = NEW.status WHERE id = OLD.id; RETURN NEW; END $f$;
 CREATE TRIGGER live_update INSTEAD OF UPDATE ON live
 FOR EACH ROW EXECUTE FUNCTION live_update();
 """
 CALL = "SELECT take() AS id;"
 IN_PLPGSQL = """
-DECLARE
-  chosen bigint;
-BEGIN
+DECLARE chosen bigint; BEGIN
   {begin}
-  SELECT id INTO chosen FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1 {lock};
-  RETURN QUERY UPDATE jobs SET state = 'running' WHERE id = chosen RETURNING id;
+  SELECT id INTO chosen FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 {lock};
+  RETURN QUERY UPDATE jobs SET status = 'running' WHERE id = chosen RETURNING id;
   {end}
 END
 """
@@ -111,12 +85,10 @@ MUTEX = in_plpgsql(
 PROCEDURE = """
 CREATE TABLE granted (pid int, id bigint);
 CREATE PROCEDURE take() LANGUAGE plpgsql AS $f$
-DECLARE
-  chosen bigint;
-BEGIN
-  SELECT jobs.id INTO chosen FROM jobs WHERE state = 'queued' ORDER BY id LIMIT 1 {lock};
+DECLARE chosen bigint; BEGIN
+  SELECT jobs.id INTO chosen FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 {lock};
   {commit}
-  UPDATE jobs SET state = 'running' WHERE jobs.id = chosen;
+  UPDATE jobs SET status = 'running' WHERE jobs.id = chosen;
   INSERT INTO granted SELECT pg_backend_pid(), chosen WHERE chosen IS NOT NULL;
 END $f$;
 """
@@ -132,11 +104,7 @@ DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
         "non-blocking",
         None,
     ),
-    "a function that selects, then updates": (
-        queue(CALL, in_plpgsql()),
-        "single-claim",
-        None,
-    ),
+    "a function that selects, then updates": (queue(CALL, in_plpgsql()), "single-claim", None),
     "a statement that does not ask again": (
         queue(f"{one_statement(LISTED)};"),
         "single-claim",
@@ -184,14 +152,14 @@ DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
 
 def broken(lab: Lab, gate: Gate | None) -> set[str]:
     """What some schedule of two claims breaks, for one job or two."""
-    offer = calibrate(lab)
+    declared = declare(Offer(lab.queue, held=False))
     runner = Runner(lab, conditions=Conditions(gate=gate))
     pair = (script("w1", claim()), script("w2", claim()))
     return {
         violation.guarantee
         for jobs in (ONE, ONE * 2)
         for _, run in explore(runner, Program(jobs, (pair,)), budget=BUDGET)
-        for violation in check(run.history, declare(offer)).violations
+        for violation in check(run.history, declared).violations
     }
 
 
@@ -235,7 +203,7 @@ def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
         for _, run in explore(Runner(lab), RACE, budget=BUDGET)
         if any(call.waits for call in run.history.calls)
     )
-    declared = declare(calibrate(lab))
+    declared = declare(Offer(lab.queue, held=False))
     found = [v.guarantee for v in check(waited.history, declared).violations]
     assert found == ["non-blocking"]
     calls = [
@@ -243,6 +211,11 @@ def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
         for call in waited.history.calls
     ]
     assert check(History(calls, waited.history.final), declared).violations == []
+
+
+def stopped(lab: Lab) -> Run:
+    """Two workers that claim and complete, and stop inside their statements."""
+    return Runner(lab, conditions=Conditions(gate="statement")).run(RACE)
 
 
 def told(run: Run) -> list[object]:
@@ -265,38 +238,32 @@ def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     )
 
 
-def test_sessions_of_a_partitioned_table_stop(server: Server) -> None:
+def test_sessions_of_a_partitioned_table_stop(lab_of: LabOf) -> None:
     """A statement on a partitioned table stops once, however many partitions it has."""
-    path = STRATEGIES / "sound" / "partitioned.sql"
-    with open_lab(load_text(path.read_text(encoding="utf-8"), path.name), server) as lab:
-        run = Runner(lab, conditions=Conditions(gate="statement")).run(RACE)
+    run = stopped(lab_of(STRATEGIES / "sound" / "partitioned.sql"))
     claims = run.history.of_kind("claim")[:2]
     stops = [beat.call for beat in run.trace if beat.event == "stops"]
     assert [stops.count(call.index) for call in claims] == [1, 1]
 
 
-def test_a_statement_that_names_a_partition_stops(server: Server) -> None:
+def test_a_statement_that_names_a_partition_stops(lab_of: LabOf) -> None:
     """As libraries do that know where their rows are."""
-    path = STRATEGIES / "sound" / "partitioned.sql"
-    text = path.read_text(encoding="utf-8")
-    head, claim_, rest = text.partition("-- name: claim(worker, limit, queue)\nUPDATE jobs\n")
-    assert claim_
-    direct = head + claim_.replace("UPDATE jobs", "UPDATE jobs_open AS jobs") + rest
-    with open_lab(load_text(direct, path.name), server) as lab:
-        run = Runner(lab, conditions=Conditions(gate="statement")).run(RACE)
+    begin, text = "-- name: claim(worker, limit, queue)\nUPDATE jobs", text_of("sound/partitioned")
+    assert begin in text
+    run = stopped(lab_of(text.replace(begin, f"{begin}_open AS jobs")))
     assert any(beat.event == "stops" for beat in run.trace)
 
 
 def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
     """A SECURITY DEFINER function that finds nothing by a bare name stops as any other."""
     body = (
-        "BEGIN RETURN QUERY UPDATE queue.jobs SET state = 'running' WHERE id = ("
-        "SELECT id FROM queue.jobs WHERE state = 'queued' LIMIT 1) RETURNING id; END"
+        "BEGIN RETURN QUERY UPDATE queue.jobs SET status = 'running' WHERE id = ("
+        "SELECT id FROM queue.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"
     )
     definer = function("plpgsql", body).replace(
         "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"
     )
-    run = Runner(lab_of(queue(CALL, definer)), conditions=Conditions(gate="statement")).run(RACE)
+    run = stopped(lab_of(queue(CALL, definer)))
     assert any(beat.event == "stops" for beat in run.trace)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
@@ -19,8 +19,8 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
 from queueproof.schedule.conditions import Conditions, Gate
+from tests.fix_labs import LabOf
 
-LabOf = Callable[[str], Lab]
 MOVED = 100_000.0  # seconds
 SLACK = 10_000.0  # seconds, far more than a test takes
 
@@ -128,11 +128,11 @@ END $$;
 {OPERATIONS}"""
 
 
-def test_a_function_with_an_empty_search_path_moves(server: Server) -> None:
+def test_a_function_with_an_empty_search_path_moves(lab_of: LabOf) -> None:
     """A function that finds nothing by a bare name, as a SECURITY DEFINER should, moves too."""
-    with open_lab(load_text(PINNED, "queue.sql"), server) as lab:
-        lab.advance(MOVED)
-        assert is_moved(ahead(lab.session("w1"), "SELECT queue.pinned_empty()"))
+    lab = lab_of(PINNED)
+    lab.advance(MOVED)
+    assert is_moved(ahead(lab.session("w1"), "SELECT queue.pinned_empty()"))
 
 
 def test_a_rejected_schema_leaves_no_connection_open(server: Server) -> None:
@@ -466,14 +466,14 @@ def settle(lab: Lab, session: Session) -> bool:
     return True
 
 
-def test_a_session_whose_backend_has_ended_is_replaced(server: Server) -> None:
+def test_a_session_whose_backend_has_ended_is_replaced(lab_of: LabOf) -> None:
     """Whatever ended it between two runs: the next run has a new one."""
-    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        pid = lab.session("w1").pid
-        lab.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
-        lab.reset()
-        assert lab.session("w1").pid != pid
-        lab.session("w1").run("SELECT 1")
+    lab = lab_of(GATED)
+    pid = lab.session("w1").pid
+    lab.execute(f"SELECT pg_terminate_backend({pid}, 60000)")
+    lab.reset()
+    assert lab.session("w1").pid != pid
+    lab.session("w1").run("SELECT 1")
 
 
 LEFT_OPEN = """
@@ -490,64 +490,64 @@ SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 
 """
 
 
-def test_a_dead_workers_connection_is_emptied_for_another(server: Server) -> None:
+def test_a_dead_workers_connection_is_emptied_for_another(lab_of: LabOf) -> None:
     """Nothing of it is left, in a transaction or out of one; it keeps its backend."""
-    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        for end in ("", "BEGIN; INSERT INTO jobs DEFAULT VALUES"):
-            dead = lab.session("w1")
-            dead.run(LEFT_OPEN)
-            dead.run(end)
-            assert value(dead, LEFT) == "6"
-            lab.drop("w1")
-            another = lab.session("w2")
-            assert another.pid == dead.pid
-            assert not another.in_transaction
-            assert value(another, LEFT) == "0"
-            assert value(another, "SELECT count(*) FROM jobs") == "0"
-            lab.drop("w2")
+    lab = lab_of(GATED)
+    for end in ("", "BEGIN; INSERT INTO jobs DEFAULT VALUES"):
+        dead = lab.session("w1")
+        dead.run(LEFT_OPEN)
+        dead.run(end)
+        assert value(dead, LEFT) == "6"
+        lab.drop("w1")
+        another = lab.session("w2")
+        assert another.pid == dead.pid
+        assert not another.in_transaction
+        assert value(another, LEFT) == "0"
+        assert value(another, "SELECT count(*) FROM jobs") == "0"
+        lab.drop("w2")
 
 
-def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(server: Server) -> None:
+def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
     """A queue that reads pg_stat_activity sees the death."""
     looks = GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n"
-    with open_lab(load_text(looks, "queue.sql"), server) as lab:
-        dead = lab.session("w1")
-        lab.drop("w1")
-        assert dead.closed
-        assert lab.session("w2").pid != dead.pid
+    lab = lab_of(looks)
+    dead = lab.session("w1")
+    lab.drop("w1")
+    assert dead.closed
+    assert lab.session("w2").pid != dead.pid
 
 
 @pytest.mark.parametrize(("gate", "gates"), [("statement", 2), ("row", 3)])
-def test_opening_a_gate_passes_exactly_one(server: Server, gate: Gate, gates: int) -> None:
+def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int) -> None:
     """A session that may go on stops again at the next gate: no key lets it through two."""
-    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        lab.reset(Conditions(gate=gate))
-        producer = lab.session("producer")
-        producer.run("INSERT INTO jobs SELECT FROM generate_series(1, 2)")
-        producer.run("INSERT INTO audit VALUES (1)")
-        lab.close_gates()
-        session = lab.session("w1")
-        session.send(
-            Step(
-                "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id) "
-                "UPDATE audit SET id = id + 1 WHERE (SELECT count(*) FROM done) = 2"
-            )
+    lab = lab_of(GATED)
+    lab.reset(Conditions(gate=gate))
+    producer = lab.session("producer")
+    producer.run("INSERT INTO jobs SELECT FROM generate_series(1, 2)")
+    producer.run("INSERT INTO audit VALUES (1)")
+    lab.close_gates()
+    session = lab.session("w1")
+    session.send(
+        Step(
+            "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id) "
+            "UPDATE audit SET id = id + 1 WHERE (SELECT count(*) FROM done) = 2"
         )
-        passed = 0
-        while not settle(lab, session):
-            assert session.said  # so that nobody asks the server again and again
-            passed += 1
-            lab.open_gate(session)
-            assert not session.said
-        assert passed == gates
-        assert session.result().affected == 1
+    )
+    passed = 0
+    while not settle(lab, session):
+        assert session.said  # so that nobody asks the server again and again
+        passed += 1
+        lab.open_gate(session)
+        assert not session.said
+    assert passed == gates
+    assert session.result().affected == 1
 
 
-def test_no_gate_is_left_behind(server: Server) -> None:
+def test_no_gate_is_left_behind(lab_of: LabOf) -> None:
     """Without a gate the queue's tables have no trigger of the harness."""
-    with open_lab(load_text(GATED, "queue.sql"), server) as lab:
-        count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
-        lab.reset(Conditions(gate="row"))
-        assert lab.execute(count) == [(2,)]
-        lab.reset()
-        assert lab.execute(count) == [(0,)]
+    lab = lab_of(GATED)
+    count = "SELECT count(*) FROM pg_trigger WHERE tgname ^@ '~queueproof'"
+    lab.reset(Conditions(gate="row"))
+    assert lab.execute(count) == [(2,)]
+    lab.reset()
+    assert lab.execute(count) == [(0,)]

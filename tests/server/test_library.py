@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from queueproof import Card, QueueproofError, check, load, replay
-from queueproof.postgres import Server
-
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-REFERENCE = STRATEGIES / "skip_locked.sql"
-BROKEN = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
-
-
-@pytest.fixture
-def dsn(server: Server) -> str:
-    """A server that is there."""
-    return str(server._admin)
+from tests.fix_places import DOUBLE_CLAIM, REFERENCE
 
 
 def test_a_broken_queue_has_a_card_and_a_story_that_happens_again(dsn: str) -> None:
     """By its path or as a queue; nothing is raised for the queue's own defect."""
-    card = check(BROKEN, only=["single-claim"], profile="quick", postgres=dsn)
+    card = check(DOUBLE_CLAIM, only=["single-claim"], profile="quick", postgres=dsn)
     assert isinstance(card, Card)
     assert card.verdict == "broken"
     (judgement,) = card.guarantees
     assert judgement.replay is not None
-    again = replay(load(BROKEN), judgement.replay, postgres=dsn)
+    again = replay(load(DOUBLE_CLAIM), judgement.replay, postgres=dsn)
     assert again is not None
     assert (again.guarantee, again.story) == ("single-claim", judgement.story)
 
@@ -51,4 +39,4 @@ def test_what_is_required_is_judged(dsn: str) -> None:
 def test_mistakes_are_told(arguments: dict[str, object], message: str) -> None:
     """As on the command line."""
     with pytest.raises(QueueproofError, match=message):
-        check(BROKEN, **arguments)  # type: ignore[arg-type]
+        check(DOUBLE_CLAIM, **arguments)  # type: ignore[arg-type]

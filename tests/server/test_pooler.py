@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -25,6 +25,7 @@ from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import pooling
 from queueproof.probes.probes import PROBES
+from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
@@ -47,70 +48,37 @@ from queueproof.schedule.programs import (
     until,
 )
 from queueproof.search.shrink import breaches
+from tests.fix_labs import LabOf
+from tests.fix_programs import Begin, Eventually
+from tests.fix_queues import COMPLETE, HOLDS, queue_file
 
-LabOf = Callable[[str], Lab]
 ONE = (JobSpec(),)
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
 LAPSE = past(30.0)
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 
-QUEUE = """
--- /// queue
--- lease = "30 seconds"
--- ///
 
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', locked_at timestamptz
-);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+def queue(*, before: str = "", also: str = "", after: str = "") -> str:
+    """A queue whose claim does something before, in, or after its statement."""
+    return queue_file(
+        header='lease = "30 seconds"',
+        more="ALTER TABLE jobs ADD locked_at timestamptz;",
+        claim=f"""
 {before}
 UPDATE jobs SET status = 'running', locked_at = now()
 WHERE id = (
   SELECT id FROM jobs WHERE status = 'queued' {also} LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 RETURNING id, locked_at;
-{after}
-
--- name: complete(id, locked_at)!
-UPDATE jobs SET status = 'completed'
-WHERE id = :id AND status = 'running' AND locked_at = :locked_at;
-
--- name: recover(lease)
+{after}""",
+        complete=f"(id, locked_at)!\n{COMPLETE[:-1]} AND locked_at = :locked_at;",
+        recover="""(lease)
 UPDATE jobs SET status = 'queued'
-WHERE status = 'running' AND locked_at < now() - :lease RETURNING id;
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
-HELD = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-BEGIN;
-SELECT id FROM jobs WHERE status = 'queued' LIMIT 1 FOR UPDATE SKIP LOCKED;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'queued';
-COMMIT;
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
+WHERE status = 'running' AND locked_at < now() - :lease RETURNING id;""",
+    )
 
 
-def queue(*, before: str = "", also: str = "", after: str = "") -> str:
-    """A queue whose claim does something before, in, or after its statement."""
-    return QUEUE.format(before=before, also=also, after=after)
+HELD = queue_file(**HOLDS)
 
 
 def connections(run: Run, actor: str) -> list[str]:
@@ -157,7 +125,7 @@ def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled)
     both = (script("w1", claim(), complete()), script("w2", claim(), complete()))
     run = pooled(lab, policy, held=True).run(Program(ONE * 2, (both,)))
     assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
-    assert breaches(run, declare(calibrate(lab))) == []
+    assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
@@ -173,24 +141,43 @@ def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> N
     runs = [Runner(lab).run(program), pooled(lab, "round robin").run(program)]
     taken = [[c.ids for c in r.history.of_kind("claim") if c.actor == "w2"] for r in runs]
     assert taken == [[first.ids], [()]]
-    assert [violation.guarantee for violation in breaches(runs[1], declare(calibrate(lab)))]
+    assert [
+        violation.guarantee
+        for violation in breaches(runs[1], declare(Offer(lab.queue, held=False)))
+    ]
+
+
+PREPARES = {"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}
 
 
 @pytest.mark.parametrize(
-    ("defect", "story"),
+    ("defect", "error"),
     [
         ({"before": "SET app.name = 'x'; ", "also": "AND current_setting('app.name') = 'x'"}, "42"),
         ({"before": "CREATE TEMP TABLE IF NOT EXISTS t (); SELECT count(*) FROM t;"}, "42P01"),
-        ({"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}, "26000"),
+        (PREPARES, "26000"),
     ],
     ids=["setting", "temporary table", "prepared statement"],
 )
-def test_what_lives_in_a_session_breaks(lab_of: LabOf, defect: dict[str, str], story: str) -> None:
-    """What a statement leaves in its session is not there in the next one; the story replays."""
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_lives_in_a_session_breaks(
+    lab_of: LabOf, defect: dict[str, str], error: str, policy: Pooled
+) -> None:
+    """What a statement leaves in its session is not there in the next one."""
     lab = lab_of(queue(**defect))
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    program = Program(ONE, in_turn(script("w1", claim())))
+    assert breaches(Runner(lab).run(program), declare(Offer(lab.queue, held=False))) == []
+    through = pooled(lab, policy).run(program)
+    (first, *_) = through.history.of_kind("claim")
+    assert first.error.startswith(error)
+
+
+def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
+    """It names the error and the connection, and happens again by its token."""
+    lab = lab_of(queue(**PREPARES))
+    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
-    assert f"ERROR {story}" in (judgement.story or "")
+    assert "ERROR 26000" in (judgement.story or "")
     assert "on connection 2" in (judgement.story or "")
     replayed = replay(lab, judgement.replay or "")
     assert replayed is not None
@@ -207,7 +194,9 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
     program = Program(ONE * 2, in_turn(script("w1", claim(), complete()), script("w2", claim())))
     for policy in POLICIES:
-        assert breaches(pooled(lab, policy).run(program), declare(calibrate(lab))) == []
+        assert (
+            breaches(pooled(lab, policy).run(program), declare(Offer(lab.queue, held=False))) == []
+        )
 
 
 @pytest.mark.parametrize("late", [[0.3], [0.3, 0.0, 0.0, 0.0, 0.3]])
@@ -215,13 +204,9 @@ def test_a_run_that_stood_still_for_a_moment_is_asked_again(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch, late: list[float]
 ) -> None:
     """A queue that cuts seconds off hands a job out too early, or not: by when it was enqueued."""
-    told = queue().replace("-- name: enqueue\n", "-- name: enqueue(delay)\n")
-    told = told.replace(
-        "DEFAULT VALUES", "(locked_at) VALUES (date_trunc('second', now() + :delay))"
-    )
-    lab = lab_of(
-        told.replace("'queued' {also}", "").replace("LIMIT 1", "AND locked_at <= now() LIMIT 1")
-    )
+    told = queue(also="AND locked_at <= now()").replace("enqueue\n", "enqueue(delay)\n")
+    cuts = "(locked_at) VALUES (date_trunc('second', now() + :delay))"
+    lab = lab_of(told.replace("DEFAULT VALUES", cuts))
     reserve = (JobSpec(delay=FRACTION),)
     steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(FRACTION)))
     program = Program((), (*steps, *in_turn(script("w1", claim()))), reserve=reserve)
@@ -242,14 +227,14 @@ def _no_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_no_pgbouncer")
 def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> None:
     """Rule 25: it holds or breaks all the same, and the evidence says what was not there."""
-    card = check_queue(lab_of(queue()), select(ONLY), profile="quick")
+    card = check_queue(lab_of(queue()), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
     assert (judgement.verdict, card.exit_code) == ("holds", 0)
     itself = [what for what in judgement.evidence if "PgBouncer itself" in what]
     assert [judgement.evidence[what] for what in itself] == [0]
     assert "not installed: apt-get install pgbouncer" in judgement.reason
-    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    lab = lab_of(queue(**PREPARES))
+    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
     assert judgement.story is not None
     assert "A pooler in transaction mode stands between" in judgement.story
@@ -287,7 +272,7 @@ def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
 @pytest.mark.usefixtures("pgbouncer")
 def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     """The story names PgBouncer and its version, and happens again."""
-    lab = lab_of(queue(before="PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"))
+    lab = lab_of(queue(**PREPARES))
     seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 0)
     assert "(pgbouncer 1." in seen.broken
     again = PROBES["pooler-safe"].replay(lab, calibrate(lab), seen.data)
@@ -338,8 +323,8 @@ def test_a_password_goes_where_nobody_reads_it(
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
     server: Server,
-    begin: Callable[..., subprocess.Popen[str]],
-    eventually: Callable[[Callable[[], bool]], None],
+    begin: Begin,
+    eventually: Eventually,
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -356,7 +341,7 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
         pid = int((host / "pid").read_text())
         run.kill()
-        eventually(lambda: not host.exists())
+        eventually(lambda: not host.exists(), "its directory to go")
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -377,7 +362,10 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     """The guarantee is then inconclusive, with what PgBouncer wrote."""
     monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
     lab = lab_of(queue())
-    assert "Permission denied" in PROBES["pooler-safe"].watch(lab, calibrate(lab), 0).unable
+    assert (
+        "Permission denied"
+        in PROBES["pooler-safe"].watch(lab, Offer(lab.queue, held=False), 0).unable
+    )
 
 
 @pytest.mark.pgbouncer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+
+from tests.fix_programs import Begin, Eventually, is_gone
 
 SCRIPT = """
 import os, signal
@@ -34,30 +35,17 @@ signal.pause()
 """
 
 
-def test_a_worker_of_pytest_does_not_outlive_it(
-    begin: Callable[..., subprocess.Popen[str]],
-    eventually: Callable[[Callable[[], bool]], None],
-) -> None:
+def test_a_worker_of_pytest_does_not_outlive_it(begin: Begin, eventually: Eventually) -> None:
     """As with `pytest -n 2` that is killed: its workers end, and with them their servers."""
     parent = begin(sys.executable, "-c", PARENT, CHILD, stdout=subprocess.PIPE)
     assert parent.stdout
     child = int(parent.stdout.readline())
     parent.kill()
-    eventually(lambda: not is_running(child))
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there that has not ended: nobody may reap what has lost its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    eventually(lambda: is_gone(child), "the child to end")
 
 
 def test_they_do_not_outlive_a_parent_that_was_killed(
-    tmp_path: Path,
-    begin: Callable[..., subprocess.Popen[str]],
-    eventually: Callable[[Callable[[], bool]], None],
+    tmp_path: Path, begin: Begin, eventually: Eventually
 ) -> None:
     """Kill -9 leaves no time to tell them."""
     script = tmp_path / "parent.py"
@@ -66,4 +54,4 @@ def test_they_do_not_outlive_a_parent_that_was_killed(
     assert parent.stdout
     child = int(parent.stdout.readline())
     parent.kill()
-    eventually(lambda: not Path(f"/proc/{child}").exists())
+    eventually(lambda: is_gone(child), "the child to end")

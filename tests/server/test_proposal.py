@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -10,13 +10,26 @@ import pytest
 
 from queueproof import cli
 from queueproof.errors import QueueproofError
-from queueproof.examine.check import check_queue
-from queueproof.guarantees.catalogue import select
-from queueproof.postgres import Server
+from queueproof.examine.calibrate import calibrate
+from queueproof.judge.checker import check, declare
 from queueproof.proposal.propose import propose
 from queueproof.proposal.roles import words
 from queueproof.queues.sqlfile import load
-from queueproof.run.open import open_lab
+from queueproof.run.runner import Runner
+from queueproof.schedule.moments import past
+from queueproof.schedule.programs import (
+    RECOVER,
+    JobSpec,
+    Program,
+    advance,
+    claim,
+    complete,
+    in_turn,
+    script,
+)
+from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import REFERENCE
 
 USUAL = """
 CREATE TABLE jobs (
@@ -76,7 +89,6 @@ CREATE TABLE work_items (
 );
 CREATE INDEX ON work_items (id) WHERE state = 'ready';
 """
-SOUND = str(Path(__file__).parents[2] / "strategies" / "skip_locked.sql")
 SHAPES = {
     "usual": USUAL,
     "enum": ENUM_AND_PARENTS,
@@ -86,10 +98,22 @@ SHAPES = {
     "without attempts": WITHOUT_ATTEMPTS,
 }
 Propose = Callable[..., str]
+ONE = (JobSpec(),)
+RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
+LATE = Program(
+    ONE,
+    in_turn(
+        script("w1", claim()),
+        script("clock", advance(past(300.0))),
+        script("reaper", RECOVER),
+        script("w2", claim()),
+        script("w1", complete()),
+    ),
+)
 
 
 @pytest.fixture
-def proposed(tmp_path: Path) -> Propose:
+def proposed(tmp_path: Path, dsn: str) -> Propose:
     """Writes what is proposed for a schema to `q.sql`, which every operation of must work."""
 
     def write(schema: str, **options: str) -> str:
@@ -98,7 +122,7 @@ def proposed(tmp_path: Path) -> Propose:
             tmp_path / "q.sql",
             tmp_path / "schema.sql",
             table=options.get("table"),
-            postgres=None,
+            postgres=dsn,
             trust=False,
         )
         assert found.rejected is None
@@ -142,14 +166,18 @@ def proposed(tmp_path: Path) -> Propose:
     ],
 )
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
-    server: Server, proposed: Propose, tmp_path: Path, shape: str, parts: list[str]
+    lab_of: LabOf, proposed: Propose, tmp_path: Path, shape: str, parts: list[str]
 ) -> None:
     """Values, types and names are those of the schema; what is guessed has a TODO."""
     text = proposed(SHAPES[shape])
     assert [part for part in parts if part not in text] == []
-    with open_lab(load(tmp_path / "q.sql"), server) as lab:
-        card = check_queue(lab, select(["single-claim", "fencing"]), profile="glance")
-    assert card.exit_code == 0, card.to_json()
+    lab = lab_of(load(tmp_path / "q.sql"))
+    declared = declare(calibrate(lab))
+    runs = [run for _, run in explore(Runner(lab), RACE, budget=20)]
+    found = [check(run.history, declared) for run in (*runs, Runner(lab).run(LATE))]
+    assert [one.violations for one in found] == [[]] * len(found)
+    assert any(one.evidence["single-claim", "overlapping claims"] for one in found)
+    assert found[-1].evidence["fencing", "operations with a lost claim refused"]
 
 
 DELIVERIES = """
@@ -174,6 +202,7 @@ def test_what_checks_ask_of_a_text_is_kept(proposed: Propose) -> None:
     assert '-- delivered = "completed"' in text
 
 
+@pytest.mark.usefixtures("on_server")
 def test_a_check_that_no_proposal_keeps_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,36 +235,30 @@ def test_the_table_that_looks_like_jobs_is_taken(proposed: Propose) -> None:
     ],
 )
 def test_what_is_no_schema_of_jobs_is_told(
-    tmp_path: Path, schema: str, table: str | None, says: str
+    tmp_path: Path, dsn: str, schema: str, table: str | None, says: str
 ) -> None:
     """One message, with what there is."""
     (tmp_path / "schema.sql").write_text(schema)
     paths = (tmp_path / "q.sql", tmp_path / "schema.sql")
     with pytest.raises(QueueproofError, match=says):
-        propose(*paths, table=table, postgres=None, trust=False)
+        propose(*paths, table=table, postgres=dsn, trust=False)
 
 
-@pytest.fixture
-def dsn(server: Server) -> Iterator[str]:
-    """A database with the usual table."""
-    with server.database() as conninfo:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute(USUAL)
-        yield conninfo
-
-
+@pytest.mark.usefixtures("on_server")
 def test_a_running_database_is_read(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its schema is written beside the queue file, which includes it; existing files stay."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(USUAL)
     path = tmp_path / "q.sql"
-    assert cli.run(["init", str(path), "--from-schema", dsn]) == 0
+    assert cli.run(["init", str(path), "--from-schema", database]) == 0
     assert "a queue in jobs, with " in capsys.readouterr().out
     assert '-- include = ["q.schema.sql"]' in path.read_text()
     assert load(path).offers >= {"enqueue", "claim", "complete", "fail", "heartbeat", "recover"}
     again = tmp_path / "again.sql"
-    assert cli.run(["init", str(again), "--from-schema", dsn, "--table", "no"]) == 4
-    assert cli.run(["init", str(path), "--from-schema", dsn]) == 4
+    assert cli.run(["init", str(again), "--from-schema", database, "--table", "no"]) == 4
+    assert cli.run(["init", str(path), "--from-schema", database]) == 4
     assert sorted(one.name for one in tmp_path.iterdir()) == ["q.schema.sql", "q.sql"]
 
 
@@ -244,7 +267,10 @@ def test_a_running_database_is_read(
     [
         (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
         (["q.sql", "--from-schema", ".."], "--from-schema ..: a directory, and no file"),
-        (["q.sql", "--from-schema", SOUND], f"{SOUND}: it is a queue file already: queueproof"),
+        (
+            ["q.sql", "--from-schema", str(REFERENCE)],
+            f"{REFERENCE}: it is a queue file already: queueproof",
+        ),
         (["q.py", "--from-schema", "no.sql"], "q.py: what --from-schema writes is a queue file"),
         (["q.sql", "--table", "jobs"], "--table goes with --from-schema"),
         (["q.sql", "--from-schema", "host=/no/where"], "--from-schema: pg_dump: error: "),

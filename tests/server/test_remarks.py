@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -15,21 +13,17 @@ from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, peers, read_remarks
+from tests.fix_places import STRATEGIES
 from workshop.conformance import (
     INDEX,
     Failure,
     Row,
-    _examine_all,
-    _put,
     _said,
-    _state,
-    examine,
     recorded,
     render,
     write,
 )
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 GOOD = """
 [other]
 version = "2.0"
@@ -117,19 +111,6 @@ def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
     assert "| other | `backoff`" not in page
 
 
-def test_a_queue_that_cannot_be_judged_takes_no_other_with_it(tmp_path: Path) -> None:
-    """What is wrong with one is told beside what is found on the others."""
-    (tmp_path / "peers").mkdir()
-    (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.sql").write_text(f"-- name: schema\nnonsense {name};\n")
-    told = {found.name: found for found in examine(["one", "two"], tmp_path)}
-    for name in ("one", "two"):
-        found = told[name]
-        assert isinstance(found, Failure)
-        assert f"{name}.sql:" in found.message
-
-
 def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> None:
     """Its recorded verdicts and stories stay, those of others are new, and the page names it."""
     (tmp_path / "stories").mkdir()
@@ -172,37 +153,6 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
         recorded(["three"], results, tmp_path, "PostgreSQL", "")
     with pytest.raises(QueueproofError, match=r"this machine has PostgreSQL 19.*: judge all"):
         recorded(["two"], results, tmp_path, "PostgreSQL 19", "")
-
-
-def test_a_card_is_made_once_from_the_same(tmp_path: Path) -> None:
-    """What was interrupted goes on where it ended; an edited queue is judged anew."""
-    (tmp_path / "peers").mkdir()
-    (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
-    path, kept = tmp_path / "one.sql", tmp_path / "cards"
-    path.write_text("-- breaks: order\nnonsense", encoding="utf-8")
-    found = (Judgement("order", "broken", "because", "a story", "token", {"pairs": 3}),)
-    made = Row("one", Card("one.sql", "PostgreSQL", 0, 1.0, found), "order")
-    _put(kept, _state(tmp_path, None), made, tmp_path)
-    assert [made] == list(examine(["one"], tmp_path, kept=kept))
-    path.write_text("-- breaks: order\nother nonsense", encoding="utf-8")
-    assert isinstance(next(examine(["one"], tmp_path, kept=kept)), Failure)
-
-
-def _dies(name: str) -> Failure:
-    """Judge a queue, or kill the process that does."""
-    if name == "deadly":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return Failure(name, "judged")
-
-
-def test_a_process_that_dies_takes_no_other_queue_with_it() -> None:
-    """The queue that killed it is named, and the others are judged all the same."""
-    told = {one.name: one for one in _examine_all(["one", "deadly", "two"], _dies, None)}
-    assert told.keys() == {"one", "deadly", "two"}
-    assert (told["one"], told["two"]) == (Failure("one", "judged"), Failure("two", "judged"))
-    deadly = told["deadly"]
-    assert isinstance(deadly, Failure)
-    assert "its process ended" in deadly.message
 
 
 def test_a_page_says_which_version_was_judged(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 from psycopg import errors
@@ -36,65 +35,31 @@ from queueproof.schedule.programs import (
     whole,
 )
 from queueproof.search.explore import explore
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import FREE, HOLDS, queue_file
 
-LabOf = Callable[[str], Lab]
-REFERENCE = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"
-BROKEN = REFERENCE.parent / "broken"
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 
-# The claim's statements can be told apart by a schedule; {lock} says what they do about others.
-QUEUE = """
--- /// queue
--- retry_on = [{retry_on}]
--- ///
-
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-BEGIN;
-SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 {lock};
-UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;
-COMMIT;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
-
-HELD = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-CREATE TABLE beats (at timestamptz);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
-BEGIN;
-SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED;
-
--- name: complete(id)
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'queued' RETURNING id;
-COMMIT;
-
--- name: heartbeat!
-INSERT INTO beats VALUES (now());
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
-
 
 def queue(lock: str = "", retry_on: str = "") -> str:
-    """The text of the queue that takes its lock in a certain way."""
-    return QUEUE.format(lock=lock, retry_on=retry_on)
+    """A queue that claims in two statements, which take a lock in a certain way or none."""
+    return queue_file(
+        header=f"retry_on = [{retry_on}]",
+        claim=f"""
+BEGIN;
+{FREE} {lock};
+UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;
+COMMIT;""",
+    )
+
+
+HELD = queue_file(
+    more="CREATE TABLE beats (at timestamptz);",
+    heartbeat="!\nINSERT INTO beats VALUES (now());",
+    **HOLDS,
+)
 
 
 def race(jobs: Sequence[JobSpec] = ONE) -> Program:
@@ -104,7 +69,7 @@ def race(jobs: Sequence[JobSpec] = ONE) -> Program:
 
 def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf) -> None:
     """It counts as both: two calls of one invocation, one that accepts and one that takes."""
-    lab = lab_of((REFERENCE.parent / "lease_table.sql").read_text())
+    lab = lab_of(STRATEGIES / "lease_table.sql")
     program = Program(TWO, in_turn(script("w1", claim(), complete(), claim())))
     run = Runner(lab).run(completing_and_claiming(program))
     first, done, taken = [call for call in run.history.calls if call.actor == "w1"][:3]
@@ -152,15 +117,6 @@ def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
     for _ in range(2):
         run = runner.run(race(TWO))
         assert [call.ids for call in run.history.of_kind("enqueue")] == [("1",), ("2",)]
-
-
-def test_without_a_lock_two_claims_get_one_job(lab_of: LabOf) -> None:
-    """Some interleaving of a claim that locks nothing hands the job out twice."""
-    lab = lab_of(queue())
-    assert any(
-        calls(run, "claim", "w1")[0].ids == calls(run, "claim", "w2")[0].ids == ("1",)
-        for _, run in every(lab, race())
-    )
 
 
 def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
@@ -270,7 +226,7 @@ def test_a_crash_frees_a_held_claim(lab_of: LabOf) -> None:
 
 def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
     """A drain goes on for as long as recover has something to answer."""
-    text = REFERENCE.read_text()
+    text = SKIP_LOCKED
     before, recover, after = text.partition("-- name: recover(lease)\n")
     lab = lab_of(before + recover + after.replace("FOR UPDATE", "LIMIT 1 FOR UPDATE", 1))
     jobs = RETRIES + 2
@@ -283,7 +239,7 @@ def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
 
 def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> None:
     """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait."""
-    lab = lab_of(REFERENCE.read_text())
+    lab = lab_of(SKIP_LOCKED)
     both = (script("w1", complete()), script(f"w1{HEARTBEATS}", heartbeat()))
     program = Program(ONE, (*in_turn(script("w1", claim())), both))
     runs = [run for _, run in every(lab, program)]
@@ -295,7 +251,7 @@ def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> No
 
 def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -> None:
     """A recovery in two statements, taken whole, is met at its ends only."""
-    lab = lab_of((BROKEN / "live_lease_two_step.sql").read_text())
+    lab = lab_of(BROKEN / "live_lease_two_step.sql")
     over = in_turn(script("w1", claim()), script("clock", advance(past(30.0))))
     both = (script("reaper", whole(RECOVER)), script("w2", claim(), claim()))
     runs = [run for _, run in every(lab, Program((*TWO, *ONE), (*over, both)))]
@@ -307,7 +263,7 @@ def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -
 
 def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:
     """Whoever crashes sends nothing more, on none of its connections."""
-    lab = lab_of(REFERENCE.read_text())
+    lab = lab_of(SKIP_LOCKED)
     both = (script("w1", crash()), script(f"w1{HEARTBEATS}", heartbeat()))
     program = Program(ONE, (*in_turn(script("w1", claim())), both))
     for _, run in every(lab, program):
@@ -347,7 +303,7 @@ def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
     """Rule 24: what may be claimed later than that is looked for in the last tenths of a second."""
     clock = script("clock", until(61.0))
     program = Program(ONE, in_turn(script("w1", claim()), clock, script("w2", claim())))
-    lab = lab_of(QUEUE.format(retry_on="", lock="FOR UPDATE SKIP LOCKED"))
+    lab = lab_of(queue("FOR UPDATE SKIP LOCKED"))
     calls = Runner(lab).run(program).history.calls
     first, second, *_ = (call for call in calls if call.kind == "claim")
     (move,) = (call for call in calls if call.kind == "advance" and call.actor == "clock")
@@ -356,7 +312,7 @@ def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
 
 def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: LabOf) -> None:
     """Under every schedule; each worker has registered, and beats when the clock has moved."""
-    lab = lab_of((REFERENCE.parent / "sound" / "leader_promotes.sql").read_text())
+    lab = lab_of(STRATEGIES / "sound" / "leader_promotes.sql")
     together = (script("reaper", RECOVER), script("promoter", PROMOTE), script("janitor", PROMOTE))
     later = in_turn(script("clock", advance(40.0)), script("w2", claim()))
     seen = [run for _, run in explore(Runner(lab), Program(ONE, (together, *later)), budget=20)]
@@ -377,7 +333,7 @@ ALIKE = Program((SAME,), in_turn(script("w1", claim()), NEW), reserve=(SAME,))
 
 def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
     """They have one payload, and ids of their own."""
-    run = Runner(lab_of(REFERENCE.read_text())).run(ALIKE)
+    run = Runner(lab_of(SKIP_LOCKED)).run(ALIKE)
     made = run.history.of_kind("enqueue")
     assert [call.payload for call in made] == ["same", "same"]
     assert len({job for call in made for job in call.ids}) == 2
@@ -385,7 +341,7 @@ def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
 
 def test_nothing_is_said_where_a_payload_is_answered_its_own_job(lab_of: LabOf) -> None:
     """What it means for a running job that it is wanted again is the queue's: the run is none."""
-    text = REFERENCE.read_text().replace(
+    text = SKIP_LOCKED.replace(
         "RETURNING id;\n\n-- name: claim(",
         "ON CONFLICT (payload) DO UPDATE SET status = 'queued'\nRETURNING id;\n\n-- name: claim(",
     )
@@ -401,7 +357,7 @@ def test_nothing_is_said_where_a_payload_is_answered_its_own_job(lab_of: LabOf) 
 
 def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
     """Compressed it is longer than a third of a page, so that the server refuses it there."""
-    lab = lab_of(REFERENCE.read_text())
+    lab = lab_of(SKIP_LOCKED)
     Runner(lab).run(Program((JobSpec(payload="large"),), in_turn(script("w1", claim()))))
     with pytest.raises(errors.ProgramLimitExceeded, match="index row"):
         lab.execute("CREATE INDEX ON queue.jobs (payload)")

@@ -9,10 +9,10 @@ import pytest
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from scenarios import test_server_rules as rules
-from scenarios.conftest import STRATEGIES
 from scenarios.stage import Stage, stage
+from tests.fix_places import REFERENCE
 
-REFERENCE = load(STRATEGIES / "skip_locked.sql")
+QUEUE = load(REFERENCE)
 LOCK = "SELECT id FROM jobs WHERE id = 1 FOR UPDATE"
 REFUSED = 'could not obtain lock on row in relation "jobs"'
 Failed = pytest.fail.Exception
@@ -30,7 +30,7 @@ def play(database: str) -> Callable[[Callable[[Stage], None]], None]:
     """Runs something on a new stage."""
 
     def run(scene: Callable[[Stage], None]) -> None:
-        with stage(database, "a scene", REFERENCE) as opened:
+        with stage(database, "a scene", QUEUE) as opened:
             opened.prepare()
             scene(opened)
 
@@ -40,7 +40,7 @@ def play(database: str) -> Callable[[Callable[[Stage], None]], None]:
 @pytest.fixture
 def there(database: str) -> Iterator[Stage]:
     """A stage."""
-    with stage(database, "a scene", REFERENCE) as opened:
+    with stage(database, "a scene", QUEUE) as opened:
         opened.prepare()
         yield opened
 

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from queueproof.examine.calibrate import calibrate
-from queueproof.postgres import Server
 from queueproof.probes.buffers import ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
-from queueproof.probes.probes import PROBES
 from queueproof.probes.serving import ServingIndex
-from queueproof.queues.sqlfile import load
+from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
 from queueproof.run.session import drive
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
-LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-MANY = 6_400  # jobs: a hundred times what the operations make
+MANY = 6_400  # jobs: a hundred times what the operations make; of half as many a scan is cheap
+CHURNED = 2_000  # jobs: of half as many an old snapshot costs an updated table next to nothing
 
-QUEUE = """
--- name: schema#
-{schema}
-
--- name: enqueue(payload)
-{enqueue}
-
--- name: claim(limit)
-{claim}
-
--- name: complete(id)!
-{complete}
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
 TABLE = """
 CREATE TABLE jobs (
   id {key},
@@ -50,15 +29,7 @@ CREATE TABLE jobs (
 CREATE INDEX ON jobs (enqueued_at) WHERE status = 'queued';
 """
 INSERT = "INSERT INTO jobs (payload) VALUES (:payload) RETURNING id;"
-CLAIM = """
-UPDATE jobs SET status = 'running'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'queued' ORDER BY enqueued_at LIMIT :limit
-  FOR UPDATE SKIP LOCKED
-))
-RETURNING id;
-"""
-COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
+CLAIM = CLAIM_MANY.replace("ORDER BY id", "ORDER BY enqueued_at")
 
 
 def queue(
@@ -69,13 +40,23 @@ def queue(
     complete: str = COMPLETE,
 ) -> str:
     """A queue file: one table whose jobs have this key, and what is added to its schema."""
-    schema = TABLE.format(key=key) + more
-    return QUEUE.format(schema=schema, enqueue=INSERT, claim=claim, complete=complete)
+    return queue_file(
+        table=TABLE.format(key=key),
+        more=more,
+        enqueue=f"(payload)\n{INSERT}",
+        claim=f"(limit)\n{claim}",
+        complete=f"(id)!\n{complete}",
+    )
 
 
 def slope(lab: Lab, kind: str, *jobs: int) -> Slope:
     """What a claim costs at some contents of one kind."""
-    return measure(lab, calibrate(lab), [[Content(kind, n) for n in jobs]])
+    return measure(lab, offered(lab), [[Content(kind, n) for n in jobs]])
+
+
+def offered(lab: Lab) -> Offer:
+    """What its queue brings, of which none ends its claim inside a transaction."""
+    return Offer(lab.queue, held=False)
 
 
 def finish(lab: Lab, count: int) -> list[str]:
@@ -166,11 +147,9 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
         f"CREATE TABLE jobs_{n} PARTITION OF jobs FOR VALUES WITH (MODULUS 4, REMAINDER {n});"
         for n in range(4)
     )
-    schema = TABLE.format(key="bigserial PRIMARY KEY").replace(
-        ");\nCREATE INDEX", f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX"
+    lab = lab_of(
+        queue().replace(");\nCREATE INDEX", f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX")
     )
-    text = QUEUE.format(schema=schema, enqueue=INSERT, claim=CLAIM, complete=COMPLETE)
-    lab = lab_of(text)
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
     assert states(lab) == {"completed": MANY}
     smallest = lab.execute(
@@ -252,33 +231,17 @@ def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
 
-FAILING = """
--- /// queue
--- max_attempts = 3
--- ///
-
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', bound int);
-CREATE INDEX ON jobs (id) WHERE status <> 'completed';
-
--- name: enqueue(max_attempts)
-INSERT INTO jobs (bound) VALUES (:max_attempts) RETURNING id;
-
--- name: claim(limit)
-UPDATE jobs SET status = 'running'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status <> 'completed' AND status = 'queued'
-  ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING id;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: fail(id)!
+FAILING = queue_file(
+    header="max_attempts = 3",
+    table="CREATE TABLE jobs (id bigserial PRIMARY KEY, status text DEFAULT 'queued', bound int);",
+    more="CREATE INDEX ON jobs (id) WHERE status <> 'completed';",
+    enqueue="(max_attempts)\nINSERT INTO jobs (bound) VALUES (:max_attempts) RETURNING id;",
+    claim="(limit)\n" + CLAIM_MANY.replace("WHERE s", "WHERE status <> 'completed' AND s"),
+    fail="""(id)!
 UPDATE jobs SET status = CASE bound WHEN 1 THEN 'failed' ELSE 'queued' END
-WHERE id = :id AND status = 'running';
-"""
+WHERE id = :id AND status = 'running';""",
+    jobs="",
+)
 
 
 def test_some_of_the_finished_jobs_have_failed(lab_of: LabOf) -> None:
@@ -293,7 +256,7 @@ LATE = (
     .replace("(id) WHERE", "(due) WHERE")
     .replace("enqueue(max_attempts)", "enqueue")
     .replace("(bound) VALUES (:max_attempts)", "DEFAULT VALUES")
-    .replace("= 'queued'\n  ORDER BY id", "= 'queued' AND due <= now()\n  ORDER BY due")
+    .replace("= 'queued' ORDER BY id", "= 'queued' AND due <= now() ORDER BY due")
     .replace("SET status = CASE bound WHEN 1", "SET tries = tries + 1, "
              "due = now() + interval '1 hour', status = CASE tries WHEN 2")
 )  # fmt: skip
@@ -309,22 +272,21 @@ def test_what_has_failed_was_due_before_what_is_ready(lab_of: LabOf) -> None:
     assert not slope(lab_of(without), "finished", MANY).broken
 
 
-DELAYED = QUEUE.format(
-    schema=TABLE.format(key="bigserial PRIMARY KEY"),
-    enqueue="INSERT INTO jobs (payload, enqueued_at) VALUES (:payload, now() + :delay) "
-    "RETURNING id;",
+DELAYED = queue(
+    more="CREATE FUNCTION due(timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE "
+    "AS $$ BEGIN RETURN $1 <= now(); END $$;",
     claim=CLAIM.replace("ORDER BY enqueued_at", "AND due(enqueued_at) ORDER BY 1"),
-    complete=COMPLETE,
-).replace("enqueue(payload)", "enqueue(payload, delay)").replace(
-    "-- name: enqueue", "CREATE FUNCTION due(timestamptz) RETURNS boolean LANGUAGE plpgsql STABLE "
-    "AS $$ BEGIN RETURN $1 <= now(); END $$;\n-- name: enqueue",
-)  # fmt: skip
+).replace(
+    f"enqueue(payload)\n{INSERT}",
+    "enqueue(payload, delay)\nINSERT INTO jobs (payload, enqueued_at) "
+    "VALUES (:payload, now() + :delay) RETURNING id;",
+)
 
 
 def test_jobs_that_are_not_due_are_told_and_judged_where_promised(lab_of: LabOf) -> None:
     """What a claim costs beside them is a slope, but for a queue that promises to bear them."""
     lab = lab_of(DELAYED)
-    found = measure(lab, calibrate(lab), [], beside=[[Content("ahead", MANY)]])
+    found = measure(lab, offered(lab), [], beside=[[Content("ahead", MANY)]])
     assert not found.broken
     assert f"with {MANY:,} jobs due tomorrow" in found.told
     assert found.evidence["jobs due tomorrow"] == MANY
@@ -357,12 +319,12 @@ def test_a_cost_that_is_higher_and_stays_does_not_grow(
 
 def test_another_queues_backlog_is_told(lab_of: LabOf) -> None:
     """An index of all queues in one order makes a claim walk over the backlog of another one."""
-    sound = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
+    sound = SKIP_LOCKED
     index = "CREATE INDEX jobs_runnable_idx ON jobs (queue, "
     found = []
     for text in (sound, sound.replace(index, index.replace("queue, ", ""))):
         lab = lab_of(text)
-        slope = measure(lab, calibrate(lab), [], beside=[[Content("elsewhere", MANY)]])
+        slope = measure(lab, offered(lab), [], beside=[[Content("elsewhere", MANY)]])
         assert not slope.broken
         assert f"with {MANY:,} waiting jobs of another queue" in slope.told
         found.append(slope.beside[-1].buffers)
@@ -396,14 +358,13 @@ def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more:
 
 
 def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(
-    server: Server,
+    lab_of: LabOf,
 ) -> None:
     """What a queue keeps of its finished jobs may be few of them."""
-    with open_lab(load(STRATEGIES / "sound" / "delete_on_complete.sql"), server) as lab:
-        found = slope(lab, "finished", MANY)
-        assert not found.short
-        assert [cost.content.jobs for cost in found.costs] == [0, 200, MANY]
-        assert not found.broken
+    found = slope(lab_of(STRATEGIES / "sound" / "delete_on_complete.sql"), "finished", MANY)
+    assert not found.short
+    assert [cost.content.jobs for cost in found.costs] == [0, 200, MANY]
+    assert not found.broken
 
 
 def test_a_queue_that_keeps_nothing_stays_as_small_as_it_is(lab_of: LabOf) -> None:
@@ -427,11 +388,7 @@ def test_nothing_is_left_behind(lab_of: LabOf) -> None:
 def test_an_empty_claim_cannot_be_measured(lab_of: LabOf) -> None:
     """A claim that finds nothing in a queue that is filled is no evidence of a cheap one."""
     claim = CLAIM.replace("status = 'queued' ORDER", "status = 'queued' AND random() < 0 ORDER")
-    lab = lab_of(queue())
-    offer = calibrate(lab)
-    with_nothing = lab_of(queue(claim=claim))
-    found = measure(with_nothing, offer, [[Content("finished", MANY)]])
-    assert "came back empty" in found.unable
+    assert "came back empty" in slope(lab_of(queue(claim=claim)), "finished", MANY).unable
 
 
 def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> None:
@@ -444,7 +401,7 @@ def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> No
         "waiting jobs": MANY,
         "claims measured": 6,
     }
-    assert "no job is finished" in slope(lab, "snapshot", 1_000).unable
+    assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
 
 
 DELETING = """
@@ -498,24 +455,23 @@ def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> N
 def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> None:
     """An updated table loses while a snapshot is held, and is cheap again without one."""
     lab = lab_of(queue())
-    assert slope(lab, "snapshot", 2_000).grown
-    assert not slope(lab, "churned", 1_000).grown
+    assert slope(lab, "snapshot", CHURNED).grown
+    assert not slope(lab, "churned", CHURNED).grown
 
 
 @pytest.mark.parametrize("name", ["append_only", "marked_lanes"])
 def test_a_claim_that_begins_behind_what_is_dead_minds_no_snapshot(
-    server: Server, name: str
+    lab_of: LabOf, name: str
 ) -> None:
     """Behind the last row that was put in, or at a mark that moves with the oldest transaction."""
-    with open_lab(load(STRATEGIES / "sound" / f"{name}.sql"), server) as lab:
-        assert not slope(lab, "snapshot", 2_000).grown
+    assert not slope(lab_of(STRATEGIES / "sound" / f"{name}.sql"), "snapshot", CHURNED).grown
 
 
 @pytest.mark.parametrize("kind", ["finished", "waiting", "snapshot"])
 def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> None:
     """A claim that got dear is told with its buffers, its statement, its plan and what to do."""
     text = queue() if kind == "snapshot" else queue().replace("CREATE INDEX", "-- CREATE INDEX")
-    found = slope(lab_of(text), kind, 2_000 if kind == "snapshot" else MANY)
+    found = slope(lab_of(text), kind, CHURNED if kind == "snapshot" else MANY)
     guarantee = "old-snapshot" if kind == "snapshot" else "steady-cost"
     story = to_text(tell_found(found, guarantee))
     assert found.broken in story
@@ -574,19 +530,3 @@ def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
     found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
     assert "only jobs that can run" not in found.remedy
     assert "holds finished jobs as well" in found.remedy
-
-
-def test_a_probe_tells_its_story_again(server: Server) -> None:
-    """What was seen to break breaks when it is replayed, and not in the sound parent."""
-    probe = PROBES["steady-cost"]
-    with open_lab(load(STRATEGIES / "broken" / "steady_cost_no_index.sql"), server) as lab:
-        offer = calibrate(lab)
-        seen = probe.watch(lab, offer, 0)
-        assert seen.broken
-        again = probe.replay(lab, offer, seen.data)
-        assert seen.found is not None
-        assert again is not None
-        story = to_text(tell_found(seen.found, "steady-cost"))
-        assert to_text(tell_found(again, "steady-cost")) == story
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        assert probe.replay(lab, calibrate(lab), seen.data) is None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
+from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
 from queueproof.report.page import read_card, to_page
@@ -22,6 +21,9 @@ from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 from queueproof.search.shrink import Failure, find
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_queues import queue_file
 
 FURTHER = Card(
     "q.sql",
@@ -40,30 +42,17 @@ FURTHER = Card(
         ),
     ),
 )
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-LabOf = Callable[[str], Lab]
 RACE = Program((JobSpec(),), ((script("w1", claim()), script("w2", claim())),))
 
-QUEUE = """
--- name: schema#
-CREATE TABLE jobs (id {id} PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+QUEUE = queue_file(
+    table="CREATE TABLE jobs (id {id} PRIMARY KEY, status text NOT NULL DEFAULT 'queued');",
+    claim="""
 SELECT id FROM jobs WHERE status = 'queued' LIMIT 1;
 UPDATE jobs
 SET status = 'running'
 WHERE id = ANY (:ids)
-RETURNING id;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
+RETURNING id;""",
+)
 
 GOLDEN = """\
     single-claim: No job is held by two workers at once.
@@ -101,7 +90,8 @@ GOLDEN = """\
 def double_claim(lab: Lab) -> Failure:
     """The first run in which two claims get one job."""
     runner = Runner(lab)
-    failure = find(runner, declare(calibrate(lab)), RACE, "single-claim", budget=100)
+    declared = declare(Offer(lab.queue, held=False))
+    failure = find(runner, declared, RACE, "single-claim", budget=100)
     assert failure is not None
     return failure
 
@@ -129,8 +119,7 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
 
 def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
-    broken = STRATEGIES / "broken/retry_bound_hard_coded.sql"
-    lab = lab_of(broken.read_text())
+    lab = lab_of(STRATEGIES / "broken" / "retry_bound_hard_coded.sql")
     card = check_queue(lab, [CATALOGUE["retry-bound"]], profile="quick")
     told = str(card.guarantees[0].story)
     assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
@@ -157,10 +146,10 @@ def test_a_pass_says_what_was_not_asked(
     lab_of: LabOf, changed: tuple[str, ...], told: dict[str, str]
 ) -> None:
     """A reader is not to think that a wait was seen to overflow, or a batch to keep its limit."""
-    text = (STRATEGIES / "skip_locked.sql").read_text()
+    text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):
         text = text.replace(old, new)
-    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="quick")
+    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="glance")
     for one in card.guarantees:
         assert (one.verdict, told[one.id] in one.reason) == ("holds", True), one.reason
 

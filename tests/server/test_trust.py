@@ -21,9 +21,8 @@ from queueproof.postgres import Server, open_server
 from queueproof.proposal.schema import tables_of
 from queueproof.queues.sqlfile import SqlFileQueue, load_text
 from queueproof.run.open import open_lab
+from tests.fix_places import DOUBLE_CLAIM, SKIP_LOCKED, reference
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
     "a file": "COPY jobs FROM '/etc/passwd';",
@@ -40,14 +39,7 @@ NEEDS = {
 
 def after_its_tables(statement: str) -> str:
     """The reference with one more statement at the end of its schema."""
-    return REFERENCE.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1)
-
-
-@pytest.fixture(scope="module")
-def own() -> Iterator[Server]:
-    """A server of our own."""
-    with open_server("embedded") as server:
-        yield server
+    return reference("-- name: enqueue(", f"{statement}\n\n-- name: enqueue(")
 
 
 @pytest.fixture
@@ -121,7 +113,7 @@ def test_the_command_passes_trust_on(
 ) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
-    broken = STRATEGIES / "broken" / "single_claim_select_then_update.sql"
+    broken = DOUBLE_CLAIM
     text = broken.read_text(encoding="utf-8")
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
@@ -173,9 +165,8 @@ def test_a_queue_that_terminates_backends_is_told_so(
 ) -> None:
     """Be it another worker's or the harness's own, the server has not gone away."""
     path = tmp_path / "q.sql"
-    head, claim, rest = REFERENCE.partition("-- name: claim(worker, limit, queue)\n")
-    assert claim
-    path.write_text(head + claim + TERMINATE + rest)
+    claim = "-- name: claim(worker, limit, queue)\n"
+    path.write_text(reference(claim, claim + TERMINATE))
     where = dsn if superuser else "embedded"
     assert run(["check", str(path), "--only", "order", "--postgres", where]) == 4
     said = capsys.readouterr().err
@@ -195,7 +186,7 @@ def test_an_operation_that_changes_the_schema_is_told_so(
 ) -> None:
     """What the reset cannot bring back is the queue's doing: one message, exit 4."""
     path = tmp_path / "q.sql"
-    head, complete, rest = REFERENCE.partition("-- name: complete(id, worker, attempt)!\n")
+    head, complete, rest = SKIP_LOCKED.partition("-- name: complete(id, worker, attempt)!\n")
     assert complete
     done, end, rest = rest.partition(";\n")
     path.write_text(f"{head}{complete}{done};\n{statement}{end}{rest}")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,42 +14,19 @@ import pytest
 
 from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
-from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Queue, Step
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
 from queueproof.queues.worker import from_command
-from queueproof.run.lab import Lab
-from queueproof.run.open import open_lab
 from queueproof.run.session import LibpqSession, drive, execute
 from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import Conditions
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED
+from tests.fix_programs import PATIENCE, Begin, ends, frozen
 
-PATIENCE = 30.0  # seconds
-REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
-
-
-@pytest.fixture
-def install(server: Server) -> Iterator[Callable[[Queue], Lab]]:
-    """Installs a queue in a database of its own."""
-    with ExitStack() as stack:
-        yield lambda queue: stack.enter_context(open_lab(queue, server))
-
-
-@contextmanager
-def frozen(*pids: int) -> Iterator[None]:
-    """Backends that do not answer; one that has ended in the meantime does not either."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 # --- where a queue's tables are -------------------------------------------------------------------
@@ -89,7 +61,7 @@ def in_public(
 ) -> Queue:
     """A queue whose tables are in the schema public, whoever creates them."""
     if request.param == "file":
-        text = REFERENCE.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
+        text = SKIP_LOCKED.replace("CREATE TABLE jobs", "CREATE TABLE public.jobs")
         for clause in ("INSERT INTO ", "UPDATE ", "FROM ", " ON "):
             text = text.replace(f"{clause}jobs", f"{clause}public.jobs")
         return load_text(text.replace("jobs.", "public.jobs."), "public.sql")
@@ -104,9 +76,9 @@ def in_public(
     return from_command(f"exec: {sys.executable} {worker}")
 
 
-def test_tables_in_the_schema_public(install: Callable[[Queue], Lab], in_public: Queue) -> None:
+def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
     """They are found, gated, and brought back to the beginning like those of any schema."""
-    lab = install(in_public)
+    lab = lab_of(in_public)
     assert lab.tables == ["public.jobs"]
     for gate in ("row", None):
         lab.reset(Conditions(gate=gate))
@@ -138,12 +110,12 @@ def worker_that(opens: str, tmp_path: Path) -> Queue:
     ids=["that it ends", "that it leaves open"],
 )
 def test_a_worker_started_ahead_is_in_a_transaction(
-    install: Callable[[Queue], Lab],
+    lab_of: LabOf,
     tmp_path: Path,
     opens: str,
 ) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
-    lab = install(worker_that(opens, tmp_path))
+    lab = lab_of(worker_that(opens, tmp_path))
     assert isinstance(lab, ClientLab)
     leaves = "BEGIN" in opens
     lab._control.run(f"SET lock_timeout = {100 if leaves else 30_000}")
@@ -159,11 +131,11 @@ def test_a_worker_started_ahead_is_in_a_transaction(
 
 
 def test_somebody_holds_a_lock_between_two_runs(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset that cannot have its locks names who holds one, and what he did last."""
     monkeypatch.setattr(waits, "LOCK", 0.1)
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = lab_of(SKIP_LOCKED, fresh=True)
     lab._control.run(f"SET lock_timeout = '{waits.LOCK:g}s'")
     with psycopg.connect(lab.conninfo) as stranger:
         stranger.execute("LOCK TABLE jobs")
@@ -181,26 +153,22 @@ def test_somebody_holds_a_lock_between_two_runs(
 # --- what the server does not answer --------------------------------------------------------------
 
 
-def test_a_statement_that_does_not_end(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_that_does_not_end(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside the runner too it is given up, with its block, its line and itself."""
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
-    text = REFERENCE.replace("CREATE TABLE", "SELECT pg_sleep(3600);\nCREATE TABLE", 1)
+    text = SKIP_LOCKED.replace("CREATE TABLE", "SELECT pg_sleep(3600);\nCREATE TABLE", 1)
     line = text[: text.index("SELECT pg_sleep")].count("\n") + 1
     with pytest.raises(
         QueueError,
         match=rf"queue\.sql:{line}: schema has neither answered nor waited for another worker "
         r"after 0\.2 s: SELECT pg_sleep\(3600\)",
     ):
-        install(load_text(text, "queue.sql"))
+        lab_of(text)
 
 
-def test_a_backend_that_is_frozen(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's own statements are given up with what was asked."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "OWN", 0.2)
     with (
         frozen(lab.control_pid),
@@ -215,10 +183,10 @@ def test_a_backend_that_is_frozen(
 
 
 def test_a_server_that_is_frozen_is_not_the_queues_fault(
-    server: Server, install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+    server: Server, lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the server takes no connection either, no statement is blamed."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "STATEMENT", 0.2)
     monkeypatch.setattr(waits, "CONNECT", 0.2)
     session = lab.session("w1")
@@ -233,10 +201,10 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
 
 
 def test_a_cancelled_statement_that_does_not_end(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend that is frozen does not hear of a request to cancel, which is given up too."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
     session.send(Step("SELECT pg_sleep(3600)"))
     with frozen(session.pid):
@@ -249,10 +217,10 @@ def test_a_cancelled_statement_that_does_not_end(
 
 
 def test_a_statement_larger_than_what_a_frozen_backend_takes(
-    install: Callable[[Queue], Lab], monkeypatch: pytest.MonkeyPatch
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sending is a wait as well."""
-    lab = install(load_text(REFERENCE, "queue.sql"))
+    lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
     assert isinstance(session, LibpqSession)
     monkeypatch.setattr(waits, "OWN", 0.2)
@@ -260,123 +228,10 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
         frozen(session.pid),
         pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
     ):
-        session.send(Step(f"SELECT length('{'x' * 2**24}')"))
+        session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 
 # --- signals --------------------------------------------------------------------------------------
-
-CHECK = """
-import sys
-from queueproof.cli import main, talk
-talk.QUIET_SECONDS = 0.1
-main()
-"""
-
-
-def checking(postgres: str, queue: Path) -> AbstractContextManager[subprocess.Popen[str]]:
-    """`queueproof check` in a process of its own, which says soon what it is doing."""
-    return running("check", str(queue), "--postgres", postgres)
-
-
-@contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """The command line in a process of its own."""
-    with subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-c", CHECK, *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        # an ignored Ctrl-C, as a shell leaves it in the background, would stay so
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def ends(process: subprocess.Popen[str], number: int) -> str:
-    """What a process says that is sent a signal, and ends."""
-    process.send_signal(number)
-    _, told = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + number
-    return told
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_run_whose_server_is_frozen(tmp_path: Path, number: signal.Signals) -> None:
-    """Nobody answers any more, neither the runner nor who cleans up, and it ends all the same."""
-    queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
-    with open_server("embedded") as own, psycopg.connect(own._admin, autocommit=True) as admin:
-        (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
-        postmaster = int(found[0].split()[0])
-        with checking(str(own._admin), queue) as process:
-            asked = "SELECT pid FROM pg_stat_activity WHERE datname ~ '^queueproof_'"
-
-            def backends() -> list[int]:
-                return [pid for (pid,) in admin.execute(asked).fetchall()]
-
-            waits.until(lambda: len(backends()) > 3, PATIENCE, "a run that is under way")
-            with frozen(postmaster), frozen(*backends()):  # all: none is begun any more
-                said = ends(process, number)
-    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_benchmark_that_waits(
-    server: Server, tmp_path: Path, number: signal.Signals
-) -> None:
-    """The queue's own SQL does not answer; the last line says so, and no database is left."""
-    queue = tmp_path / "queue.sql"
-    queue.write_text(
-        REFERENCE.replace("-- name: schema#", "-- name: schema#\nSELECT pg_sleep(999);")
-    )
-    sleeping = "SELECT pid FROM pg_stat_activity WHERE query ~ '^SELECT pg_sleep'"
-    left = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
-    with (
-        psycopg.connect(server._admin, autocommit=True) as admin,
-        running("bench", str(queue), "--postgres", str(server._admin)) as process,
-    ):
-        waits.until(lambda: bool(admin.execute(sleeping).fetchall()), PATIENCE, "its first wait")
-        said = ends(process, number)
-        waits.until(lambda: not admin.execute(left).fetchall(), PATIENCE, "its database to go")
-    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_benchmark_under_load(
-    server: Server, tmp_path: Path, number: signal.Signals
-) -> None:
-    """Its workers are in the middle of a load that would last; no database is left."""
-    queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
-    held = (
-        "SELECT FROM pg_stat_activity"
-        " WHERE datname ~ '^queueproof_bench' AND state = 'idle in transaction'"
-    )
-    left = "SELECT FROM pg_database WHERE datname ~ '^queueproof_bench'"
-    load = ("--batch", "1", "--workers", "3", "--hold", "900", "--seconds", "60")
-    with (
-        psycopg.connect(server._admin, autocommit=True) as admin,
-        running("bench", str(queue), *load, "--postgres", str(server._admin)) as process,
-    ):
-        waits.until(lambda: len(admin.execute(held).fetchall()) == 3, PATIENCE, "its load")
-        said = ends(process, number)
-        waits.until(lambda: not admin.execute(left).fetchall(), PATIENCE, "its database to go")
-    assert said.splitlines()[-1] in {"queueproof: interrupted", "queueproof: stopped by SIGTERM"}
-
-
-def test_a_run_without_a_terminal_says_what_it_does(server: Server, tmp_path: Path) -> None:
-    """Now and then, on stderr, in a line."""
-    queue = tmp_path / "queue.sql"
-    queue.write_text(REFERENCE)
-    with checking(str(server._admin), queue) as process:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-        ends(process, signal.SIGTERM)
-    assert re.fullmatch(r"queueproof: after \d+ s: .*\n", line)
 
 
 def test_a_signal_whose_exception_is_lost_has_its_code(
@@ -453,14 +308,10 @@ ctypes.CDLL(None).pthread_mutex_lock(lock)
 """
 
 
-def test_a_call_that_does_not_return_is_ended_too() -> None:
+def test_a_call_that_does_not_return_is_ended_too(begin: Begin) -> None:
     """A signal whose handler Python never gets to, because a library goes on, ends the process."""
-    with subprocess.Popen(  # noqa: S603 - our own program
-        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            process.stdout.readline()
-            assert ends(process, signal.SIGTERM) == "queueproof: stopped by SIGTERM\n"
-        finally:
-            process.kill()
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = begin(sys.executable, "-c", STUCK, **piped)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert ends(process, signal.SIGTERM) == "queueproof: stopped by SIGTERM\n"

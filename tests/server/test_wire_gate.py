@@ -1,494 +1,80 @@
-"""The gate on the wire, with every client that it was made for."""
+"""The gate on the wire: what it holds, shows, cuts and passes on, and what it costs."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import select
 import selectors
-import signal
 import socket
 import struct
-import subprocess
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from decimal import Decimal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import asyncpg
 import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq.abc import PGresult
+from psycopg.conninfo import make_conninfo
 
+from queueproof import waits
 from queueproof.errors import QueueproofError, ServerError, ServerUnavailableError
-from queueproof.postgres import Server, open_server
-from queueproof.postgres.local import find_embedded
+from queueproof.postgres import Server
 from queueproof.wire import gate, protocol, upstream
 from queueproof.wire.channel import Channel
 from queueproof.wire.gate import COMMIT, Connection, Held, Wire
+from tests.fix_programs import PATIENCE, frozen
+from tests.fix_wire import (
+    BLOCKED,
+    INSERT,
+    OWNER,
+    UPDATE,
+    Bench,
+    Client,
+    EachClient,
+    Kind,
+    Low,
+    Raw,
+    Script,
+    by_pipeline,
+    by_psycopg,
+    libpq,
+    port_of,
+    said,
+    startup,
+)
 from workshop import wire as cost
 
-PATIENCE = 20.0  # seconds
-NODE = Path(__file__).parents[1] / "node"
-OWNER = "w1"
 
-BLOCKED = "SELECT pg_blocking_pids(%s) <> '{}'"
-CUT = r"(?i)clos|terminat|reset|died"  # what clients say of a connection that was cut
+class TestEachClient(EachClient):
+    """What holds for every client, of psycopg; of the others in tests/slow."""
 
-T = TypeVar("T")
-Script = Sequence[tuple[str, tuple[int, ...]]]  # statements with $1, $2, ... and their parameters
+    clients = ("psycopg",)
 
-INSERT = ("INSERT INTO jobs VALUES ($1)", (5,))
-UPDATE = ("UPDATE jobs SET id = id + $1", (100,))
-TRANSACTION: Script = (("BEGIN", ()), INSERT, UPDATE, ("COMMIT", ()))
+    @pytest.fixture
+    def kind(self) -> Kind:
+        """As most programs use it."""
+        return Kind(by_psycopg)
 
 
-class Bench:
-    """A gate before a database with one table, and a session beside the gate."""
+def sent(bench: Bench, data: bytes) -> tuple[Raw, Connection]:
+    """A client that has sent something, and its connection, which is held."""
+    return Raw(bench).log_in(data), bench.held()
 
-    def __init__(self, conninfo: str) -> None:
-        self.conninfo = conninfo
-        self.wire = Wire(conninfo)
-        self.dsn = self.wire.listen(OWNER)
-        self.direct = psycopg.connect(conninfo, autocommit=True)
-        self.direct.execute("CREATE TABLE jobs (id int)")
-        self.clients: list[Client] = []
-        self.raws: list[Raw] = []
 
-    def start(self, act: Callable[..., Any], *arguments: object) -> Client:
-        """Run a client in a thread of its own."""
-        self.clients.append(Client(self.wire, partial(act, *arguments)))
-        return self.clients[-1]
-
-    def until(self, condition: Callable[[], object]) -> None:
-        """Pump until something is so."""
-        give_up = time.monotonic() + PATIENCE
-        while not condition():
-            self.wire.pump(1.0)
-            assert time.monotonic() < give_up
-
-    def held(self) -> Connection:
-        """The connection whose step stands before the gate; wait for it."""
-        self.until(lambda: any(c.held for c in self.wire.connections(OWNER)))
-        return next(c for c in self.wire.connections(OWNER) if c.held)
-
-    def held_at(self, wanted: str) -> Connection:
-        """Release everything up to a statement; the connection that it stands on."""
-        while True:
-            connection = self.held()
-            assert connection.held is not None
-            if connection.held.sql.startswith(wanted):
-                return connection
-            self.let(connection)
-
-    def let(self, connection: Connection) -> None:
-        """Release a step, and wait until the server has finished with it."""
-        connection.release()
-        self.until(lambda: not connection.running)
-
-    def let_all(self, client: Client) -> list[Held]:
-        """Release step by step until a client has ended; the steps."""
-        steps = []
-        while not client.ended:
-            self.until(lambda: client.ended or any(c.held for c in self.wire.connections(OWNER)))
-            for connection in self.wire.connections(OWNER):
-                if connection.held is not None:
-                    steps.append(connection.held)
-                    self.let(connection)
-        return steps
-
-    def finish(self, client: Client) -> object:
-        """Wait for a client's end; what it returned, or its error raised."""
-        self.until(lambda: client.ended)
-        if client.error is not None:
-            raise client.error
-        return client.result
-
-    def ids(self) -> list[int]:
-        """What everybody can see in the table."""
-        return [row[0] for row in self.direct.execute("SELECT id FROM jobs ORDER BY id")]
-
-    def until_server(self, query: str, *params: object) -> None:
-        """Wait until a query is true on the server, and keep pumping meanwhile."""
-        give_up = time.monotonic() + PATIENCE
-        while self.direct.execute(query.encode(), params).fetchone() != (True,):
-            self.wire.pump(0)
-            assert time.monotonic() < give_up
-
-    def until_gone(self, pid: int) -> None:
-        """Wait until a backend has ended, with whatever it had begun."""
-        self.until_server("SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = %s)", pid)
-
-    def close(self) -> None:
-        """Close everything, and wait for the clients to notice."""
-        for raw in self.raws:
-            raw.close()
-        self.wire.forget(OWNER)
-        self.until(lambda: all(client.ended for client in self.clients))
-        self.wire.close()
-        self.direct.close()
-
-
-class Client:
-    """Something that runs in a thread; its end is an event of the gate's selector."""
-
-    def __init__(self, wire: Wire, act: Callable[[], Any]) -> None:
-        self.ended = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self._wire = wire
-        self._end, self._ended = os.pipe()
-        wire.watch(self._end, self._join)
-        self._thread = threading.Thread(target=self._run, args=(act,))
-        self._thread.start()
-
-    def _run(self, act: Callable[[], Any]) -> None:
-        try:
-            self.result = act()
-        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-            self.error = error
-        finally:
-            os.close(self._ended)
-
-    def _join(self) -> None:
-        self._thread.join()
-        self._wire.unwatch(self._end)
-        os.close(self._end)
-        self.ended = True
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """A server of this machine, whose pg_hba.conf may be changed and whose backends stopped."""
-    with open_server("embedded") as opened:
-        yield opened
-
-
-@pytest.fixture
-def bench(server: Server) -> Iterator[Bench]:
-    """A gate that holds nothing yet."""
-    with server.database() as conninfo, closing(Bench(conninfo)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def holding(bench: Bench) -> Bench:
-    """A gate that holds."""
-    bench.wire.hold(OWNER, on=True)
-    return bench
-
-
-# --- the clients --------------------------------------------------------------------------------
-
-
-def by_psycopg(dsn: str, script: Script, prepare: int | None = None) -> None:
-    """Psycopg, as most programs use it."""
-    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
-        connection.prepare_threshold = prepare
-        for sql, params in script:
-            connection.execute(sql.encode(), params or None)
-
-
-def by_async_psycopg(dsn: str, script: Script) -> None:
-    """Psycopg's asynchronous connection."""
-
-    async def act() -> None:
-        async with await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, cursor_factory=psycopg.AsyncRawCursor
-        ) as connection:
-            for sql, params in script:
-                await connection.execute(sql.encode(), params or None)
-
-    asyncio.run(act())
-
-
-def by_pipeline(dsn: str, script: Script) -> None:
-    """Psycopg in pipeline mode, with its own prepared statements."""
-    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.RawCursor) as connection:
-        connection.prepare_threshold = 0
-        with connection.pipeline():
-            for sql, params in script:
-                connection.execute(sql.encode(), params or None)
-
-
-def by_asyncpg(dsn: str, script: Script) -> None:
-    """Asyncpg: prepares everything that has parameters, and sends these in binary."""
-
-    async def act() -> None:
-        connection = await asyncpg.connect(dsn)
-        try:
-            for sql, params in script:
-                await connection.execute(sql, *params)
-        finally:
-            await connection.close(timeout=PATIENCE)
-
-    asyncio.run(act())
-
-
-def by_program(argv: Sequence[object], **environment: str) -> None:
-    """A client that is a program."""
-    done = subprocess.run(  # noqa: S603 - a client under test
-        list(map(str, argv)),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env={**os.environ, **environment},
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-
-
-def by_node(modules: Path, dsn: str, script: Script, name: str | None = None) -> None:
-    """node-postgres."""
-    told = json.dumps({"statements": script, "name": name})
-    by_program(["node", NODE / "client.cjs", dsn, told], NODE_PATH=str(modules))
-
-
-def by_pgbench(mode: str, folder: Path, dsn: str, script: Script) -> None:
-    """Pgbench: its variables are literals in simple mode, and parameters in the others."""
-    lines = []
-    for sql, params in script:
-        for n, value in enumerate(params, 1):
-            lines.append(f"\\set p{n} {value}")
-        lines.append(sql.replace("$", ":p") + ";")
-    file = folder / "script.sql"
-    file.write_text("\n".join(lines) + "\n")
-    pgbench = find_embedded("").directory / "pgbench"
-    by_program([pgbench, "-n", "-t", "1", "-M", mode, "-f", file, dsn])
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A client, and how its steps look.
-
-    Attributes:
-        run: Runs a script, given a DSN.
-        literal: Whether parameters are literals in its SQL.
-        extended: Whether a statement is an Execute, and its commit a Sync.
-    """
-
-    run: Callable[[str, Script], None]
-    literal: bool = False
-    extended: bool = True
-
-    def shown(self, statement: tuple[str, tuple[int, ...]]) -> Held:
-        """A statement as it should stand before the gate."""
-        sql, params = statement
-        if self.literal:
-            for n, value in enumerate(params, 1):
-                sql = sql.replace(f"${n}", str(value))
-            return Held("query", sql)
-        if not self.extended:
-            return Held("query", sql)
-        return Held("execute", sql, tuple(map(str, params)))
-
-
-EXTENDED = (
-    "psycopg",
-    "psycopg prepared",
-    "psycopg async",
-    "psycopg pipeline",
-    "asyncpg",
-    "pgbench extended",
-    "pgbench prepared",
-    pytest.param("node", marks=pytest.mark.node),
-    pytest.param("node prepared", marks=pytest.mark.node),
-)
-CLIENTS = ("pgbench simple", *EXTENDED)
-
-
-@pytest.fixture(params=CLIENTS)
-def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    """Each client in turn."""
-    name: str = request.param
-    match name.split():
-        case ["psycopg"]:
-            return Kind(by_psycopg)
-        case ["psycopg", "prepared"]:
-            return Kind(partial(by_psycopg, prepare=0))
-        case ["psycopg", "async"]:
-            return Kind(by_async_psycopg)
-        case ["psycopg", "pipeline"]:
-            return Kind(by_pipeline)
-        case ["asyncpg"]:
-            return Kind(by_asyncpg)
-        case ["pgbench", mode]:
-            return Kind(partial(by_pgbench, mode, tmp_path), mode == "simple", mode != "simple")
-    modules = request.getfixturevalue("node_modules")
-    return Kind(partial(by_node, modules, name="s" if "prepared" in name else None))
-
-
-class TestEachClient:
-    """Facts that hold whatever the client."""
-
-    def test_shows_and_holds_a_statement(self, holding: Bench, kind: Kind) -> None:
-        """A held statement is shown with its parameters, and nobody sees its effect."""
-        client = holding.start(kind.run, holding.dsn, [INSERT])
-        wanted = kind.shown(INSERT)
-        connection = holding.held_at(wanted.sql)
-        assert connection.held is not None
-        assert connection.held._replace(sql=connection.held.sql.rstrip(";")) == wanted
-        assert holding.ids() == []
-        holding.let(connection)
-        assert connection.tag == "INSERT 0 1"
-        if kind.extended:
-            assert holding.held() is connection  # its Sync may come in another packet
-            assert (connection.held, connection.in_transaction) == (COMMIT, False)
-            assert holding.ids() == []
-            holding.let(connection)
-        assert holding.ids() == [5]
-        assert holding.let_all(client) == []
-        holding.finish(client)
-
-    def test_cut_before(self, holding: Bench, kind: Kind) -> None:
-        """A client cut off before its statement gets an error, and the server never acted."""
-        client = holding.start(kind.run, holding.dsn, [INSERT])
-        connection = holding.held_at(kind.shown(INSERT).sql)
-        connection.cut_before()
-        assert connection.closed
-        with pytest.raises(Exception, match=CUT):
-            holding.finish(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == []
-
-    def test_cut_after(self, holding: Bench, kind: Kind) -> None:
-        """A client cut off after its statement gets an error, and the server has committed."""
-        client = holding.start(kind.run, holding.dsn, [INSERT])
-        connection = holding.held_at(kind.shown(INSERT).sql)
-        connection.cut_after()
-        assert connection.running
-        holding.until(lambda: connection.closed)
-        assert holding.ids() == [5]
-        with pytest.raises(Exception, match=CUT):
-            holding.finish(client)
-
-    @pytest.mark.parametrize("kind", EXTENDED, indirect=True)
-    @pytest.mark.parametrize(("cut", "left"), [("before", []), ("after", [5])])
-    def test_cut_around_a_sync(self, holding: Bench, kind: Kind, cut: str, left: list[int]) -> None:
-        """Cut before its Sync an Execute is rolled back, cut after it is committed."""
-        client = holding.start(kind.run, holding.dsn, [INSERT])
-        connection = holding.held_at(INSERT[0])
-        holding.let(connection)
-        holding.until(lambda: connection.held == COMMIT)  # which may come in a message of its own
-        (connection.cut_after if cut == "after" else connection.cut_before)()
-        holding.until(lambda: connection.closed)
-        with pytest.raises(Exception, match=CUT):
-            holding.finish(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == left
-
-    def test_cut_in_a_transaction(self, holding: Bench, kind: Kind) -> None:
-        """A transaction cut off before its COMMIT is rolled back, whatever the server did."""
-        client = holding.start(kind.run, holding.dsn, TRANSACTION)
-        connection = holding.held_at(kind.shown(UPDATE).sql)
-        assert connection.in_transaction
-        connection.cut_after()
-        holding.until(lambda: connection.closed)
-        assert connection.tag == "UPDATE 1"
-        with pytest.raises(Exception, match=CUT):
-            holding.finish(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == []
-
-    @pytest.mark.parametrize(("cut", "left"), [("before", []), ("after", [105])])
-    def test_lost_answer_of_commit(
-        self, holding: Bench, kind: Kind, cut: str, left: list[int]
-    ) -> None:
-        """A COMMIT whose answer is lost has happened; one that was lost itself has not."""
-        client = holding.start(kind.run, holding.dsn, TRANSACTION)
-        connection = holding.held_at("COMMIT")
-        (connection.cut_after if cut == "after" else connection.cut_before)()
-        holding.until(lambda: connection.closed)
-        with pytest.raises(Exception, match=CUT):
-            holding.finish(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == left
-
-    def test_steps_of_a_transaction(self, holding: Bench, kind: Kind) -> None:
-        """In an explicit transaction each statement is one step, and its Sync is none."""
-        client = holding.start(kind.run, holding.dsn, TRANSACTION)
-        steps = holding.let_all(client)
-        holding.finish(client)
-        sent = [step.sql.rstrip(";") for step in steps]
-        assert sent[-4:] == [kind.shown(statement).sql for statement in TRANSACTION]
-        assert holding.ids() == [105]
-
-    def test_blocked_is_what_the_server_says(self, holding: Bench, kind: Kind) -> None:
-        """A released statement that waits for a lock stays running, and its pid shows for whom."""
-        holding.direct.execute("INSERT INTO jobs VALUES (1)")
-        client = holding.start(kind.run, holding.dsn, [UPDATE])
-        connection = holding.held_at(kind.shown(UPDATE).sql)
-        with psycopg.connect(holding.conninfo) as other:
-            other.execute("UPDATE jobs SET id = 2")
-            connection.release()
-            blocker = [other.info.backend_pid]
-            holding.until_server("SELECT pg_blocking_pids(%s) = %s::int[]", connection.pid, blocker)
-            assert connection.running
-            assert not connection.idle
-        holding.let_all(client)
-        holding.finish(client)
-        assert holding.ids() == [102]
-
-    def test_passes_while_nothing_is_held(self, bench: Bench, kind: Kind) -> None:
-        """Without a hold everything passes, and the connection's state is still known."""
-        client = bench.start(kind.run, bench.dsn, [*TRANSACTION, INSERT])
-        bench.finish(client)
-        assert bench.ids() == [5, 105]
-        bench.until(lambda: not bench.wire.connections(OWNER))
+def logged_in(bench: Bench) -> tuple[Raw, Connection]:
+    """A client that has sent nothing yet, and its connection."""
+    raw = Raw(bench).log_in()
+    (connection,) = bench.wire.connections(OWNER)
+    return raw, connection
 
 
 # --- what is shown ------------------------------------------------------------------------------
-
-MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-IDENTITY = uuid.UUID(int=1)
-SHOWN = (
-    ("smallint", 7, "7"),
-    ("int", -7, "-7"),
-    ("bigint", 2**40, "1099511627776"),
-    ("bool", True, "t"),
-    ("uuid", IDENTITY, str(IDENTITY)),
-    ("text", "naïve", "naïve"),
-    ("timestamptz", MOMENT, "2026-01-02 03:04:05+00:00"),
-    ("jsonb", '{"a": 1}', '{"a": 1}'),
-    ("json", '{"a": 1}', '{"a": 1}'),
-    ("numeric", Decimal("1.50"), "1.50"),
-    ("bytea", b"\x01\xff", "\\x01ff"),
-    ("int[]", [1, None], "{1,NULL}"),
-    ("jsonb[]", ['{"a": 1}'], '{{"a": 1}}'),
-    ("uuid[]", [IDENTITY], f"{{{IDENTITY}}}"),
-    ("text", None, None),
-)
-
-
-@pytest.mark.parametrize(("name", "value", "shown"), SHOWN)
-def test_binary_parameters_are_decoded(
-    holding: Bench, name: str, value: object, shown: str | None
-) -> None:
-    """A parameter that was sent in binary is shown as PostgreSQL writes its type."""
-
-    async def act() -> None:
-        connection = await asyncpg.connect(holding.dsn)
-        await connection.fetch(f"SELECT $1::{name}", value)
-        await connection.close()
-
-    client = holding.start(asyncio.run, act())
-    connection = holding.held_at("SELECT $1")
-    assert connection.held == Held("execute", f"SELECT $1::{name}", (shown,))
-    holding.let_all(client)
-    holding.finish(client)
 
 
 def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
@@ -498,57 +84,9 @@ def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
         low.pgconn.send_query_params(b"SELECT $1::int", [b"\0\0\0\5"], param_formats=[1])
         low.results()
 
-    client = holding.start(libpq, holding.dsn, act)
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, act)
     assert connection.held == Held("execute", "SELECT $1::int", ("\\x00000005",))
-    holding.let_all(client)
-    holding.finish(client)
-
-
-class Low:
-    """libpq below every adapter. Its own blocking calls would keep the gate's thread waiting."""
-
-    def __init__(self, connection: psycopg.Connection) -> None:
-        self.connection = connection
-        self.pgconn = connection.pgconn
-
-    def next(self) -> PGresult | None:
-        """The next answer, or the end of one statement's."""
-        self.pgconn.flush()
-        while self.pgconn.is_busy():
-            select.select([self.pgconn.socket], [], [], PATIENCE)
-            self.pgconn.consume_input()
-        return self.pgconn.get_result()
-
-    def results(self) -> list[PGresult]:
-        """The answers to one statement."""
-        return list(iter(self.next, None))
-
-    def prepare(self, name: bytes, sql: bytes) -> str:
-        """Prepare a statement; how that was answered."""
-        self.pgconn.send_prepare(name, sql)
-        return said(self.results()[-1])
-
-    def execute(self, name: bytes, *params: bytes) -> str:
-        """Execute what was prepared; how that was answered."""
-        self.pgconn.send_query_prepared(name, params)
-        return said(self.results()[-1])
-
-    def query(self, sql: bytes, *params: bytes) -> PGresult:
-        """Execute a statement by the extended protocol."""
-        self.pgconn.send_query_params(sql, params)
-        return self.results()[-1]
-
-
-def said(answer: PGresult) -> str:
-    """A command's tag, or the answer's kind."""
-    return (answer.command_status or b"").decode() or pq.ExecStatus(answer.status).name
-
-
-def libpq(dsn: str, act: Callable[[Low], T]) -> T:
-    """Use a connection of libpq's."""
-    with closing(psycopg.connect(dsn, autocommit=True)) as connection:
-        return act(Low(connection))
+    holding.go_through(client)
 
 
 def test_a_statement_prepared_earlier_is_shown(holding: Bench) -> None:
@@ -594,24 +132,6 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
     ]
     answers = ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
     assert holding.finish(client) == answers
-
-
-def test_an_execute_with_a_row_limit_is_a_step_each_time(holding: Bench) -> None:
-    """A portal that is fetched from in parts is one step for each part."""
-
-    async def act() -> list[int]:
-        connection = await asyncpg.connect(holding.dsn)
-        async with connection.transaction():
-            cursor = await connection.cursor("SELECT generate_series(1, 3)")
-            found = [row[0] for row in await cursor.fetch(2)]
-            found += [row[0] for row in await cursor.fetch(2)]
-        await connection.close()
-        return found
-
-    client = holding.start(asyncio.run, act())
-    steps = [step.sql for step in holding.let_all(client)]
-    assert steps == ["BEGIN;", *["SELECT generate_series(1, 3)"] * 2, "COMMIT;"]
-    assert holding.finish(client) == [1, 2, 3]
 
 
 # --- pipelines and their transactions -----------------------------------------------------------
@@ -682,8 +202,7 @@ def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], step
 def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
     """What the server ignores after an error is no step; what follows the Sync is again."""
     sent = ["SELEC", "INSERT INTO jobs VALUES (1)", "INSERT INTO jobs VALUES (2)"]
-    client = holding.start(libpq, holding.dsn, pipeline(sent, syncs=[1]))
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent, syncs=[1]))
     holding.let(connection)
     assert connection.error is not None
     assert (connection.error[0], connection.tag) == ("42601", "")
@@ -713,8 +232,7 @@ def test_a_commit_that_fails(holding: Bench) -> None:
 def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
     """Cut after one Execute of a pipeline, the server has committed all of it."""
     sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
-    client = holding.start(libpq, holding.dsn, pipeline(sent))
-    connection = holding.held()
+    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent))
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert holding.ids() == [1, 2, 3]
@@ -724,25 +242,23 @@ def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
 
 def test_cut_after_an_error(holding: Bench) -> None:
     """A statement that fails is finished with, and the client does not hear of it."""
-    client = holding.start(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert connection.error == ("22012", "division by zero")
-    with pytest.raises(psycopg.OperationalError, match=CUT):
-        holding.finish(client)
+    holding.is_cut(client)
+
+
+def extended(sql: str, rows: int = 0) -> bytes:
+    """Parse, Bind and Execute, for so many rows or all."""
+    parse = protocol.message("P", b"\0" + sql.encode() + b"\0\0\0")
+    execute = protocol.message("E", struct.pack("!xi", rows))
+    return parse + protocol.message("B", b"\0" * 8) + execute
 
 
 def test_cut_after_where_no_sync_comes(holding: Bench) -> None:
     """A client that asks for an answer before it commits is cut there, and rolled back."""
-    raw = Raw(holding).log_in()
-    raw.send(
-        protocol.message("P", b"\0INSERT INTO jobs VALUES (1)\0\0\0")
-        + protocol.message("B", b"\0" * 8)
-        + protocol.message("E", b"\0" * 5)
-        + protocol.FLUSH
-    )
-    connection = holding.held()
+    _, connection = sent(holding, extended("INSERT INTO jobs VALUES (1)") + protocol.FLUSH)
     connection.cut_after()
     holding.until(lambda: connection.closed)
     assert connection.tag == "INSERT 0 1"
@@ -766,14 +282,9 @@ def test_groups_without_an_execute_pass(holding: Bench) -> None:
 
 def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
     """An Execute that was given fewer rows than there are has a commit too."""
-    raw = Raw(holding).log_in()
-    raw.send(
-        protocol.message("P", b"\0SELECT generate_series(1, 3)\0\0\0")
-        + protocol.message("B", b"\0" * 8)
-        + protocol.message("E", struct.pack("!xi", 2))
-        + protocol.message("S")
+    raw, connection = sent(
+        holding, extended("SELECT generate_series(1, 3)", rows=2) + protocol.message("S")
     )
-    connection = holding.held()
     holding.let(connection)
     assert [m.kind for m in raw.until("s")] == ["1", "2", "D", "D", "s"]
     assert connection.held == COMMIT
@@ -782,9 +293,7 @@ def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
 def test_a_function_call_is_held(holding: Bench) -> None:
     """The protocol's function call is a step like a query."""
     (oid,) = holding.direct.execute("SELECT 'pg_backend_pid'::regproc::oid::int").fetchone() or ()
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.message("F", struct.pack("!ihhh", oid, 0, 0, 1)))
     assert connection.held == Held("query", f"function call {oid}")
     holding.let(connection)
     (answer,) = (message for message in raw.until("Z") if message.kind == "V")
@@ -793,9 +302,9 @@ def test_a_function_call_is_held(holding: Bench) -> None:
 
 def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
     """Messages that execute nothing pass before a simple query that follows them."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2"))
-    connection = holding.held()
+    raw, connection = sent(
+        holding, protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2")
+    )
     assert connection.held == Held("query", "SELECT 2")
     assert raw.until("1")
     holding.let(connection)
@@ -867,77 +376,15 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
 
 def test_cut_at_a_copy(holding: Bench) -> None:
     """A COPY that is to be cut off breaks where its data would begin."""
-    client = holding.start(copy_by_psycopg, holding.dsn)
-    connection = holding.held()
+    client, connection = holding.start_held(copy_by_psycopg, holding.dsn)
     connection.cut_after()
     holding.until(lambda: connection.closed)
-    with pytest.raises(psycopg.OperationalError, match=CUT):
-        holding.finish(client)
+    holding.is_cut(client)
     holding.until_gone(connection.pid)
     assert holding.ids() == []
 
 
 # --- a connection's life ------------------------------------------------------------------------
-
-
-def port_of(dsn: str) -> int:
-    """Where a DSN leads."""
-    return int(str(conninfo_to_dict(dsn)["port"]))
-
-
-def startup(conninfo: str) -> bytes:
-    """The first packet of a client without a password."""
-    told = conninfo_to_dict(conninfo)
-    names = f"user\0{told['user']}\0database\0{told['dbname']}\0\0".encode()
-    return struct.pack("!ii", 8 + len(names), 3 << 16) + names
-
-
-class Raw:
-    """A client that sends what it likes; the gate's selector reads for it."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._parser = protocol.Parser("backend")
-        self._socket = socket.create_connection((gate.LOOPBACK, port_of(bench.dsn)))
-        self.found: list[protocol.Message] = []
-        self.ended = False
-        bench.wire.watch(self._socket, self._receive)
-        bench.raws.append(self)
-
-    def log_in(self) -> Raw:
-        """Be let in, without a password."""
-        self.send(startup(self._bench.conninfo))
-        assert self.until("Z")[0].kind == "R"
-        return self
-
-    def send(self, data: bytes) -> None:
-        """Send bytes, if they are still wanted."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(data)
-
-    def _receive(self) -> None:
-        try:
-            data = self._socket.recv(2**16)
-        except ConnectionResetError:
-            data = b""
-        self.found += self._parser.feed(data)
-        if not data:
-            self.close()
-
-    def until(self, kind: str) -> list[protocol.Message]:
-        """Wait for a message of some kind, or the end; everything up to it."""
-        self._bench.until(lambda: self.ended or any(m.kind == kind for m in self.found))
-        ends = [n for n, message in enumerate(self.found, 1) if message.kind == kind]
-        count = ends[0] if ends else len(self.found)
-        taken, self.found = self.found[:count], self.found[count:]
-        return taken
-
-    def close(self) -> None:
-        """Go away."""
-        if not self.ended:
-            self.ended = True
-            self._bench.wire.unwatch(self._socket)
-            self._socket.close()
 
 
 def test_encryption_is_declined(bench: Bench) -> None:
@@ -955,8 +402,7 @@ def test_encryption_is_declined(bench: Bench) -> None:
 
 def test_state_of_a_connection(holding: Bench) -> None:
     """A connection is idle between statements only, and says what was answered last."""
-    raw = Raw(holding).log_in()
-    (connection,) = holding.wire.connections(OWNER)
+    raw, connection = logged_in(holding)
     assert (connection.number, connection.owner) == (1, OWNER)
     assert connection.idle
     sent = protocol.query("UPDATE jobs SET id = 1")
@@ -994,9 +440,7 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
 
 def test_a_client_that_dies_while_held(holding: Bench) -> None:
     """What a dead client had not got through the gate never reaches the server."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.close()
     holding.until(lambda: connection.closed)
     assert connection.held is None
@@ -1006,16 +450,14 @@ def test_a_client_that_dies_while_held(holding: Bench) -> None:
 
 def test_a_client_that_leaves_at_once(bench: Bench) -> None:
     """What a client has sent before it went reaches the server, with nothing held."""
-    raw = Raw(bench).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
+    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
     raw.close()
     bench.until_server("SELECT count(*) = 1 FROM jobs")
 
 
 def test_a_backend_that_is_terminated(holding: Bench) -> None:
     """A client whose backend is ended is told so, and its connection is gone."""
-    client = holding.start(by_psycopg, holding.dsn, [INSERT])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
     holding.direct.execute("SELECT pg_terminate_backend(%s)", [connection.pid])
     holding.until(lambda: connection.closed)
     with pytest.raises(psycopg.errors.AdminShutdown):
@@ -1038,8 +480,7 @@ def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
         dsn = make_conninfo(holding.dsn, max_protocol_version=version)
-        client = holding.start(libpq, dsn, act)
-        connection = holding.held()
+        client, connection = holding.start_held(libpq, dsn, act)
         connection.release()
         holding.until_server(BLOCKED, connection.pid)
         cancelling.set()
@@ -1050,8 +491,7 @@ def test_a_disguised_cancellation(holding: Bench) -> None:
     """A statement that the harness cancelled can be told to the client as a deadlock."""
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")
-        client = holding.start(by_psycopg, holding.dsn, [UPDATE])
-        connection = holding.held()
+        client, connection = holding.start_held(by_psycopg, holding.dsn, [UPDATE])
         connection.disguise = ("40P01", "deadlock detected")
         connection.release()
         holding.until_server(BLOCKED, connection.pid)
@@ -1064,8 +504,7 @@ def test_a_disguised_cancellation(holding: Bench) -> None:
 
 def test_other_errors_are_not_disguised(holding: Bench) -> None:
     """Only a cancellation is disguised, and the disguise ends with its step."""
-    client = holding.start(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT 1 / 0", ())])
     connection.disguise = ("40P01", "deadlock detected")
     holding.let(connection)
     assert connection.disguise is None
@@ -1075,9 +514,7 @@ def test_other_errors_are_not_disguised(holding: Bench) -> None:
 
 def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
     """NOTIFY reaches a client that is held."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("LISTEN news"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("LISTEN news"))
     holding.let(connection)
     raw.until("Z")
     raw.send(protocol.query("SELECT 1"))
@@ -1089,21 +526,26 @@ def test_notifications_pass_while_something_is_held(holding: Bench) -> None:
     assert connection.held == Held("query", "SELECT 1")
 
 
+def until_ended(wire: Wire, client: Client) -> None:
+    """Pump until a client of another gate has ended."""
+    limit = waits.Limit(PATIENCE, "a client to end")
+    while not client.ended:
+        wire.pump(limit.left(1.0))
+
+
 def test_a_password_passes(bench: Bench, guarded: tuple[str, str]) -> None:
     """SCRAM works through the gate, with the password in the client's DSN."""
     conninfo, method = guarded
     assert method == "scram-sha-256"
     with closing(Wire(conninfo)) as wire:
         dsn = wire.listen("w2")
-        client = Client(wire, partial(by_asyncpg, dsn, [("SELECT $1::int", (1,))]))
+        client = Client(wire, partial(by_psycopg, dsn, [("SELECT $1::int", (1,))]))
         bench.clients.append(client)
-        while not client.ended:
-            wire.pump(1.0)
+        until_ended(wire, client)
         assert client.error is None
         refused = make_conninfo(dsn, password="no")  # noqa: S106 - not the one
         wrong = Client(wire, partial(by_psycopg, refused, [INSERT]))
-        while not wrong.ended:
-            wire.pump(1.0)
+        until_ended(wire, wrong)
         assert "password authentication failed" in str(wrong.error)
 
 
@@ -1155,9 +597,7 @@ def test_a_setting_that_fails_is_told(bench: Bench) -> None:
 
 def test_run(holding: Bench) -> None:
     """A statement of the harness's own runs beside what is held, and its answer is swallowed."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("SHOW my.own"))
-    connection = holding.held()
+    raw, connection = sent(holding, protocol.query("SHOW my.own"))
     connection.run("SET my.own = 'seen'")
     with pytest.raises(ServerError, match="22012: division by zero"):
         connection.run("SELECT 1 / 0")
@@ -1169,8 +609,7 @@ def test_run(holding: Bench) -> None:
 
 def test_run_where_it_cannot(holding: Bench) -> None:
     """In the middle of a pipeline, and on a broken connection, nothing else can be run."""
-    client = holding.start(by_psycopg, holding.dsn, [INSERT])
-    connection = holding.held()
+    client, connection = holding.start_held(by_psycopg, holding.dsn, [INSERT])
     holding.let(connection)
     assert connection.held == COMMIT
     with pytest.raises(QueueproofError, match="w1 is in the middle of something: SELECT 1"):
@@ -1192,8 +631,7 @@ def test_run_on_a_backend_that_ends(bench: Bench) -> None:
 
 def test_run_waits_for_what_passes(bench: Bench) -> None:
     """With nothing held, a statement of the harness's own waits until the server is free."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    raw, connection = logged_in(bench)
     with psycopg.connect(bench.conninfo) as other:
         other.execute("LOCK jobs")
         raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
@@ -1206,8 +644,7 @@ def test_run_waits_for_what_passes(bench: Bench) -> None:
 
 def test_holding_may_begin_and_end_at_any_time(bench: Bench) -> None:
     """Held from a moment on, the next statement stands; let go, it passes and so does the rest."""
-    raw = Raw(bench).log_in()
-    raw.send(protocol.query("INSERT INTO jobs VALUES (1)"))
+    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)"))
     raw.until("Z")
     bench.wire.hold(OWNER, on=True)
     raw.send(protocol.query("INSERT INTO jobs VALUES (2)") + protocol.query("SELECT 1"))
@@ -1222,12 +659,7 @@ def test_holding_may_begin_and_end_at_any_time(bench: Bench) -> None:
 
 def test_holding_in_the_middle_of_a_pipeline(bench: Bench) -> None:
     """Held between an Execute and its Sync, the Sync that commits it stands before the gate."""
-    raw = Raw(bench).log_in()
-    raw.send(
-        protocol.message("P", b"\0INSERT INTO jobs VALUES (1)\0\0\0")
-        + protocol.message("B", b"\0\0\0\0\0\0\0\0")
-        + protocol.message("E", b"\0\0\0\0\0")
-    )
+    raw = Raw(bench).log_in(extended("INSERT INTO jobs VALUES (1)"))
     (connection,) = bench.wire.connections(OWNER)
     bench.until(lambda: connection.running)
     bench.wire.hold(OWNER, on=True)
@@ -1258,8 +690,7 @@ def test_forget_breaks_everything_of_an_owner(holding: Bench) -> None:
     client = holding.start(by_psycopg, holding.dsn, [INSERT])
     pid = holding.held().pid
     holding.wire.forget(OWNER)
-    with pytest.raises(psycopg.OperationalError, match=CUT):
-        holding.finish(client)
+    holding.is_cut(client)
     holding.until_gone(pid)
     late = holding.start(by_psycopg, holding.dsn, [INSERT])
     with pytest.raises(psycopg.OperationalError, match="refused"):
@@ -1272,9 +703,9 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_nothing_is_left_open(server: Server) -> None:
+def test_nothing_is_left_open(own: Server) -> None:
     """A closed gate has closed every socket that it had opened, and its backends end."""
-    with server.database() as conninfo:
+    with own.database() as conninfo:
         before = open_files()
         wire = Wire(conninfo)
         port = port_of(wire.listen(OWNER))
@@ -1345,7 +776,7 @@ def test_place_of_a_server(host: str, number: str, place: tuple[object, object])
 
 
 @pytest.fixture
-def on_tcp(server: Server) -> Iterator[str]:
+def on_tcp(own: Server) -> Iterator[str]:
     """A database whose server is reached over TCP: another gate, in a thread of its own."""
     inner: list[str] = []
     begun = threading.Event()
@@ -1359,7 +790,7 @@ def on_tcp(server: Server) -> Iterator[str]:
             while inner:
                 wire.pump(None)
 
-    with server.database() as conninfo:
+    with own.database() as conninfo:
         relay = threading.Thread(target=act, args=(conninfo,))
         relay.start()
         assert begun.wait(PATIENCE)
@@ -1442,8 +873,7 @@ FRAMES = st.one_of(
 def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None:  # noqa: FBT001
     """Whatever a client sends after login, only its own connection can suffer."""
     bench.wire.hold(OWNER, on=held)
-    raw = Raw(bench).log_in()
-    raw.send(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
+    raw = Raw(bench).log_in(b"".join([*frames, protocol.message("S"), protocol.message("X")]))
 
     def let_through() -> bool:
         for connection in bench.wire.connections(OWNER):
@@ -1463,8 +893,7 @@ def test_hostile_messages(bench: Bench, frames: list[bytes], held: bool) -> None
 
 def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
     """A malformed message behind a held one is told to its client, not to who opens the gate."""
-    raw = Raw(holding).log_in()
-    raw.send(protocol.query("SELECT 1") + protocol.message("C"))
+    raw = Raw(holding).log_in(protocol.query("SELECT 1") + protocol.message("C"))
     holding.held()
     holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
@@ -1495,8 +924,7 @@ def test_a_slow_reader_holds_the_server_back(bench: Bench) -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FBT001
     """A client that is gone, in the middle of a result or not, takes no other along."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
+    raw, connection = logged_in(bench)
     bench.wire.unwatch(raw._socket)
     if busy:
         raw.send(protocol.query(f"SELECT repeat('x', {BIG})"))
@@ -1512,10 +940,8 @@ def test_a_client_that_breaks_off(bench: Bench, busy: bool) -> None:  # noqa: FB
 @pytest.mark.parametrize(("close", "left"), [(False, [2**20]), (True, [])])
 def test_what_a_client_has_left(bench: Bench, close: bool, left: list[int]) -> None:  # noqa: FBT001
     """What a slow server has not taken yet outlives its client, but not the gate."""
-    raw = Raw(bench).log_in()
-    (connection,) = bench.wire.connections(OWNER)
-    os.kill(connection.pid, signal.SIGSTOP)
-    try:
+    raw, connection = logged_in(bench)
+    with frozen(connection.pid):
         raw.send(protocol.query(f"INSERT INTO jobs VALUES (length('{'x' * 2**20}'))"))
         raw.close()
         bench.until(lambda: not bench.wire.connections(OWNER))
@@ -1524,8 +950,6 @@ def test_what_a_client_has_left(bench: Bench, close: bool, left: list[int]) -> N
             bench.wire.close()
             assert not bench.wire._channels
             bench.wire = Wire(bench.conninfo)
-    finally:
-        os.kill(connection.pid, signal.SIGCONT)
     bench.until(lambda: not bench.wire._channels)
     bench.until_gone(connection.pid)
     assert bench.ids() == left
@@ -1548,13 +972,10 @@ def test_a_slow_server_holds_the_client_back(bench: Bench) -> None:
     client = bench.start(act)
     bench.until(copying.is_set)
     (connection,) = bench.wire.connections(OWNER)
-    os.kill(connection.pid, signal.SIGSTOP)
-    try:
+    with frozen(connection.pid):
         stopped.set()
         bench.until(lambda: any(not c._reading for c in bench.wire._channels))
         assert sum(channel.waiting for channel in bench.wire._channels) < 3 * 2**20
-    finally:
-        os.kill(connection.pid, signal.SIGCONT)
     assert bench.finish(client) == BIG // 2**10
 
 
@@ -1565,12 +986,10 @@ def test_a_large_statement_is_held_and_shown(holding: Bench) -> None:
         with psycopg.connect(holding.dsn, autocommit=True) as client:
             client.execute("SELECT length(%s::text)", ["x" * BIG])
 
-    client = holding.start(act)
-    connection = holding.held()
+    client, connection = holding.start_held(act)
     assert connection.held is not None
     assert connection.held.params == ("x" * BIG,)
-    holding.let_all(client)
-    holding.finish(client)
+    holding.go_through(client)
 
 
 def test_messages_without_end(holding: Bench) -> None:
@@ -1582,8 +1001,7 @@ def test_messages_without_end(holding: Bench) -> None:
             while True:
                 client.sendall(protocol.message("H") * 2**16)
 
-    client = holding.start(act)
-    connection = holding.held()
+    client, connection = holding.start_held(act)
     holding.until(lambda: not connection._client._reading)
     assert len(connection._inbox) < 2**18
     holding.finish(holding.start(by_psycopg, holding.dsn, []))
@@ -1595,17 +1013,16 @@ def test_messages_without_end(holding: Bench) -> None:
 def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that never comes to its Execute is refused once it is too long."""
     monkeypatch.setattr(gate, "_GROUP", 2**16)
-    raw = Raw(holding).log_in()
-    raw.send(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
+    raw = Raw(holding).log_in(protocol.message("P", b"\0SELECT 1\0\0\0") * 2**10)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 
 # --- what it costs ------------------------------------------------------------------------------
 
 
-def test_cost_is_measured(server: Server) -> None:
+def test_cost_is_measured(own: Server) -> None:
     """Each protocol is timed directly, twice, and through a gate that holds or does not."""
-    found = cost.measure(server, rounds=2, statements=3)
+    found = cost.measure(own, rounds=2, statements=3)
     assert len(found) == 8
     assert {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT} == {
         ("simple", 1.0),

@@ -1,0 +1,78 @@
+"""Programs that end with their test, and waits for a condition that end with an error."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from queueproof import waits
+
+PATIENCE = 60.0  # seconds, for what takes milliseconds where a machine has nothing else to do
+
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+class Eventually(Protocol):
+    """Waits until something is so, and fails if it never is."""
+
+    def __call__(self, condition: Callable[[], bool], what: str = "what a test waits for") -> None:
+        """Look again and again; the error says what was waited for."""
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Eventually:
+    """Waits for as long as a test may."""
+
+    def wait(condition: Callable[[], bool], what: str = "what a test waits for") -> None:
+        waits.until(condition, PATIENCE, what)
+
+    return wait
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that waits to be reaped has."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def ends(process: subprocess.Popen[str], number: int) -> str:
+    """What a process says on stderr that is sent a signal, and ends by it."""
+    process.send_signal(number)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    return told
+
+
+@contextmanager
+def frozen(*pids: int) -> Iterator[None]:
+    """Processes that do not answer; one that has ended in the meantime does not either."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Begins a program that ends with the test, also where the test fails before it ends it."""
+    with ExitStack() as stack:
+
+        def program(*command: str, **how: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - Popen's
+            process = stack.enter_context(subprocess.Popen(command, text=True, **how))  # noqa: S603
+            stack.callback(process.kill)
+            return process
+
+        yield program

@@ -1,0 +1,44 @@
+"""The smallest queue that tests need, with one of its parts replaced."""
+
+from __future__ import annotations
+
+TABLE = "CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');"
+ENQUEUE = "INSERT INTO jobs DEFAULT VALUES RETURNING id;"
+FREE = "SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1"
+CLAIM = f"""\
+UPDATE jobs SET status = 'running'
+WHERE id = ANY (ARRAY({FREE} FOR UPDATE SKIP LOCKED)) RETURNING id;"""
+CLAIM_MANY = CLAIM.replace("LIMIT 1", "LIMIT :limit")
+COMPLETE = "UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';"
+JOBS = "SELECT id, status AS state FROM jobs;"
+# What claims in a transaction that its completion ends.
+HOLDS = {
+    "claim": f"BEGIN;\n{FREE} FOR UPDATE SKIP LOCKED;",
+    "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;\nCOMMIT;",
+}
+
+
+def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:
+    r"""A queue file: one table, and the blocks enqueue, claim, complete and jobs.
+
+    Args:
+        header: The lines of its header, without their marks.
+        table: What its schema begins with.
+        more: What is added to its schema.
+        blocks: Others than these, each with what follows its name where that is not SQL, as in
+            `complete="(id)\n…"`; empty for none.
+    """
+    said = "".join(f"-- {line}\n" for line in ["/// queue", *header.split("\n"), "///"])
+    written = {
+        "schema#": f"{table}\n{more}",
+        "enqueue": ENQUEUE,
+        "claim": CLAIM,
+        "complete": f"(id)!\n{COMPLETE}",
+        "jobs": JOBS,
+        **blocks,
+    }
+    return (said if header else "") + "".join(
+        f"\n-- name: {name}{'' if text[0] in '(!' else chr(10)}{text.rstrip()}\n"
+        for name, text in written.items()
+        if text
+    )

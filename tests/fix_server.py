@@ -1,0 +1,69 @@
+"""One server for the whole session, and the programs that some tests need beside it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queueproof.postgres import Server, open_server
+from queueproof.postgres.pooler import MISSING, find_pgbouncer
+from tests.fix_places import STRATEGIES
+
+PEERS = STRATEGIES / "peers"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A server that is there for all tests: $QUEUEPROOF_POSTGRES, or the embedded one."""
+    with open_server() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def dsn(server: Server) -> str:
+    """That server, as somebody names it who asks for it."""
+    return str(server._admin)
+
+
+@pytest.fixture
+def on_server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command line use the server of the tests."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Server]:
+    """A server of this module alone, started here: its settings and processes may be touched."""
+    with open_server("embedded") as opened:
+        yield opened
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[str]:
+    """An empty database."""
+    with server.database() as conninfo:
+        yield conninfo
+
+
+@pytest.fixture(scope="session")
+def pgbouncer() -> Path:
+    """PgBouncer itself; for tests marked `pgbouncer`."""
+    found = find_pgbouncer()
+    assert found, f"tests marked `pgbouncer` need it: {MISSING}"
+    return found
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """The packages of strategies/peers, node-postgres among them; for tests marked `node`."""
+    lock, modules = PEERS / "package-lock.json", PEERS / "node_modules"
+    there = modules / ".package-lock.json"
+    if not there.exists() or there.stat().st_mtime < lock.stat().st_mtime:
+        npm = shutil.which("npm")
+        assert npm, "tests marked `node` need Node.js and npm"
+        subprocess.run([npm, "ci", "--no-audit", "--no-fund"], cwd=PEERS, check=True)  # noqa: S603
+    return modules

@@ -1,0 +1,314 @@
+"""Benchmarks from the queue to the report: each drives loads for a second and more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from queueproof.bench import chart, endure, render
+from queueproof.bench.bench import keeping_whole_rounds, run
+from queueproof.bench.cell import Ground
+from queueproof.bench.compare import Budget, compare
+from queueproof.bench.endure import PHASES
+from queueproof.bench.figures import BenchError, BenchReport
+from queueproof.bench.gate import Condition
+from queueproof.bench.measured import Pace, Shape
+from queueproof.bench.pool import Pool
+from queueproof.errors import QueueError
+from queueproof.machine import processors
+from queueproof.postgres import Server
+from tests.fix_loads import (
+    BRIEF,
+    CLAIM,
+    PATIENCE,
+    RETRIED,
+    every_second_call,
+    measured,
+    queue,
+    registered,
+    scripted,
+    strategy,
+)
+from workshop.__main__ import HOLD
+
+SEVERAL = 2 * processors() + 1  # workers, of which some process has three
+
+
+def test_who_has_started_and_is_promoted_to_endures(dsn: str) -> None:
+    """Workers that start, and jobs that are promoted, through all phases."""
+    backlog = Pace(backlog=30)
+    (entry,) = run([registered()], [1], [1], endure=BRIEF, pace=backlog, postgres=dsn).entries
+    assert len(entry.endured) == len(PHASES) * endure.POINTS
+
+
+def test_an_open_loop_is_reported(dsn: str) -> None:
+    """Percentiles of all rounds, the greatest, what was late and what was skipped."""
+    pytest.importorskip("hdrh")
+    found = run(
+        [queue()],
+        [1],
+        [2],
+        rounds=2,
+        seconds=0.2,
+        pace=Pace(rate=50, backlog=10),
+        postgres=dsn,
+    )
+    text = render.markdown(found)
+    order = ["50 jobs/s in all", "10 further jobs", "## Latency under a given rate", "p99.9, ms"]
+    assert order == sorted(order, key=text.index)
+    assert "## Claim latency" not in text
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
+def test_the_harness_stands_beside_pgbench_in_the_report(dsn: str) -> None:
+    """One figure for each round, kept in the file."""
+    found = run([queue()], [1], [1], rounds=2, seconds=0.05, yardstick=True, postgres=dsn)
+    assert len(found.entries[0].yardstick) == 2
+    text = render.markdown(found)
+    assert "harness ÷ pgbench" in text
+    assert "`complete_and_claim`" not in text  # pgbench cannot, so nobody does
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
+@pytest.fixture(scope="module")
+def endured() -> BenchReport:
+    """The reference, and a queue that deletes nothing, a tenth of a second a phase."""
+    found = [strategy("skip_locked"), strategy("sound/append_only")]
+    return run(found, [1], [1], endure=0.1, pace=Pace(backlog=300))
+
+
+def test_an_old_snapshot_makes_claims_dearer_where_rows_are_updated(endured: BenchReport) -> None:
+    """Buffers grow with the claims since then; a queue that only inserts stays as it is."""
+    status, appended = endured.entries
+    clean, held, after = ([p for p in status.endured if p.phase == name] for name in PHASES)
+    assert endure.POINTS == len(clean) == len(held) == len(after)
+    assert endure.slope(held, lambda p: p.buffers) > 10
+    assert held[-1].buffers > 1.5 * clean[0].buffers
+    assert after[-1].buffers < held[-1].buffers
+    assert max(p.buffers for p in appended.endured) < 1.5 * appended.endured[0].buffers + 32
+    assert not any(p.dead for p in appended.endured)
+
+
+def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
+    """Its points are in the file; the table and the chart are made of them."""
+    again = BenchReport.from_json(endured.to_json())
+    assert endured.entries == again.entries
+    text = render.markdown(again)
+    assert "Three phases of 0.1 s" in text
+    assert "0 round" not in text
+    assert text.count("| old snapshot |") == 2
+    panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
+    assert panels == [3]
+
+
+def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
+    """The second phase was half done: the first is kept, told, drawn, and gates what it can."""
+    status, appended = endured.entries
+    found = BenchReport(
+        dict(endured.method),
+        [
+            replace(status, endured=status.endured[: endure.POINTS + 2], counted={}),
+            replace(appended, endured=[], counted={}),
+        ],
+    )
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt), keeping_whole_rounds(found, kept.append):
+        raise KeyboardInterrupt
+    (whole,) = kept
+    assert [len(entry.endured) for entry in whole.entries] == [endure.POINTS, 0]
+    assert [list(entry.counted) for entry in whole.entries] == [["buffers_slope_clean"], []]
+    assert "only whole phases count" in render.markdown(BenchReport.from_json(whole.to_json()))
+    assert [len(c.panels) for c in chart.charts(whole) if c.title.startswith("Endurance")] == [3]
+
+
+def test_a_build_fails_on_what_an_old_snapshot_costs(endured: BenchReport) -> None:
+    """The slope of buffers under it is a counter; without endurance there is none.
+
+    The one counts a hundred and more per 1,000 claims, the other, whose trees grow, up to ten.
+    """
+    status, appended = endured.entries
+    condition = Condition.of("buffers_slope_old_snapshot > 40")
+    (told,) = condition.judge(endured.entries)
+    assert told.startswith("skip_locked, batch 1: buffers_slope_old_snapshot is ")
+    assert not condition.judge([appended])
+    assert Condition.of("buffers_recovered < 999").judge([status])
+    with pytest.raises(BenchError, match="was counted for no queue; it takes --endure"):
+        condition.judge([replace(status, counted={"buffers_per_claim": 9.0})])
+
+
+@pytest.fixture(scope="module")
+def crowd(server: Server) -> Iterator[Ground]:
+    """More workers than processors, so that each process has several."""
+    with Ground(server, SEVERAL) as ground:
+        yield ground
+
+
+def test_a_process_drives_several_workers(crowd: Ground) -> None:
+    """There are as many processes as processors, and each of all workers claims and completes."""
+    assert isinstance(crowd._pool, Pool)
+    assert len(crowd._pool._processes) == processors()
+    for one in (queue(), strategy("lease_table"), strategy("hold_open")):
+        prepared = crowd.prepare(one, Shape(1, SEVERAL, HOLD), 40 * SEVERAL)
+        prepared.run(PATIENCE)
+        found = prepared.verdict()
+        assert found.drained
+        assert found.exactly_once
+        assert len(prepared._tallies) == SEVERAL
+        assert all(tally.accepted for tally in prepared._tallies)
+        assert found.p50 >= HOLD or "hold_open" in one.name
+
+
+def test_one_of_several_workers_fails_and_the_next_load_runs(crowd: Ground) -> None:
+    """A retried error of one is not another's; a lost connection is told, with its statement."""
+    failing = queue(header=RETRIED, claim=every_second_call("55P03"))
+    found = measured(crowd, failing, Shape(1, SEVERAL), 200)
+    assert found.drained
+    assert found.exactly_once
+    assert found.retries > 0
+    ends = CLAIM.replace("ORDER BY id", "AND pg_terminate_backend(pg_backend_pid()) ORDER BY id")
+    assert ends != CLAIM
+    lost = queue(claim=ends)
+    with pytest.raises(QueueError, match=r"terminating connection|closed the connection"):
+        measured(crowd, lost, Shape(1, SEVERAL))
+    assert measured(crowd, queue(), Shape(1, SEVERAL)).exactly_once
+
+
+def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
+    """In an open loop each waits for its own time, and what is due is done."""
+    crowd.pace = Pace(rate=200.0)
+    try:
+        found = measured(crowd, queue(), Shape(1, SEVERAL), 400, 1.0)
+    finally:
+        crowd.pace = Pace()
+    assert found.exactly_once
+    assert 0 < found.completed < found.jobs
+
+
+def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
+    """In the same rounds, with what asking it costs where it can say; a hold it has not."""
+    report = run(
+        [strategy("skip_locked"), scripted(operations='"complete", "clock"')],
+        (10,),
+        (2,),
+        holds=(0.0, HOLD),
+        rounds=1,
+        seconds=0.2,
+        yardstick=True,
+        postgres=dsn,
+    )
+    text = render.markdown(report)
+    assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
+    assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2
+    assert "Through their own worker programs" in text
+    assert "there is none to hold" in text
+    assert BenchReport.from_json(report.to_json()).entries[1].runs[0].message > 0
+
+
+def test_a_small_run_from_queue_to_report() -> None:
+    """Two queues, one of which fails under load: the other's figures stand, the reason is told."""
+    told: list[str] = []
+    failing = queue("failing.sql", claim=every_second_call("22012"))
+    found = run(
+        [queue(), failing],
+        [1],
+        [2],
+        rounds=2,
+        seconds=0.05,
+        progress=lambda what, _: told.append(what),
+    )
+    first, second = found.entries
+    assert (first.queue, len(first.runs)) == ("q", 2)
+    assert (second.queue, second.runs, second.failed) == ("failing", [], True)
+    assert "22012" in second.reason
+    assert "| failing | failed |" in render.markdown(found)
+    assert "round 2/2: q, batch 1, workers 2" in told
+    assert found.method["settings"]["fsync"] == "on"
+    assert len(json.loads(found.to_json())["benchmarks"][0]["extra_info"]["runs"]) == 2
+
+
+def test_only_failures_are_an_error() -> None:
+    """A single queue that fails is an error with its reason, not an empty report."""
+    with pytest.raises(QueueError, match=r"q: .*22012"):
+        run([queue(claim=every_second_call("22012"))], [1], [1], rounds=1, seconds=0.05)
+
+
+def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:
+    """Twelve rounds show it; the finding stands before the figures, and in the file."""
+    work = "SELECT count(*) AS counted FROM generate_series(1, 100000);\nUPDATE"
+    busy = queue("busy.sql", claim=CLAIM.replace("UPDATE", work, 1))
+    found = compare(
+        [queue(), busy],
+        Shape(10, 1),
+        budget=Budget(None, 12),
+        seconds=0.15,  # some ten claims of the slow one: less says nothing on a busy machine
+        postgres=dsn,
+    )
+    assert found.method["comparison"]["verdict"] == "slower"
+    assert [len(entry.runs) for entry in found.entries] == [12, 12]
+    text = render.markdown(found)
+    assert "`complete_and_claim` and holds no transaction" in text
+    order = ["## Method", "**busy is slower than q**", "12 rounds, 1 look: sure", "## Jobs/s"]
+    assert order == sorted(order, key=text.index)
+    assert render.markdown(BenchReport.from_json(found.to_json())) == text
+
+
+class Interrupting:
+    """Progress that interrupts the run when it has been told some times."""
+
+    def __init__(self, times: int) -> None:
+        """Keep the number."""
+        self._left = times
+
+    def __call__(self, _what: str, _share: float) -> None:
+        """Count, and interrupt at last."""
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
+    """The second counted round was half done: the first one is kept, and the report says so."""
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            [queue(), strategy("skip_locked")],
+            [1],
+            [1],
+            seconds=0.02,
+            postgres=dsn,
+            progress=Interrupting(8),
+            keep=kept.append,
+        )
+    (found,) = kept
+    assert [len(entry.runs) for entry in found.entries] == [1, 1]
+    assert found.method["rounds"] == 1
+    assert "it was interrupted" in render.markdown(found)
+
+
+def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> None:
+    """They are too few to be sure, which is said."""
+    kept: list[BenchReport] = []
+    with pytest.raises(KeyboardInterrupt):
+        compare(
+            [queue(), queue()],
+            Shape(10, 1),
+            seconds=0.02,
+            postgres=dsn,
+            progress=Interrupting(10),
+            keep=kept.append,
+        )
+    (found,) = kept
+    assert found.method["comparison"]["verdict"] == "no difference seen"
+    assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
+
+
+def test_an_interrupted_run_without_a_whole_round_reports_nothing(dsn: str) -> None:
+    """The interruption goes on, as it came."""
+    kept: list[BenchReport] = []
+    where = dsn
+    with pytest.raises(KeyboardInterrupt):
+        run([queue()], [1], [1], postgres=where, progress=Interrupting(3), keep=kept.append)
+    assert not kept
