@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import signal
 from collections.abc import Callable
 from dataclasses import asdict
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.comm import CommClosedError
 
 from queueproof import cli, waits
 from queueproof.cluster import client as cluster_client
@@ -118,6 +121,20 @@ def test_a_signal_ends_it_everywhere(cluster: Cluster, begin_command: Begin) -> 
     assert (check.returncode, len(said.splitlines())) == (130, 1), said
     cluster.wait_for_end(left)
     assert [worker.poll() for worker in cluster.workers] == [None, None]
+
+
+def test_an_answer_that_nobody_waits_for_is_not_told(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a signal ends may be waiting for the scheduler, whose connection is closed then."""
+
+    async def lose() -> None:
+        asyncio.get_running_loop().create_future().set_exception(CommClosedError("gone"))
+
+    with members.joined(cluster.address) as joined:
+        joined.client.sync(lose)
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_a_check_that_was_killed_leaves_nothing(cluster: Cluster, begin_command: Begin) -> None:

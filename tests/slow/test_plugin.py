@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.postgres import open_server
 
 pytest_plugins = ["pytester"]
 
@@ -20,21 +18,27 @@ SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
 HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
 
 
-@pytest.fixture(scope="module")
-def dsn() -> Iterator[str]:
-    """A server for all the tests."""
-    with open_server("embedded") as server:
-        yield str(server._admin)
-
-
 @pytest.fixture(autouse=True)
 def _server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
 
 
 def run(pytester: pytest.Pytester, *arguments: object) -> pytest.RunResult:
-    """Run the scenarios somewhere else than here."""
-    return pytester.runpytest_subprocess(*SCENARIOS, *map(str, arguments), timeout=200)
+    """Take a quick look by the scenarios, somewhere else than here."""
+    quick = (*SCENARIOS, "--queueproof-profile", "quick")
+    return pytester.runpytest_subprocess(*quick, *map(str, arguments), timeout=200)
+
+
+def passed(result: pytest.RunResult, **counts: int) -> None:
+    """See that so many tests passed, failed and were skipped, whatever was deselected."""
+    found = result.parseoutcomes()
+    assert {name: found[name] for name in found.keys() - {"deselected"}} == counts
+
+
+@pytest.fixture
+def mine(pytester: pytest.Pytester) -> Path:
+    """A sound queue of somebody's."""
+    return pytester.makefile(".sql", mine=(STRATEGIES / "skip_locked.sql").read_text())
 
 
 # --- in other projects --------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
     """The failure is the story and the command that replays it, not a traceback of ours."""
     path = pytester.makefile(".sql", mine=(STRATEGIES / "broken" / "order_lifo.sql").read_text())
     result = run(
-        pytester, "--queue", path, "--queueproof-profile", "quick", "-k", "test_order or not_early"
+        pytester, "--queue", path, "-k", "test_order or not_early"
     )
     result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(
@@ -131,7 +135,7 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
         text = (STRATEGIES / f"{name}.sql").read_text()
         pytester.makefile(".sql", **{Path(name).name: text})
     queues = "--queue", "order_lifo.sql", "--queue", "skip_locked.sql"
-    arguments = "--queueproof-profile", "quick", "-k", "test_order or not_early or concurrency"
+    arguments = "-k", "test_order or not_early or concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
     told = [
         re.findall(r"^(?:order_lifo|skip_locked) .*", one.stdout.str(), re.MULTILINE)
@@ -172,7 +176,7 @@ def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked
 ) -> None:
     """A guarantee that is skipped is deselected; one that is required fails where it is skipped."""
     pytester.makefile(".sql", mine=(STRATEGIES / "skip_locked.sql").read_text())
-    arguments = "--queue", "mine.sql", "--queueproof-profile", "quick", "-k", "order or concurrency"
+    arguments = "--queue", "mine.sql", "-k", "order or concurrency"
     result = run(pytester, *arguments, "--queueproof-skip", "order, no-lost-job", "-rs")
     result.assert_outcomes(skipped=1, deselected=result.parseoutcomes()["deselected"])
     result = run(pytester, *arguments, "--queueproof-require", "order,concurrency-limit")
@@ -192,7 +196,7 @@ def test_a_declared_break_must_be_the_one_that_is_seen(
     text = (STRATEGIES / f"{name}.sql").read_text()
     header = f'-- [breaks]\n-- {breaks} = "for the test"\n-- ///\n\n-- name: schema'
     pytester.makefile(".sql", mine=text.replace("-- ///\n\n-- name: schema", header))
-    arguments = "--queueproof-profile", "quick", "-k", "test_order"
+    arguments = "-k", "test_order"
     result = run(pytester, "--queue", "mine.sql", *arguments)
     result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.re_match_lines([f".*{reason}"])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from distributed import Client
+from distributed.comm import CommClosedError
 
 from queueproof import waits
 from queueproof.errors import QueueproofError
@@ -46,6 +47,7 @@ def joined(address: str) -> Iterator[Members]:
     """
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
+    logging.getLogger("asyncio").addFilter(_matters)
     try:
         client = Client(address, timeout=waits.CONNECT, set_as_default=False)
     except (OSError, ValueError) as error:
@@ -59,6 +61,11 @@ def joined(address: str) -> Iterator[Members]:
     finally:
         members.leave()
         client.close(timeout=CLOSE)  # the scheduler forgets what we asked for, and seats end
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    """Whether asyncio tells more than that nobody waits any more for an answer of the cluster's."""
+    return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
 
 
 class Members:
