@@ -56,7 +56,9 @@ def compare(queue: Queue, server: Server, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("path", [SOUND, BROKEN], ids=lambda path: path.stem)
-def test_the_number_of_workers_changes_nothing(path: Path, server: Server, cluster: Cluster) -> None:
+def test_the_number_of_workers_changes_nothing(
+    path: Path, server: Server, cluster: Cluster
+) -> None:
     """Of two the card is that of a check in one process here, as below that of one worker is."""
     cluster.have(2)
     told: list[str] = []
@@ -248,6 +250,7 @@ def test_two_versions_of_a_queue_go_together(server: Server, cluster: Cluster) -
         compare(way, server, cluster)
 
 
+@pytest.mark.sample
 def test_workers_start_the_server_that_is_asked_for(cluster: Cluster) -> None:
     """`--postgres embedded:16`: the card is that of a check in one process on the same version."""
     with open_server("embedded:16") as server:

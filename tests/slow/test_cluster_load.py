@@ -84,6 +84,7 @@ def test_a_load_from_two_workers_is_one_load(
     assert told == []
 
 
+@pytest.mark.sample
 def test_latencies_of_all_workers_are_merged(somebodys: Server, cluster: Cluster) -> None:
     """An open loop's histogram has each claim of both."""
     with Ground(somebodys, 2, Pace(rate=100), pools=pools(cluster, [])) as ground:

@@ -50,6 +50,7 @@ def mutated(statement: str) -> dict[str, str]:
     return {change.what: change.apply(statement) for change in changes(Parsed(statement))}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("statement", "what", "expected"),
     [
@@ -274,6 +275,7 @@ def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
     assert f"not offered: {OTHERS[1].id}, " in survivor.reason
 
 
+@pytest.mark.sample
 def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
     """The list of equivalent mutants cannot say of a defect that it is none."""
     mutants = written(tmp_path, f'# why\n"{NO_LOCK}" = "wrong"')
