@@ -39,7 +39,7 @@ SOUND = str(STRATEGIES / "skip_locked.sql")
 
 @pytest.fixture
 def check(command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Command a quick check in this process, which does all of it: the tests share the processors."""
+    """Run a quick check in this process, which does all of it: the tests share the processors."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
@@ -129,7 +129,6 @@ def test_a_card_obeys_the_published_schema(broken: tuple[Ran, Path], command: Co
     assert sorted(error.validator for error in schema.iter_errors(card)) == ["required", "type"]
 
 
-@pytest.mark.sample
 def test_a_story_has_the_place_of_its_last_statement(broken: tuple[Ran, Path]) -> None:
     """The card's file and line are those of the statement that took the job a second time."""
     place = json.loads((broken[1] / "json").read_text())["guarantees"][0]["place"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from distributed.comm import CommClosedError
 
-from queueproof import cli, waits
+from queueproof import waits
 from queueproof.cluster import client as cluster_client
 from queueproof.cluster import members
 from queueproof.cluster.client import on_cluster
