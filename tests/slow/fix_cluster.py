@@ -1,4 +1,4 @@
-"""A cluster that tests share: dask's scheduler and workers, and those again that a test has ended."""
+"""A cluster that tests share; what one of them ended of it is begun anew for the next."""
 
 from __future__ import annotations
 

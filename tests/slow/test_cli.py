@@ -86,8 +86,14 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     arguments = ["check", BROKEN, "--profile", "quick", "--only", "single-claim,order"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
-    command = [sys.executable, "-m", "queueproof", *arguments, "--postgres", dsn]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603 - our own
+    ran = subprocess.run(  # noqa: S603 - our own
+        [sys.executable, "-m", "queueproof", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
+        timeout=120,
+    )
     return Ran(ran.returncode, ran.stdout, without_progress(ran.stderr)), directory
 
 
