@@ -56,6 +56,7 @@ SOUND = QUEUE.format(header=PLAIN, lock="FOR UPDATE SKIP LOCKED")
 ONLY = ("single-claim",)
 
 
+@pytest.mark.sample
 def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabOf) -> None:
     """The token of a story tells the same story again."""
     lab = lab_of(BROKEN)

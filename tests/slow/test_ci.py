@@ -38,6 +38,7 @@ def run(command: str, directory: Path, **environment: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.sample
 def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> None:
     """Its check step, as it stands, exits 1 on a broken queue, annotates the line and reports."""
     steps = {step.get("name"): step for step in read(ROOT / "action.yml")["runs"]["steps"]}

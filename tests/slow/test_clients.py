@@ -127,6 +127,7 @@ def judged(lab: ClientLab, name: str) -> Judgement:
 # --- a worker is a session ---------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> None:
     """Between the statement and the Sync behind it another worker acts, and passes the job over."""
     made = run(lab_of(), TWO_CLAIMS, 0, 1)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
 
-import psutil
 import psycopg
 import pytest
 
@@ -26,31 +23,26 @@ from queueproof.cluster.load import drivers
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load, load_text
-from tests.slow.test_cluster import LONG, STRATEGIES, WORKER, Cluster, run
+from tests.slow.fix_cluster import LONG, Cluster
+from tests.slow.fix_commands import Begin, Command
 
+pytest_plugins = ["tests.slow.fix_cluster"]
+
+STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = STRATEGIES / "skip_locked.sql"
 JOBS = 2_000
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(cluster: Cluster) -> Cluster:
     """A scheduler with two workers."""
-    with ExitStack() as stack:
-        cluster = Cluster(stack, tmp_path)
-        cluster.add(2)
-        yield cluster
-
-
-@pytest.fixture
-def dsn() -> Iterator[str]:
-    """A server that is somebody's, as far as a benchmark knows."""
-    with open_server("embedded") as server:
-        yield str(server._admin)
+    cluster.have(2)
+    return cluster
 
 
 @pytest.fixture
 def somebodys(dsn: str) -> Iterator[Server]:
-    """The same, by its DSN."""
+    """A server that is somebody's, as far as a benchmark knows."""
     with open_server(dsn) as server:
         yield server
 
@@ -58,12 +50,6 @@ def somebodys(dsn: str) -> Iterator[Server]:
 def pools(cluster: Cluster, told: list[str]) -> Pools:
     """Its workers, for a benchmark."""
     return partial(drivers, cluster.address, told.append)
-
-
-def loading(cluster: Cluster) -> list[psutil.Process]:
-    """The processes that drive loads, and theirs."""
-    found = [one.children(recursive=True) for one in cluster.workers if one.is_running()]
-    return [process for processes in found for process in processes]
 
 
 def backends(dsn: str) -> int:
@@ -98,6 +84,7 @@ def test_a_load_from_two_workers_is_one_load(
     assert told == []
 
 
+@pytest.mark.sample
 def test_latencies_of_all_workers_are_merged(somebodys: Server, cluster: Cluster) -> None:
     """An open loop's histogram has each claim of both."""
     with Ground(somebodys, 2, Pace(rate=100), pools=pools(cluster, [])) as ground:
@@ -188,50 +175,42 @@ def test_what_the_server_rejects_is_the_queues(somebodys: Server, cluster: Clust
         assert prepared.verdict().exactly_once
 
 
-def test_a_report_says_who_drove_the_load(dsn: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_report_says_who_drove_the_load(
+    dsn: str, cluster: Cluster, tmp_path: Path, command: Command
+) -> None:
     """`bench --cluster` is a benchmark like others; its workers' processes are gone then."""
     asked = ("--batch", "10", "--workers", "2", "--rounds", "1", "--seconds", "0.2")
-    done = run(
-        "bench",
-        str(REFERENCE),
-        *asked,
-        *("--postgres", dsn, "--cluster", cluster.address, "--json", "figures.json"),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "The load came from 2 dask workers on 1 machine" in " ".join(done.stdout.split())
-    report = json.loads((tmp_path / "figures.json").read_text())
+    figures = tmp_path / "figures.json"
+    where = ("--postgres", dsn, "--cluster", cluster.address, "--json", figures)
+    ran = command("bench", REFERENCE, *asked, *where)
+    assert ran.code == 0, ran.err
+    assert "The load came from 2 dask workers on 1 machine" in " ".join(ran.out.split())
+    report = json.loads(figures.read_text())
     assert report["queueproof"]["method"]["drivers"] == {"workers": 2, "machines": 1, "lost": 0}
-    cluster.wait_for_end(loading(cluster))
+    cluster.wait_for_end(cluster.at_work())
 
 
 @pytest.fixture
-def begun(
-    dsn: str, cluster: Cluster, tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
-) -> subprocess.Popen[str]:
-    """A benchmark, in the middle of a long load."""
+def begun(dsn: str, cluster: Cluster, begin_command: Begin) -> Iterator[subprocess.Popen[str]]:
+    """A benchmark, in the middle of a long load; its backends are gone before the next one."""
     asked = ("--rate", "20", "--workers", "2", "--seconds", "60", "--rounds", "1")
     where = ("--postgres", dsn, "--cluster", cluster.address)
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = (sys.executable, "-m", "queueproof", "bench", str(REFERENCE), *asked, *where)
-    process = begin(*command, cwd=tmp_path, **piped)
+    process = begin_command("bench", REFERENCE, *asked, *where)
     waits.until(lambda: backends(dsn) == 2, LONG, "both to claim")
-    return process
+    yield process
+    process.kill()
+    waits.until(lambda: backends(dsn) == 0, LONG, "both to be gone")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_load_everywhere(
-    number: signal.Signals, code: int, cluster: Cluster, begun: subprocess.Popen[str]
-) -> None:
+def test_a_signal_ends_a_load_everywhere(cluster: Cluster, begun: subprocess.Popen[str]) -> None:
     """The processes at the workers are gone, and the workers stay."""
-    left = loading(cluster)
+    left = cluster.at_work()
     assert left
-    begun.send_signal(number)
+    begun.send_signal(signal.SIGTERM)
     _, said = begun.communicate(timeout=60)
-    assert begun.returncode == code
-    assert len(said.splitlines()) == 1, said
+    assert (begun.returncode, len(said.splitlines())) == (143, 1), said
     cluster.wait_for_end(left)
-    assert all(worker.is_running() for worker in cluster.workers)
+    assert [worker.poll() for worker in cluster.workers] == [None, None]
 
 
 @pytest.mark.parametrize("what", ["client", "worker", "scheduler"])
@@ -239,7 +218,7 @@ def test_nothing_is_left_of_a_load_whose_end_nobody_could_tell(
     what: str, cluster: Cluster, begun: subprocess.Popen[str]
 ) -> None:
     """Whoever is killed: the processes that drove it end soon, in the middle of their time."""
-    left = loading(cluster)
+    left = cluster.at_work()
     victims: dict[str, Callable[[], None]] = {
         "client": begun.kill,
         "worker": cluster.workers[0].kill,
@@ -254,19 +233,15 @@ def test_nothing_is_left_of_a_load_whose_end_nobody_could_tell(
         assert "went away in the middle of the work" in said
 
 
-def test_a_load_needs_a_server_for_all(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_load_needs_a_server_for_all(worker_program: str, command: Command) -> None:
     """A server of our own, what is done here, and a program are each one message."""
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
     for asked, said in (
-        ((str(REFERENCE),), "share one server, which every one of them can reach"),
-        ((str(REFERENCE), "--endure", "1"), "--endure, --yardstick and --rounds 0 are done here"),
-        ((f"exec: {sys.executable} {worker}",), "is a program that stands on this machine"),
+        ((REFERENCE,), "share one server, which every one of them can reach"),
+        ((REFERENCE, "--endure", "1"), "--endure, --yardstick and --rounds 0 are done here"),
+        ((worker_program,), "is a program that stands on this machine"),
     ):
-        done = run("bench", *asked, "--cluster", cluster.address, cwd=tmp_path)
-        assert done.returncode == 4
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+        ran = command("bench", *asked, "--cluster", "tcp://127.0.0.1:9")
+        assert (ran.code, said in ran.err, "Traceback" in ran.err) == (4, True, False)
 
 
 def test_a_worker_that_does_not_reach_the_server_is_named(dsn: str, cluster: Cluster) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from queueproof import cli
 from queueproof.errors import QueueproofError
 from queueproof.examine.check import judge
-from queueproof.postgres import Server, open_server
+from queueproof.postgres import Server
 from queueproof.queues.deployment import Deployment, deployment
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Card, Judgement, together
@@ -26,13 +26,6 @@ HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
 BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
 OLD = DEPLOY.parent / "skip_locked.sql"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    """One for all."""
-    with open_server("embedded") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +49,10 @@ def test_each_says_what_it_is() -> None:
     assert None not in HEADS.values()
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
+)
 def test_a_deployment_breaks_what_its_first_line_says(
     name: str, broken_by: Callable[[str], Judgement]
 ) -> None:
@@ -80,7 +76,7 @@ def test_a_sound_deployment_is_not_accused(name: str, server: Server) -> None:
 def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     """What breaks is the deploy, and not what is deployed."""
     new = load_text(NEW[name].read_text(), NEW[name])
-    card = judge(new, [BROKEN[name]["guarantee"]], server=server, seed=0, profile="quick")
+    card = judge(new, [BROKEN[name]["guarantee"]], server=server, seed=0, profile="glance")
     assert card.verdict == "holds"
 
 
@@ -101,6 +97,7 @@ def card(*verdicts: str) -> Card:
     return Card("q", "PostgreSQL", 0, 2.0, named)
 
 
+@pytest.mark.sample
 def test_of_two_ways_the_worse_verdict_counts() -> None:
     """Broken beats inconclusive beats accepted beats holds; the times are added."""
     both = together(

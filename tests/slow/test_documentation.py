@@ -26,9 +26,15 @@ def said(output: str) -> re.Pattern[str]:
     )
 
 
-@pytest.mark.parametrize(("page", "commands"), [("tutorial.md", 9), ("howto/python.md", 1)])
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [("tutorial.md", 9), pytest.param("howto/python.md", 1, marks=pytest.mark.sample)],
+)
 def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> None:
-    """Its files, commands, outputs and exit codes are so, from the first to the last."""
+    """Its files, commands, outputs and exit codes are so, from the first to the last.
+
+    The tutorial takes most of a minute: its reader has a queue checked and mended, and so it is.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     code, seen = 0, 0
     for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):

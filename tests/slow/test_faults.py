@@ -280,6 +280,7 @@ def killed(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
     return Runner(twin_of(lab), conditions=Conditions(killed=True)).run(program)
 
 
+@pytest.mark.sample
 def test_workers_survive_the_server(lab_of: LabOf) -> None:
     """A claim by lease is its worker's before and after; the clock keeps its moves."""
     moved = script("clock", Do("advance", seconds=10.0))

@@ -142,6 +142,7 @@ def test_the_reference_survives_everything(server: Server) -> None:
     assert evidence["operations"] < 60 * 20
 
 
+@pytest.mark.sample
 def test_a_history_is_whole(server: Server) -> None:
     """Calls are numbered in the order of invocation, and all are over once the run is."""
     with installed(server, str(REFERENCE)) as lab:

@@ -50,76 +50,47 @@ def mutated(statement: str) -> dict[str, str]:
     return {change.what: change.apply(statement) for change in changes(Parsed(statement))}
 
 
-@pytest.mark.parametrize(
-    ("statement", "what", "expected"),
-    [
-        ("SELECT 1 FROM t FOR UPDATE NOWAIT", "NOWAIT dropped", "SELECT 1 FROM t FOR UPDATE"),
-        (
-            "SELECT 1 FROM t FOR UPDATE OF t SKIP LOCKED LIMIT 1",
-            "SKIP LOCKED dropped",
-            "SELECT 1 FROM t FOR UPDATE OF t LIMIT 1",
-        ),
-        (
-            "SELECT 1 FROM t LIMIT 1 -- why\n FOR NO KEY UPDATE SKIP LOCKED",
-            "`FOR NO KEY UPDATE SKIP LOCKED` dropped",
-            "SELECT 1 FROM t LIMIT 1",
-        ),
-        ("SELECT 1 FROM t ORDER BY a, b", "ORDER BY dropped", "SELECT 1 FROM t"),
-        (
-            "SELECT 1 FROM t ORDER BY a, b ASC NULLS LAST LIMIT 1",
-            "ORDER BY `b ASC NULLS LAST` turned",
-            "SELECT 1 FROM t ORDER BY a, b DESC NULLS LAST LIMIT 1",
-        ),
-        ("SELECT 1 FROM t ORDER BY a", "ORDER BY `a` turned", "SELECT 1 FROM t ORDER BY a DESC"),
-        (
-            "SELECT 1 FROM t WHERE a = 1 AND b BETWEEN 1 AND 2 AND c",
-            "condition `b BETWEEN 1 AND 2` dropped",
-            "SELECT 1 FROM t WHERE a = 1 AND c",
-        ),
-        (
-            "SELECT 1 FROM t WHERE a = 1 AND (b OR c)",
-            "condition `c` dropped",
-            "SELECT 1 FROM t WHERE a = 1 AND (b)",
-        ),
-        (
-            "SELECT 1 FROM t WHERE a IS NULL AND b",
-            "condition `a IS NULL` dropped",
-            "SELECT 1 FROM t WHERE b",
-        ),
-        ("DELETE FROM t WHERE a RETURNING b", "condition `a` dropped", "DELETE FROM t RETURNING b"),
-        ("SELECT a < b - 1 FROM t", "`a < b - 1` with <=", "SELECT a <= b - 1 FROM t"),
-        ("SELECT a >= (b < c) FROM t", "`a >= (b < c)` with <=", "SELECT a <= (b < c) FROM t"),
-        (
-            "UPDATE t SET a = a + 1, b = now() WHERE c",
-            "SET a dropped",
-            "UPDATE t SET b = now() WHERE c",
-        ),
-        ("UPDATE t SET a = a + 1 WHERE c", "SET a dropped", "UPDATE t SET a = a WHERE c"),
-        ("SELECT 1 FROM t LIMIT :n", "LIMIT dropped", "SELECT 1 FROM t"),
-        (
-            "WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a",
-            "MATERIALIZED dropped",
-            "WITH a AS (SELECT 1) SELECT * FROM a",
-        ),
-        (
-            "DELETE FROM t WHERE id = ANY (ARRAY(SELECT id FROM t LIMIT 1)) AND b",
-            "LIMIT moved into IN",
-            "DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1) AND b",
-        ),
-        (
-            "DELETE FROM t WHERE id = (SELECT id FROM t LIMIT 1)",
-            "LIMIT moved into IN",
-            "DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1)",
-        ),
-        (
-            "WITH p AS (SELECT id FROM t LIMIT 1) UPDATE t SET a = 1 FROM p WHERE p.id = t.id",
-            "LIMIT moved into IN",
-            "UPDATE t SET a = 1 WHERE t.id IN (SELECT id FROM t LIMIT 1)",
-        ),
-    ],
-)
-def test_an_operator_makes_its_one_change(statement: str, what: str, expected: str) -> None:
+# A mutation by its name: a statement => the same with it.
+CHANGES = r"""
+NOWAIT dropped: SELECT 1 FROM t FOR UPDATE NOWAIT => SELECT 1 FROM t FOR UPDATE
+SKIP LOCKED dropped: SELECT 1 FROM t FOR UPDATE OF t SKIP LOCKED LIMIT 1
+  => SELECT 1 FROM t FOR UPDATE OF t LIMIT 1
+`FOR NO KEY UPDATE SKIP LOCKED` dropped:
+  SELECT 1 FROM t LIMIT 1 -- why\n FOR NO KEY UPDATE SKIP LOCKED
+  => SELECT 1 FROM t LIMIT 1
+ORDER BY dropped: SELECT 1 FROM t ORDER BY a, b => SELECT 1 FROM t
+ORDER BY `b ASC NULLS LAST` turned: SELECT 1 FROM t ORDER BY a, b ASC NULLS LAST LIMIT 1
+  => SELECT 1 FROM t ORDER BY a, b DESC NULLS LAST LIMIT 1
+ORDER BY `a` turned: SELECT 1 FROM t ORDER BY a => SELECT 1 FROM t ORDER BY a DESC
+condition `b BETWEEN 1 AND 2` dropped: SELECT 1 FROM t WHERE a = 1 AND b BETWEEN 1 AND 2 AND c
+  => SELECT 1 FROM t WHERE a = 1 AND c
+condition `c` dropped: SELECT 1 FROM t WHERE a = 1 AND (b OR c)
+  => SELECT 1 FROM t WHERE a = 1 AND (b)
+condition `a IS NULL` dropped: SELECT 1 FROM t WHERE a IS NULL AND b => SELECT 1 FROM t WHERE b
+condition `a` dropped: DELETE FROM t WHERE a RETURNING b => DELETE FROM t RETURNING b
+`a < b - 1` with <=: SELECT a < b - 1 FROM t => SELECT a <= b - 1 FROM t
+`a >= (b < c)` with <=: SELECT a >= (b < c) FROM t => SELECT a <= (b < c) FROM t
+SET a dropped: UPDATE t SET a = a + 1, b = now() WHERE c => UPDATE t SET b = now() WHERE c
+SET a dropped: UPDATE t SET a = a + 1 WHERE c => UPDATE t SET a = a WHERE c
+LIMIT dropped: SELECT 1 FROM t LIMIT :n => SELECT 1 FROM t
+MATERIALIZED dropped: WITH a AS MATERIALIZED (SELECT 1) SELECT * FROM a
+  => WITH a AS (SELECT 1) SELECT * FROM a
+LIMIT moved into IN: DELETE FROM t WHERE id = ANY (ARRAY(SELECT id FROM t LIMIT 1)) AND b
+  => DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1) AND b
+LIMIT moved into IN: DELETE FROM t WHERE id = (SELECT id FROM t LIMIT 1)
+  => DELETE FROM t WHERE id IN (SELECT id FROM t LIMIT 1)
+LIMIT moved into IN:
+  WITH p AS (SELECT id FROM t LIMIT 1) UPDATE t SET a = 1 FROM p WHERE p.id = t.id
+  => UPDATE t SET a = 1 WHERE t.id IN (SELECT id FROM t LIMIT 1)
+"""
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("change", re.findall(r"^\S.*(?:\n  .*)*", CHANGES, re.MULTILINE))
+def test_an_operator_makes_its_one_change(change: str) -> None:
     """Each operator changes its clause and leaves the rest of the text as it was."""
+    what, both = re.sub(r"\n +", " ", change).replace(r"\n", "\n").split(": ", 1)
+    statement, expected = both.split(" => ")
     assert mutated(statement)[what] == expected
 
 
@@ -274,6 +245,7 @@ def test_a_mutant_survives_only_what_was_asked_in_full(tmp_path: Path) -> None:
     assert f"not offered: {OTHERS[1].id}, " in survivor.reason
 
 
+@pytest.mark.sample
 def test_an_equivalent_mutant_that_is_killed_is_an_error(tmp_path: Path) -> None:
     """The list of equivalent mutants cannot say of a defect that it is none."""
     mutants = written(tmp_path, f'# why\n"{NO_LOCK}" = "wrong"')

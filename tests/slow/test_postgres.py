@@ -210,6 +210,7 @@ def databases(admin: str) -> object:
 class TestEmbedded:
     """The default: PostgreSQL in a Python package."""
 
+    @pytest.mark.sample
     def test_is_what_its_label_says(self, server: Server) -> None:
         """The label names version, source and durability, and the server agrees."""
         with server.database() as conninfo:
@@ -583,6 +584,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 class TestKilled:
     """However the run ends, nothing is left."""
 
+    @pytest.mark.sample
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     def test_own_server(
         self, temporary: Path, number: signal.Signals, eventually: Eventually
@@ -663,6 +665,7 @@ class TestKilled:
             connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE false")
             connection.execute(f"DROP DATABASE {name}")
 
+    @pytest.mark.sample
     def test_watchdog_itself(self, temporary: Path) -> None:
         """Without its watchdog a run cleans up at its end."""
         with open_server("embedded") as server, server.database() as conninfo:

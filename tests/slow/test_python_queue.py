@@ -18,7 +18,7 @@ from queueproof.queues.model import Claim, JobRow, Operation, Queue, State, Step
 from queueproof.run import wallclock
 from queueproof.run.open import open_lab
 
-ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
+ASKED = ("single-claim", "stale-recovery", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}
 
 
@@ -201,6 +201,7 @@ class Copies(SkipLocked):
         return (yield from super().claim(limit, lease))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("copy", ["COPY jobs TO STDOUT", "COPY jobs FROM STDIN"])
 def test_a_copy_is_refused_as_soon_as_it_runs(
     server: Server, monkeypatch: pytest.MonkeyPatch, copy: str

@@ -22,6 +22,7 @@ def example(queue: Path) -> Callable[[], None]:
     return names["test_single_claim"]
 
 
+@pytest.mark.sample
 def test_the_example_passes_and_fails() -> None:
     """It tells the story of the queue without a lock, and nothing of the reference."""
     example(STRATEGIES / "skip_locked.sql")()

@@ -31,7 +31,7 @@ from queueproof.schedule.programs import JobSpec, Program, claim, script
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
 UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
-ASKED = ("single-claim", "claim-limit", "fencing", "retry-bound", "non-blocking", "isolation")
+ASKED = ("single-claim", "fencing", "isolation")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.sample
 def test_what_nobody_has_done_is_done_here(server: Server) -> None:
     """The same comes of a unit that a process does, that none does, and that one dies of."""
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:

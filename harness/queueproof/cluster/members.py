@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from dask import config
 from distributed import Client, Security, rpc
+from distributed.comm import CommClosedError
 
 from queueproof import waits
 from queueproof.errors import QueueproofError
@@ -48,6 +49,7 @@ def joined(address: str) -> Iterator[Members]:
     """
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
+    logging.getLogger("asyncio").addFilter(_matters)
     try:
         asyncio.run(_answering(address))
         client = Client(address, timeout=waits.CONNECT, set_as_default=False)
@@ -82,6 +84,11 @@ async def _answering(address: str) -> None:
             await who.close_rpc()
     if found.get("type") != "Scheduler":
         raise ValueError(f"it is a {found.get('type')}")
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    """Whether asyncio tells more than that nobody waits any more for an answer of the cluster's."""
+    return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
 
 
 class Members:

@@ -1,0 +1,141 @@
+"""A cluster that tests share; what one of them ended of it is begun anew for the next."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from distributed import Client
+
+from queueproof import waits
+
+LONG = 120.0  # seconds: a check begins slowly on a busy machine
+LOCAL = ("--host", "127.0.0.1", "--no-dashboard")
+
+
+class Cluster:
+    """A scheduler, and its workers.
+
+    Attributes:
+        address: Of the scheduler.
+        scheduler: Its process.
+        workers: Those that were begun last.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self.workers: list[psutil.Popen] = []
+        where = folder / "scheduler.json"
+        self.scheduler = self._begin("scheduler", "--port", "0", "--scheduler-file", str(where))
+        waits.until(lambda: where.exists() and "tcp://" in where.read_text(), LONG, "a scheduler")
+        with Client(scheduler_file=str(where), set_as_default=False) as client:
+            self.address: str = client.scheduler.address
+
+    def _begin(self, *command: str, **environment: str) -> psutil.Popen:
+        log = self._stack.enter_context((self._folder / "log").open("ab"))
+        process = psutil.Popen(
+            [sys.executable, "-m", "dask", *command, *LOCAL],
+            stdout=log,
+            stderr=log,
+            cwd=self._folder,
+            env={"PATH": "/usr/bin:/bin", **environment},
+        )
+        self._stack.callback(_end, process)
+        return process
+
+    def have(self, count: int) -> None:
+        """See to it that so many workers have joined, and that none is at anything."""
+        self.workers = [one for one in self.workers if one.poll() is None]
+        for one in self.workers[count:]:
+            _end(one)
+        del self.workers[count:]
+        self.add(count - len(self.workers))
+        self.wait_for_end(self.at_work())
+
+    def add(self, count: int = 1, **environment: str) -> None:
+        """Begin workers, and wait until these and no others have joined."""
+        for _ in range(count):
+            options = ("--nthreads", "1", "--no-nanny", "--death-timeout", "60")
+            self.workers.append(self._begin("worker", self.address, *options, **environment))
+        with Client(self.address, set_as_default=False) as client:
+            waits.until(lambda: self._joined(client) == len(self.workers), LONG, "the workers")
+
+    def _joined(self, client: Client) -> int:
+        return len(client.scheduler_info(n_workers=-1)["workers"])
+
+    def at_work(self) -> list[psutil.Process]:
+        """The processes that the workers have begun, and theirs."""
+        living = [one for one in self.workers if one.poll() is None]
+        return [process for one in living for process in one.children(recursive=True)]
+
+    def wait_for_servers(self) -> list[psutil.Process]:
+        """Wait until each worker has a server: they are in the middle of their first unit."""
+
+        def all_have() -> bool:
+            return all(any(map(_is_server, one.children(recursive=True))) for one in self.workers)
+
+        waits.until(all_have, LONG, "servers", look=0.05)
+        return self.at_work()
+
+    @contextmanager
+    def meanwhile(self, *ends: Callable[[], None]) -> Iterator[list[psutil.Process]]:
+        """End something once each worker has a server; the processes that it leaves alone."""
+        left: list[psutil.Process] = []
+
+        def act() -> None:
+            left.extend(self.wait_for_servers())
+            for end in ends:
+                end()
+
+        thread = Thread(target=act)
+        thread.start()
+        try:
+            yield left
+        finally:
+            thread.join()
+
+    def wait_for_end(self, processes: list[psutil.Process]) -> None:
+        """Wait until processes have ended."""
+        waits.until(lambda: not any(one.is_running() for one in processes), LONG, "their end")
+
+
+def _end(process: psutil.Popen) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _is_server(process: psutil.Process) -> bool:
+    try:
+        name: str = process.name()
+    except psutil.NoSuchProcess:  # somebody starts and ends more than a server
+        return False
+    return name == "postgres"
+
+
+@pytest.fixture(scope="session")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
+    """The cluster that is there for all tests, or another one where a test ended its scheduler."""
+    with ExitStack() as stack:
+        made: list[Cluster] = []
+
+        def find() -> Cluster:
+            if not made or made[-1].scheduler.poll() is not None:
+                made.append(Cluster(stack, tmp_path_factory.mktemp("cluster")))
+            return made[-1]
+
+        yield find
+
+
+@pytest.fixture
+def cluster(standing: Callable[[], Cluster]) -> Cluster:
+    """A scheduler with one worker."""
+    cluster = standing()
+    cluster.have(1)
+    return cluster

@@ -1,0 +1,70 @@
+"""Commands: in this process where only what they do is the subject, or in one of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from queueproof import cli
+from queueproof.postgres import open_server
+
+
+class Ran(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ran]
+Begin = Callable[..., subprocess.Popen[str]]
+STILL_AT_IT = re.compile(r"^queueproof: after \d+ s: .*\n", re.MULTILINE)
+
+
+def without_progress(err: str) -> str:
+    """What a command says on stderr, without what a slow machine is told now and then."""
+    return STILL_AT_IT.sub("", err)
+
+
+@pytest.fixture(scope="session")
+def dsn() -> Iterator[str]:
+    """A server as somebody else's would be given: on it are only databases of commands."""
+    with open_server("embedded") as server:
+        yield str(server._admin)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command in this process."""
+    monkeypatch.delenv("QUEUEPROOF_DEBUG", raising=False)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+    def command(*arguments: object) -> Ran:
+        code = cli.run([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Ran(code, out, without_progress(err))
+
+    return command
+
+
+@pytest.fixture
+def begin_command(begin: Begin, tmp_path: Path) -> Begin:
+    """Begin a command in a process of its own, whose streams are read here."""
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
+    return lambda *arguments, **how: begin(
+        sys.executable, "-m", "queueproof", *map(str, arguments), **piped, **how
+    )
+
+
+@pytest.fixture
+def worker_program() -> str:
+    """The worker that `init --program` writes, as a queue."""
+    return f"exec: {sys.executable} {files('queueproof.queues') / 'templates' / 'worker.py'}"
