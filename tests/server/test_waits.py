@@ -14,6 +14,7 @@ import pytest
 
 from queueproof import cli, ending, waits
 from queueproof.errors import QueueError
+from queueproof.postgres import Server
 from queueproof.queues.model import Queue, Step
 from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load_text
