@@ -309,7 +309,8 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
         pid = lab.session("w1").pid
         killed(lab, nemesis(RESTART))
         assert lab.execute(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [(pid,)]
-        home = Path(str(twin_of(lab).execute("SHOW data_directory")[0][0]))
+        with psycopg.connect(twin_of(lab).server._admin) as admin:
+            home = Path(str(*admin.execute("SHOW data_directory").fetchall()[0]))
         assert home.exists()
     assert not home.parent.exists()
 
