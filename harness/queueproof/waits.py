@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import psycopg
 from psycopg import capabilities, pq
 from psycopg.abc import PQGen
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.waiting import Ready, Wait
@@ -50,6 +50,7 @@ READER = 10.0  # somebody reads what is written to a pipe or a device
 CLEAN = 120.0  # the watchdog has removed everything
 
 SLICE = 0.25  # between two looks at whether to go on waiting
+LATE = 2.0  # a look comes so late only where this process did not run: stopped, or asleep
 SOON = 0.02  # before somebody looks after others while he waits
 OTHERS = 0.002  # between two looks at these
 
@@ -71,6 +72,9 @@ class StoppedError(LimitError):
 class Limit:
     """The end of one wait.
 
+    It is given once more where it ran out while this process did not run, and so could not look:
+    stopped by Ctrl-Z or a debugger, say. What it waits for may have had no chance either.
+
     Args:
         seconds: How long it may take.
         what: What is waited for, such as `PostgreSQL to answer`; or what says it.
@@ -82,7 +86,9 @@ class Limit:
     def __init__(self, seconds: float, what: str | Callable[[], str]) -> None:
         self.seconds = seconds
         self._what = what
-        self._ends = time.monotonic() + seconds
+        self._looks = time.monotonic()  # when, at the latest
+        self._ends = self._looks + seconds
+        self._again = True
         self.is_over()
 
     @property
@@ -99,6 +105,9 @@ class Limit:
         now = time.monotonic()
         if now >= ending.at():
             raise StoppedError(f"stopped while it waited for {self.what}")
+        if now >= self._ends and now > self._looks + LATE and self._again:
+            self._ends, self._again = now + self.seconds, False
+        self._looks = now + SLICE
         return now >= self._ends
 
     def left(self, at_most: float = SLICE) -> float:
@@ -114,7 +123,9 @@ class Limit:
         if self.is_over():
             raise LimitError(f"waited {self.seconds:g} s for {self.what}")
         now = time.monotonic()
-        return max(0.0, min(at_most, self._ends - now, ending.at() - now))
+        wanted = max(0.0, min(at_most, self._ends - now, ending.at() - now))
+        self._looks = now + wanted
+        return wanted
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str, *, look: float = 0.001) -> None:
@@ -320,7 +331,8 @@ class LimitedConnection(psycopg.Connection[TupleRow]):
             LimitError: The server did not answer.
             psycopg.OperationalError: It refused.
         """
-        pgconn = connect(conninfo)
+        # What a database in SQL_ASCII has in its catalogues would come as bytes.
+        pgconn = connect(make_conninfo(conninfo, client_encoding="UTF8"))
         opened = cls(pgconn, tuple_row)
         opened.autocommit = True
         opened.prepare_threshold = None

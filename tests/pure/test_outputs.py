@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -134,7 +135,9 @@ def test_a_terminal_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> N
     os.close(slave)
 
 
-def test_a_pipe_with_a_reader_gets_all_of_it(tmp_path: Path, begin: Callable[..., object]) -> None:
+def test_a_pipe_with_a_reader_gets_all_of_it(
+    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
     """More than a pipe holds, to a reader who comes when he likes."""
     pipe, copy = tmp_path / "pipe", tmp_path / "copy"
     os.mkfifo(pipe)

@@ -306,7 +306,7 @@ def drive(
     pauses: list[tuple[float, int]] = []  # when they end, and whose they are
     asked: dict[int, int] = {}  # from where an answer is due, and whose it is
     left = set(range(len(pairs)))
-    heard = time.monotonic()
+    limit = waits.Limit(waits.STATEMENT, "a worker to answer")
 
     def go_on(number: int, answer: Json | None) -> None:
         process, steps = pairs[number]
@@ -334,8 +334,9 @@ def drive(
             if process.answer is not None:
                 go_on(asked.pop(stdout), process.take())
         now = time.monotonic()
-        heard = now if ready or pauses else heard
-        if now - heard > waits.STATEMENT:
+        if ready or pauses:
+            limit = waits.Limit(waits.STATEMENT, "a worker to answer")
+        elif limit.is_over():
             raise WorkerError(f"no worker has answered within {waits.STATEMENT:g} s")
         while pauses and pauses[0][0] <= now:
             go_on(heapq.heappop(pauses)[1], None)

@@ -333,7 +333,7 @@ class Server:
             connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
             # template1 may hold somebody's tables, and cannot be copied while somebody is in it
             create = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(named)
-            connection.execute(create + sql.SQL(self._strategy))
+            connection.execute(create + sql.SQL(self._strategy + _encoding(connection)))
             owned = sql.SQL("ALTER DATABASE {} OWNER TO {}")  # which CREATE cannot say of oneself
             connection.execute(owned.format(named, sql.SQL(self.owner)))
             for setting, value in settings.items():
@@ -366,3 +366,15 @@ class Server:
         if self._watchdog:
             with suppress(WatchdogError):
                 self._watchdog.ask("forget", name=name)
+
+
+def _encoding(connection: waits.LimitedConnection) -> str:
+    """How a database is in UTF-8 where the cluster is not: payloads have any character.
+
+    The locale of the cluster is of its own encoding, and C of every one.
+    """
+    asked = connection.execute(
+        "SELECT pg_catalog.pg_encoding_to_char(encoding) FROM pg_catalog.pg_database"
+        " WHERE datname = 'template0'"
+    )
+    return "" if asked.fetchone() == ("UTF8",) else " ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"

@@ -199,6 +199,7 @@ def _completed(dsn: Conninfo) -> Conninfo:
         used = {o.keyword.decode(): (o.val, o.compiled) for o in connection.pgconn.info}
         password = connection.info.password
     added = {key: val.decode() for key, (val, own) in used.items() if val and val != own}
+    added.pop("client_encoding", None)  # the harness's own
     given = conninfo_to_dict(dsn)  # now: a traceback would show the password
     complete = {**added, "password": password or None, **given, "service": None}
     return Conninfo(make_conninfo("", **complete))

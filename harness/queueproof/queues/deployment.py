@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from queueproof.errors import QueueproofError, Source
+from queueproof.queues import sqltext
 from queueproof.queues.model import FACTS, FAILURE, OPERATIONS, Claim, Operation
 from queueproof.queues.sqlfile import SqlFileQueue, load
 
@@ -20,6 +21,10 @@ _ANY = frozenset({*_UPKEEP, "install", "jobs", "start"})  # offered where one ve
 _JOINED = frozenset(
     {"complete_and_claim"}
 )  # asked of each version alone: its halves are asked here
+_MADE = re.compile(
+    r'\bCREATE\s+(?:UNLOGGED\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?(?:[\w"]+\.)?"?(\w+)',
+    re.IGNORECASE,
+)
 _ABSENT: Mapping[str, object] = {
     "priority": 0,
     "delay": timedelta(0),
@@ -201,7 +206,36 @@ def deployment(old: str, new: str) -> Deployment:
     for name in (old, new):
         if not name.endswith(".sql"):
             raise QueueproofError(f"--with is about two queue files, and {name} is none")
-    return Deployment(load(old), load(new))
+    versions = load(old), load(new)
+    if _share_nothing(*versions):
+        raise QueueproofError(
+            f"--with {new}: its tables are not those of {old}, so the two are no versions of one"
+            " queue, and nothing of them together can be judged. Its schema is a migration of"
+            f" {old}'s, or the same"
+        )
+    return Deployment(*versions)
+
+
+def _share_nothing(old: SqlFileQueue, new: SqlFileQueue) -> bool:
+    """Whether each makes tables, and neither names one of the other's anywhere."""
+    words = [
+        [
+            token.name.lower()
+            for block in version.blocks.values()
+            for statement in block.statements
+            for token in sqltext.tokens(statement.text)
+        ]
+        for version in (old, new)
+    ]
+    made = [
+        {
+            name.lower()
+            for statement in version.blocks["schema"].statements
+            for name in _MADE.findall(statement.text)
+        }
+        for version in (old, new)
+    ]
+    return all(made) and made[0].isdisjoint(words[1]) and made[1].isdisjoint(words[0])
 
 
 def _nothing() -> Operation[None]:

@@ -469,12 +469,13 @@ class WorkerProcess:
         self._asked = message
         self.check()
         line = json.dumps(message).encode() + b"\n"
-        give_up = time.monotonic() + waits.ANSWER
+        limit = waits.Limit(waits.ANSWER, f"{self._name} to read what it is asked")
         pipe = self._stdin.fileno()
         while line:
-            left = max(0.0, give_up - time.monotonic())
-            if not select.select([], [pipe], [], left)[1]:
-                self._fail(f"does not read what it is asked: {_request(message)}")
+            if not select.select([], [pipe], [], 0 if limit.is_over() else limit.left())[1]:
+                if limit.is_over():
+                    self._fail(f"does not read what it is asked: {_request(message)}")
+                continue
             try:
                 line = line[os.write(pipe, line) :]
             except BlockingIOError:
@@ -566,12 +567,11 @@ class WorkerProcess:
         """
         self.send(message)
         seconds = waits.ANSWER if seconds is None else seconds
-        give_up = time.monotonic() + seconds
+        limit = waits.Limit(seconds, f"{self._name} to answer {message['op']}")
         while self._answer is None:
-            left = give_up - time.monotonic()
-            if left <= 0:
+            if limit.is_over():
                 self._fail(f"has not answered {message['op']} within {seconds:g} s")
-            if select.select([self.stdout], [], [], left)[0]:
+            if select.select([self.stdout], [], [], limit.left())[0]:
                 self.receive()
             self.check()
         return self.take()

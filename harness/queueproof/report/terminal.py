@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import IO
 
 from rich.box import SIMPLE_HEAD
@@ -46,7 +47,7 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, replay: str, aside: Aside) -> None:
+def print_card(out: Output, card: Card, replay: str, aside: Aside = nullcontext) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:

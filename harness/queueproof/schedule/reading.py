@@ -113,7 +113,7 @@ def _plain(kind: Any, data: object, field: str) -> Any:  # noqa: ANN401 - a type
     if type(data) is not kind:
         wanted = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         return refuse(field, data, wanted[kind])
-    if kind is int and not -LARGEST <= data < LARGEST:
+    if kind is int and not -LARGEST <= data < LARGEST:  # type: ignore[operator]
         return refuse(field, data, "a whole number of 64 bits")
     if kind is str and len(data) > LONGEST:  # type: ignore[arg-type]
         return refuse(field, data, f"a string of at most {LONGEST:,} characters")
