@@ -1528,7 +1528,7 @@ histories = st.builds(
     st.sampled_from(("", *DEFECTS)),
     st.integers(1, 120),
 )
-plainly = settings(max_examples=40, deadline=None, database=None)
+plainly = settings(max_examples=60, deadline=None, database=None)
 
 
 @plainly
