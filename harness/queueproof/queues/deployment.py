@@ -65,6 +65,7 @@ class Deployment(SqlFileQueue):
         for fact, value in _agreed(old, new).items():
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
+        self.joins_transactions = old.joins_transactions and new.joins_transactions
         self.sends_time = old.sends_time or new.sends_time
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"

@@ -283,6 +283,8 @@ class Queue(Facts):
     """Whether its SQL may tell a backend that has gone from one that has been emptied."""
     sends_time: bool = False
     """Whether its SQL is given the time by its worker."""
+    joins_transactions: bool = False
+    """Whether its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
