@@ -192,6 +192,8 @@ class Lab:
         for function, path, procedure in run(_PINNED).fetchall():
             kind = "PROCEDURE" if procedure else "FUNCTION"
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
+            # What names no schema is meant for public, and its tables are in the queue's here.
+            rest = re.sub(r"\bpublic\b", "queue, public", rest)
             run(f"ALTER {kind} {function} SET search_path = clock, pg_catalog{rest}")
         self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
         found = run(TABLES).fetchall()
