@@ -188,10 +188,14 @@ def test_an_enqueue_may_answer_a_job_that_is_there(
     "state",
     [
         "CASE WHEN attempts >= 3 AND status <> 'completed' THEN 'failed' ELSE status END",
-        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-        " THEN 'failed' ELSE status END",
-        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-        " THEN 'queued' ELSE status END",
+        (
+            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+            " THEN 'failed' ELSE status END"
+        ),
+        (
+            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+            " THEN 'queued' ELSE status END"
+        ),
     ],
 )
 def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str) -> None:
