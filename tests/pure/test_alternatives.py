@@ -96,7 +96,7 @@ def test_else_needs_something_that_answers_before_it() -> None:
     """Behind what neither answers nor changes rows the line says nothing, and is refused."""
     steps = queue("\nBEGIN;\n-- else\nSELECT 1 AS id;\n").begin("claim")
     next(steps)
-    with pytest.raises(QueueError, match="q.sql:8: `-- else` stands behind what answers rows"):
+    with pytest.raises(QueueError, match=r"q\.sql:8: `-- else` stands behind what answers rows"):
         steps.send(answer(command="BEGIN"))
 
 

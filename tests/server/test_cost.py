@@ -458,7 +458,7 @@ def test_a_parameter_that_no_claim_returns_is_named(ground: Ground) -> None:
     wrong = queue(
         complete=COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
     )
-    with pytest.raises(QueueError, match="no parameter :attempt here, only id, worker"):
+    with pytest.raises(QueueError, match="no parameter :attempt here, only id, now, worker"):
         ground.prepare(wrong, Shape(1, 1), 1)
 
 

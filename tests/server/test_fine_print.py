@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,9 @@ CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queue
 INSERT INTO jobs DEFAULT VALUES RETURNING id;
 -- name: claim(limit)
 UPDATE jobs SET status = {claimed}
-WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE status = 'queued' LIMIT :limit FOR UPDATE SKIP LOCKED))
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'queued' LIMIT :limit FOR UPDATE SKIP LOCKED
+))
 RETURNING id;
 {recover}
 -- name: jobs
@@ -86,7 +87,8 @@ WORKERS_CLOCK = """
 -- ///
 -- name: schema#
 CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, claims int NOT NULL DEFAULT 0, locked_at timestamptz NOT NULL DEFAULT '-infinity'
+  id bigserial PRIMARY KEY, claims int NOT NULL DEFAULT 0,
+  locked_at timestamptz NOT NULL DEFAULT '-infinity'
 );
 -- name: enqueue
 INSERT INTO jobs DEFAULT VALUES RETURNING id;
@@ -125,8 +127,8 @@ HOOKS = """
 -- name: schema#
 CREATE TABLE hooks (
   id bigserial PRIMARY KEY, key text NOT NULL UNIQUE, status text NOT NULL DEFAULT 'queued',
-  again boolean NOT NULL DEFAULT false, attempts int NOT NULL DEFAULT 0, claims int NOT NULL DEFAULT 0,
-  locked_at timestamptz
+  again boolean NOT NULL DEFAULT false, attempts int NOT NULL DEFAULT 0,
+  claims int NOT NULL DEFAULT 0, locked_at timestamptz
 );
 -- name: enqueue(payload)
 INSERT INTO hooks (key) VALUES (md5(:payload::jsonb::text))
@@ -186,14 +188,59 @@ def test_an_enqueue_may_answer_a_job_that_is_there(
     "state",
     [
         "CASE WHEN attempts >= 3 AND status <> 'completed' THEN 'failed' ELSE status END",
-        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-        " THEN 'failed' ELSE status END",
-        "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
-        " THEN 'queued' ELSE status END",
+        (
+            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+            " THEN 'failed' ELSE status END"
+        ),
+        (
+            "CASE WHEN status = 'running' AND locked_at < now() - interval '5 minutes'"
+            " THEN 'queued' ELSE status END"
+        ),
     ],
 )
 def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str) -> None:
-    """A job whose last attempt runs, or whose lease is over, may be listed as failed before it is."""
+    """A job whose last attempt runs, or whose lease is over, may be listed as failed."""
     asked = (*ASKED, "stale-recovery", "retry-given")
     found = judged(lab_of(HOOKS.format(upsert=TOUCHED, state=state)), *asked)
     assert {one.verdict for one in found.values()} == {"holds"}
+
+
+TIES = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+-- name: claim(limit)
+DELETE FROM jobs WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE at IN (SELECT at FROM jobs ORDER BY at{rest} LIMIT :limit)
+  ORDER BY at{rest} LIMIT {most} FOR UPDATE SKIP LOCKED
+)) RETURNING id;
+"""
+
+
+@pytest.mark.parametrize(("most", "verdict"), [("ALL", "broken"), (":limit", "holds")])
+def test_jobs_of_one_transaction_have_equal_times(lab_of: LabOf, most: str, verdict: str) -> None:
+    """A claim that takes all of one moment takes more than its limit."""
+    found = judged(lab_of(TIES.format(rest="", most=most)), "claim-limit")["claim-limit"]
+    assert found.verdict == verdict
+    assert ("in one transaction" in (found.story or "")) == (verdict == "broken")
+
+
+PINNED = """
+-- name: schema#
+CREATE TABLE jobs (id bigserial PRIMARY KEY);
+CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = public AS $$
+BEGIN
+  RETURN QUERY DELETE FROM jobs WHERE id = (
+    SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
+END $$;
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+-- name: claim
+SELECT take AS id FROM take();
+"""
+
+
+def test_a_function_that_is_pinned_to_public_finds_the_tables(lab_of: LabOf) -> None:
+    """What names no schema is meant for public."""
+    assert judged(lab_of(PINNED), "single-claim")["single-claim"].verdict == "holds"

@@ -8,6 +8,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.guarantees.programs import (
     ALIGNED,
     DELAY,
+    MOMENT_OF_ALL,
     MOST_ATTEMPTS,
     NEW,
     ONE,
@@ -99,6 +100,7 @@ def _claim_limit(pieces: Pieces) -> Iterator[Program]:
     if not pieces.takes_limit:
         return
     yield Program((JobSpec(),) * 4, ((script("w1", claim(1)), script("w2", claim(2))),))
+    yield Program(MOMENT_OF_ALL, in_turn(SETTLE, script("w1", claim())))
     if "fail" in pieces.offers and (pieces.bound is None or pieces.bound > 1):
         failed = (*in_turn(script("w1", claim(), fail())), *pieces.wait_out())
         yield Program(THREE, (*failed, *in_turn(script("w2", claim()))))

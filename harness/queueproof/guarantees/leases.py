@@ -295,8 +295,8 @@ def _fencing(pieces: Pieces) -> Iterator[Program]:
                 yield Program(ONE, (*failed, *pieces.wait_out(), *again))
     if "complete" in pieces.offers and "payload" in pieces.offer.queue.takes("enqueue"):
         # A job that is enqueued once more after its end is another attempt's.
-        ended = in_turn(script("w1", claim(), complete()), NEW, script("w2", claim()))
-        yield Program((SAME,), (*ended, *in_turn(script("w1", complete()))), reserve=(SAME,))
+        again = in_turn(script("w1", claim(), complete()), NEW, script("w2", claim()))
+        yield Program((SAME,), (*again, *in_turn(script("w1", complete()))), reserve=(SAME,))
     if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
         batch = in_turn(script("w1", claim(2)))
         for owner in ("w2", "w1"):

@@ -37,6 +37,7 @@ SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
 SPENT = 12
+MOMENT_OF_ALL = (JobSpec(), *[JobSpec(joined=True)] * 2)  # their times are equal
 SAME = JobSpec(payload="same")  # two jobs may well be alike
 NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))

@@ -9,6 +9,7 @@ from queueproof.guarantees.programs import (
     CLEAN,
     DELAY,
     ELSEWHERE,
+    MOMENT_OF_ALL,
     NEW,
     ONE,
     SAME,
@@ -204,6 +205,8 @@ def _no_lost_job(pieces: Pieces) -> Iterator[Program]:
         yield Program((JobSpec(delay=long),), in_turn(script("clock", advance(past(long)))))
     yield from _arrivals(pieces)
     yield from _payloads(pieces)
+    # Who goes on behind the last time that was seen passes by what has the same.
+    yield Program(MOMENT_OF_ALL, in_turn(SETTLE, script("w1", claim())))
     if "cleanup" in pieces.offers:
         yield Program(TWO, ((script("w1", claim(), complete()), CLEAN),))
         # What is left of a job that is cleaned up is in no other job's way.

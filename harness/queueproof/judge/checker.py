@@ -704,7 +704,7 @@ def _agreeing(configs: list[_Config], act: Act) -> list[_Config]:
 
     def agrees(job: Job) -> bool:
         if act.seen in {"failed", "completed"}:
-            # A list may call failed what runs for the last time, or longer than its lease (rule 35).
+            # What runs for the last time, or beyond its lease, may be called failed (rule 35).
             spent = job.exhausted or job.stale_after <= act.call.began
             runs = act.seen == "failed" and job.phase == Phase.RUNNING and spent
             return runs or job.phase == act.seen

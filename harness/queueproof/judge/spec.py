@@ -486,8 +486,8 @@ def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 
 def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
     lease = FOREVER if rules.lease is None else rules.lease
-    # A lease lasts at least the declared time (rule 4): what was left of it may be added, once. Each
-    # heartbeat sets the end anew, and they do not add up (rule 32).
+    # A lease lasts at least the declared time (rule 4): what was left of it may be added, once.
+    # Each heartbeat sets the end anew, and they do not add up (rule 32).
     ended = act.call.ended
     stale_after = min(max(job.stale_after, ended), ended + grace(lease)) + lease
     if not act.named:

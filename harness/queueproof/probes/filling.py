@@ -28,7 +28,8 @@ SELECT c.oid::regclass::text, c.relkind = 'p', quote_ident(a.attname),
   CASE
     WHEN t.typname IN ('int2', 'int4', 'int8') THEN 'integer'
     WHEN t.typname IN ('text', 'varchar', 'bpchar') THEN 'text'
-    WHEN t.typname IN ('timestamp', 'timestamptz') THEN 'time'
+    WHEN t.typname IN ('timestamp', 'timestamptz')
+      THEN CASE WHEN a.atttypmod BETWEEN 0 AND 3 THEN 'coarse time' ELSE 'time' END
     ELSE t.typname
   END,
   EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary AND attnum = ANY (indkey)),
@@ -216,7 +217,9 @@ class Filling:
         """A column's value in copy number k."""
         value = f"s.{column.name}"
         if column.kind == "time":
-            return f"{value} - k * interval '{PRECISION} seconds'"  # few are due at one moment
+            return f"{value} - k * interval '1 microsecond'"  # few jobs are due at one moment
+        if column.kind == "coarse time":  # nor where such times are cut to milliseconds
+            return f"{value} - k * interval '{PRECISION} seconds'"
         if not self._is_key(column):
             return value
         match column.kind:

@@ -72,6 +72,7 @@ class Deployment(SqlFileQueue):
             setattr(self, fact, value)
         self.sees_backends = old.sees_backends or new.sees_backends
         self.sees_cluster = old.sees_cluster or new.sees_cluster
+        self.joins_transactions = old.joins_transactions and new.joins_transactions
         self.sends_time = old.sends_time or new.sends_time
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"

@@ -285,6 +285,8 @@ class Queue(Facts):
     """Whether its SQL may read what belongs to a whole server: transaction ids, sessions, locks."""
     sends_time: bool = False
     """Whether its SQL is given the time by its worker."""
+    joins_transactions: bool = False
+    """Whether its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 

@@ -17,6 +17,7 @@ from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
+from queueproof.queues.sqltext import first_keyword
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,8 @@ _CLUSTER = re.compile(
     r"|\btxid_|\bxid8?\b|\bxmin\b|\bxmax\b|\bextension\b",
     re.IGNORECASE,
 )
+# What neither begins nor ends a transaction.
+_JOINING = frozenset({"INSERT", "WITH", "SELECT", "UPDATE", "DELETE", "MERGE"})
 # Locks that a session keeps after its transaction, and limits of its own, which what empties it may
 # run into; and functions that nobody here can read.
 _KEPT = re.compile(r"advisory|_timeout\b|\bextension\b", re.IGNORECASE)
@@ -141,6 +144,8 @@ class SqlFileQueue(Queue):
         self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
+        first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
+        self.joins_transactions = _JOINING.issuperset(first)
         self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
         self._name = name
         self._text = text

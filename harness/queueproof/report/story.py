@@ -50,6 +50,7 @@ class Enqueued:
         bound: Most attempts, None where the queue promises no bound.
         queue: Where it stands; nothing where there is one queue.
         payload: Of which kind its payload is.
+        joined: Whether it was enqueued in one transaction with others.
     """
 
     job: str
@@ -58,6 +59,7 @@ class Enqueued:
     bound: int | None
     queue: str = ""
     payload: PayloadKind = ""
+    joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -698,7 +700,9 @@ def _before(calls: Sequence[Call], beats: Iterable[Beat], names: _Names) -> Iter
         if call.kind == "enqueue" and call.ids and call.index in undisturbed - told:
             job = names.shortened(call.ids[0])
             queue = _queue(call, calls)
-            yield Enqueued(job, call.priority, call.delay, call.bound, queue, call.payload)
+            joined = call.began == call.ended  # the time stood still
+            facts = call.priority, call.delay, call.bound, queue, call.payload, joined
+            yield Enqueued(job, *facts)
 
 
 def _queue(call: Call, calls: Sequence[Call]) -> str:

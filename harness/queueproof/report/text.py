@@ -178,6 +178,8 @@ def _facts(job: Enqueued) -> str:
         facts.append(f"max_attempts {job.bound}")
     if job.payload:
         facts.append(_PAYLOADS[job.payload])
+    if job.joined:
+        facts.append("in one transaction")
     return f" ({', '.join(facts)})" if facts else ""
 
 

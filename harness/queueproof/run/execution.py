@@ -35,6 +35,7 @@ from queueproof.schedule.programs import (
     START,
     Do,
     FaultKind,
+    JobSpec,
     OperationKind,
     Program,
 )
@@ -104,9 +105,8 @@ class Execution:
         for name in names:
             if identity(name) in self.lab.started:
                 self.state.actor(name)  # which lives, and beats, before it does anything
-        for spec in program.jobs:
-            self.state.reserve.appendleft(spec)
-            self.perform(self.state.actor("producer"), Do("enqueue"))
+        for specs in program.batches:
+            self._enqueue(specs)
         if program.jobs and "promote" in self.queue.offers:
             self.perform(self.state.actor(PROMOTER), Do("promote"))
         self.state.splitting = self._terms.split
@@ -115,6 +115,40 @@ class Execution:
             self._stage(stage)
         self.state.splitting = False
         self.lab.close_gates(closed=False)
+
+    def _enqueue(self, specs: Sequence[JobSpec]) -> None:
+        """Enqueue jobs; several in one transaction of the producer's, where its SQL allows that."""
+        producer = self.state.actor("producer")
+        joined = len(specs) > 1 and self.queue.joins_transactions and not self._conditions.pooled
+        if not joined:
+            for spec in specs:
+                self.state.reserve.appendleft(spec)
+                self.perform(producer, Do("enqueue"))
+            return
+        record = self.state.record
+        made, told = len(record.history.calls), len(record.trace)
+        self._space_out()
+        self.state.stands_at = self.lab.now()
+        session = self.lab.session(producer.name)
+        session.run("BEGIN")
+        for spec in specs:
+            self.state.reserve.appendleft(spec)
+            self.perform(producer, Do("enqueue"))
+        self.state.stands_at = None
+        if session.in_transaction:
+            session.run("COMMIT")
+            return
+        # An error has undone all of them: a key that is a time, for one. Each for itself, then.
+        for index in range(made, len(record.history.calls)):
+            record.errors.pop(index, None)
+        del record.history.calls[made:], record.trace[told:]
+        for spec in specs:
+            self._enqueue([spec])
+
+    def _space_out(self) -> None:
+        """Have real time decide nothing about the order of what is enqueued one by one."""
+        if self.queue.order.endswith("fifo") and self.state.stands_at is None:
+            self.lab.advance(APART)  # told nowhere: it is what else lies between two enqueues
 
     # --- stages and choices ---------------------------------------------------------------------
 
@@ -377,8 +411,8 @@ class Execution:
         self, actor: Actor, do: Do, kind: OperationKind | Literal["complete_and_claim"]
     ) -> Flight | None:
         """Invoke an operation, up to its first statement."""
-        if kind == "enqueue" and self.queue.order.endswith("fifo"):
-            self.lab.advance(APART)  # told nowhere: it is what else lies between two enqueues
+        if kind == "enqueue":
+            self._space_out()
         self.state.moment += 1
         both = kind == "complete_and_claim"
         call = self.state.invoke("complete_many" if kind == "complete_and_claim" else kind, actor)
@@ -465,7 +499,7 @@ class Execution:
         if call.kind == "claim" and (wrong := mistaken(self.state.record.history.calls, value)):
             raise QueueError(wrong, self.queue.source_of(flight.do.kind))
         read_answer(call, value)
-        if flight.session.in_transaction:
+        if flight.session.in_transaction and self.state.stands_at is None:
             self._stays_open(actor, flight)
         elif call.kind in {"complete", "complete_many", "fail"}:
             actor.holding = False

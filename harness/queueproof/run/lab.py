@@ -213,6 +213,8 @@ class Lab:
         self._run_install()
         for function, path in run(_PINNED).fetchall():
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
+            # What names no schema is meant for public, and its tables are in the queue's here.
+            rest = re.sub(r"\bpublic\b", "queue, public", rest)
             with self._admin.transaction():  # a path is kept as it was set: it may be any text
                 run(_SET_PATH, [f"clock, pg_catalog{rest}"])
                 run(f"ALTER ROUTINE {function} SET search_path FROM CURRENT")

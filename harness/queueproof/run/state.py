@@ -74,6 +74,7 @@ class RunState:
         self.queues = program.queues if "queue" in lab.queue.takes("claim") else ["default"]
         self.reserve = deque(program.reserve)
         self.moment = 0
+        self.stands_at: float | None = None  # the moment of an open transaction of the producer's
         self.splitting = False
         self.disturbed = False
         self._owners: dict[int, Actor] = {}
@@ -256,13 +257,17 @@ class RunState:
             actor: Who asks.
         """
         calls = self.record.history.calls
-        calls.append(Call(len(calls), kind, actor.name, self.moment, self.lab.now()))
+        calls.append(Call(len(calls), kind, actor.name, self.moment, self.now()))
         return calls[-1]
+
+    def now(self) -> float:
+        """The time, which stands still for jobs that are enqueued in one transaction."""
+        return self.lab.now() if self.stands_at is None else self.stands_at
 
     def end(self, call: Call) -> None:
         """Record that a call has returned; what it answered is known by then."""
         self.moment += 1
-        call.end(self.moment, self.lab.now())
+        call.end(self.moment, self.now())
 
     def instant(
         self, kind: CallKind, actor: str, *, delay: float = 0.0, began: float | None = None

@@ -77,6 +77,7 @@ class JobSpec(NamedTuple):
         bound: Its max_attempts; 0: what the queue's header says.
         queue: Where it goes.
         payload: Empty for one that no other job has.
+        joined: Whether it is enqueued in one transaction with the job before it, where that can be.
     """
 
     priority: int = 0
@@ -84,6 +85,7 @@ class JobSpec(NamedTuple):
     bound: int = 0
     queue: str = "default"
     payload: PayloadKind = ""
+    joined: bool = False
 
 
 class FaultFacts(NamedTuple):
@@ -135,6 +137,17 @@ class Program(NamedTuple):
     def size(self) -> int:
         """Operations and jobs: what shrinking makes smaller."""
         return len(self.jobs) + sum(len(dos) for stage in self.stages for _, dos in stage)
+
+    @property
+    def batches(self) -> list[list[JobSpec]]:
+        """Its jobs, those together that are enqueued in one transaction."""
+        found: list[list[JobSpec]] = []
+        for job in self.jobs:
+            if job.joined and found:
+                found[-1].append(job)
+            else:
+                found.append([job])
+        return found
 
     @property
     def queues(self) -> list[str]:
