@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = [f"tests.fix_{what}" for what in ("server", "labs", "programs", "wire", "loads")]
@@ -19,3 +21,13 @@ def pytest_configure() -> None:
     """Begin with signals as a terminal has them: a background job or nohup would ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is asked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` what is slow, but for one test of each kind."""
+    here = Path(__file__).parent
+    for item in items:
+        folder = item.path.relative_to(here).parts[0]
+        if folder in {"slow", "extras"} and not item.get_closest_marker("sample"):
+            item.add_marker("slow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -27,17 +26,11 @@ PROCRASTINATE = "strategies.peers.procrastinate_worker:Procrastinate"
 PG_BOSS = f"exec: node {FOLDER}/pg_boss_worker.mjs"
 GRAPHILE = f"exec: node {FOLDER}/graphile_worker.mjs"
 
-without = {
-    name: pytest.mark.skipif(
-        importlib.util.find_spec(name) is None, reason="pip install 'queueproof[peers]'"
-    )
-    for name in ("pgqueuer", "procrastinate")
-}
 every_peer = pytest.mark.parametrize(
     "peer",
     [
-        pytest.param(PGQUEUER, id="pgqueuer", marks=without["pgqueuer"]),
-        pytest.param(PROCRASTINATE, id="procrastinate", marks=without["procrastinate"]),
+        pytest.param(PGQUEUER, id="pgqueuer", marks=pytest.mark.slow),
+        pytest.param(PROCRASTINATE, id="procrastinate", marks=pytest.mark.slow),
         pytest.param(PG_BOSS, id="pg-boss", marks=pytest.mark.node),
         pytest.param(GRAPHILE, id="graphile-worker", marks=pytest.mark.node),
     ],

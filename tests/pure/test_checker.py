@@ -1623,7 +1623,11 @@ def _lapses(history: History, claim: Call, job: str, until: Call) -> float:
     ]
     for beat in sorted(beats, key=lambda call: call.returned or 0):
         between = (claim.returned or 0) < (beat.returned or 0) <= (until.returned or 0)
-        end = beat.began + LEASE if between and beat.ended <= end else end
+        late = beat.ended > end and any(
+            other.kind == "claim" and job in other.ids
+            for other in history.calls[claim.index + 1 : beat.index]
+        )
+        end = beat.began + LEASE if between and not late else end
     return end
 
 

@@ -176,11 +176,11 @@ def test_a_lost_claim_proves_nothing() -> None:
 
 @pytest.mark.parametrize("by_worker", [True, False])
 def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> None:
-    """A claim may bury a spent job; its worker lives on, and may say so."""
+    """A worker whose job is over lives on, and may say so."""
     calls, claimed = claimed_calls()
     calls.add("advance")
     calls.add("claim")
-    calls.add("jobs", states={"7": "failed"})
+    calls.add("jobs", states={"7": "completed"})
     calls.add("heartbeat", refs=(claimed,))
     assert ("extended" in calls.told(by_worker=by_worker)) == (not by_worker)
 

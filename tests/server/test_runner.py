@@ -339,22 +339,6 @@ def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
     assert len({job for call in made for job in call.ids}) == 2
 
 
-def test_nothing_is_said_where_a_payload_is_answered_its_own_job(lab_of: LabOf) -> None:
-    """What it means for a running job that it is wanted again is the queue's: the run is none."""
-    text = SKIP_LOCKED.replace(
-        "RETURNING id;\n\n-- name: claim(",
-        "ON CONFLICT (payload) DO UPDATE SET status = 'queued'\nRETURNING id;\n\n-- name: claim(",
-    )
-    lab = lab_of(text.replace("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  UNIQUE (payload),"))
-    runner = Runner(lab)
-    assert runner.run(ALIKE) == Run()
-    assert runner.run(Program((SAME,) * 2, ())) == Run()
-    (made,) = runner.run(Program((SAME,), in_turn(script("w1", claim())))).history.of_kind(
-        "enqueue"
-    )
-    assert made.ids
-
-
 def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
     """Compressed it is longer than a third of a page, so that the server refuses it there."""
     lab = lab_of(SKIP_LOCKED)

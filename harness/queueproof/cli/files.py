@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from queueproof import waits
 from queueproof.cli.streams import loss_of
 from queueproof.errors import QueueproofError
 
@@ -152,6 +151,8 @@ def _pour(path: Path, text: str) -> None:
         LimitError: Nobody reads.
         OSError: It cannot be written.
     """
+    from queueproof import waits
+
     rest = text.encode()
     begun = waits.Limit(waits.READER, f"somebody to read {path}")
     while True:

@@ -27,10 +27,10 @@ from queueproof.queues.resolve import resolve
 from queueproof.queues.sqlfile import load
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
-from tests.slow.fix_cluster import LONG, Cluster
+from tests.extras.fix_cluster import LONG, Cluster
 from tests.slow.fix_commands import Begin, Command
 
-pytest_plugins = ["tests.slow.fix_cluster"]
+pytest_plugins = ["tests.extras.fix_cluster"]
 
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 SOUND, BROKEN = STRATEGIES / "skip_locked.sql", STRATEGIES / "select_then_update.sql"
@@ -250,7 +250,6 @@ def test_two_versions_of_a_queue_go_together(server: Server, cluster: Cluster) -
         compare(way, server, cluster)
 
 
-@pytest.mark.sample
 def test_workers_start_the_server_that_is_asked_for(cluster: Cluster) -> None:
     """`--postgres embedded:16`: the card is that of a check in one process on the same version."""
     with open_server("embedded:16") as server:

@@ -23,10 +23,10 @@ from queueproof.cluster.load import drivers
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load, load_text
-from tests.slow.fix_cluster import LONG, Cluster
+from tests.extras.fix_cluster import LONG, Cluster
 from tests.slow.fix_commands import Begin, Command
 
-pytest_plugins = ["tests.slow.fix_cluster"]
+pytest_plugins = ["tests.extras.fix_cluster"]
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = STRATEGIES / "skip_locked.sql"
@@ -84,7 +84,6 @@ def test_a_load_from_two_workers_is_one_load(
     assert told == []
 
 
-@pytest.mark.sample
 def test_latencies_of_all_workers_are_merged(somebodys: Server, cluster: Cluster) -> None:
     """An open loop's histogram has each claim of both."""
     with Ground(somebodys, 2, Pace(rate=100), pools=pools(cluster, [])) as ground:

@@ -1,0 +1,24 @@
+"""Tests of what comes with an extra that `make test` does not install: not collected without it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+pytest.register_assert_rewrite("tests.extras.fix_cluster", "tests.slow.fix_commands")
+
+from tests.slow.fix_commands import (  # noqa: E402 - after what rewrites it
+    begin_command,
+    command,
+    dsn,
+    worker_program,
+)
+
+__all__ = ["begin_command", "command", "dsn", "worker_program"]
+
+collect_ignore_glob = [
+    pattern
+    for extra, pattern in (("distributed", "test_cluster*"), ("asyncpg", "test_wire*"))
+    if find_spec(extra) is None
+]
