@@ -174,7 +174,7 @@ def test_jobs_live_through_claim_failure_and_recovery(
     live(lab, second, first)
 
 
-@without["procrastinate"]
+@pytest.mark.slow
 def test_a_procrastinate_worker_that_begins_anew_has_a_row_of_its_own(
     workers_of: Callable[[str], tuple[Lab, Worker, Worker]],
 ) -> None:
