@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = [f"tests.fix_{what}" for what in ("server", "labs", "programs", "wire", "loads")]
+pytest_plugins = [
+    f"tests.fix_{what}" for what in ("server", "labs", "programs", "hostile", "wire", "loads")
+]
 
 # The same examples every time, so that a red run says something of its change; new ones by
 # `--hypothesis-profile=search`. How long an example takes on a busy machine says nothing.

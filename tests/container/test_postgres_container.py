@@ -93,6 +93,7 @@ def test_container_ends(monkeypatch: pytest.MonkeyPatch, before: set[str]) -> No
     assert containers() == before
 
 
+@pytest.mark.slow  # asks for what the extra `container` installs
 def test_docker_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Docker the message says how to do with or without it."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")

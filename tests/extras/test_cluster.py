@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -265,3 +267,15 @@ def test_what_stands_in_one_place_is_refused(
         ((worker_program,), "is a program that stands on this machine"),
     ):
         assert said in refused(command, *asked, "--cluster", "tcp://127.0.0.1:9")
+
+
+def test_who_helps_begins_without_what_it_does_not_need() -> None:
+    """Processes beside a check, and those at a cluster's workers, import what they use alone."""
+    code = (
+        "import sys, queueproof.examine.work;"
+        "import queueproof.cluster.process, queueproof.cluster.loading;"
+        "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    assert out == "[]\n"

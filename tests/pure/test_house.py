@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -122,18 +120,6 @@ def test_no_module_uses_itself_by_way_of_others() -> None:
         if found.by != found.of:
             graph.setdefault(found.by, set()).add(found.of)
     tuple(TopologicalSorter(graph).static_order())
-
-
-def test_who_helps_begins_without_what_it_does_not_need() -> None:
-    """Processes beside a check, and those at a cluster's workers, import what they use alone."""
-    code = (
-        "import sys, queueproof.examine.work;"
-        "import queueproof.cluster.process, queueproof.cluster.loading;"
-        "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
-    )
-    command = [sys.executable, "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    assert out == "[]\n"
 
 
 def test_nothing_installed_uses_the_workshop() -> None:

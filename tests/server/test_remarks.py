@@ -155,6 +155,7 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
         recorded(["two"], results, tmp_path, "PostgreSQL 19", "")
 
 
+@pytest.mark.slow  # asks for what the extra `peers` installs
 def test_a_page_says_which_version_was_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_page_says_which_version_was_judged(
         _said([name], STRATEGIES)
 
 
+@pytest.mark.slow  # asks for what the extra `peers` installs
 def test_the_page_comes_with_a_version_of_each_real_queue() -> None:
     """What is written down of a program is the version that its package manager pins."""
     pinned = json.loads((STRATEGIES / "peers" / "package.json").read_text())["dependencies"]

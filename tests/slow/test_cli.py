@@ -66,7 +66,6 @@ def databases(dsn: str) -> set[str]:
 # --- verdicts -----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample
 def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None:
     """Elsewhere than on a terminal each verdict is a plain line, and the whole is the last."""
     ran = check(SOUND, "--only", "order")

@@ -224,7 +224,7 @@ class Examination:
 
     def _is_spared(self, part: _Part, asked: Iterable[str]) -> bool:
         """Whether a part would change no verdict that was asked for."""
-        return part.beside and all(map(self._found.is_certain, asked))
+        return part.beside and all(is_apart(one) or self._found.is_certain(one) for one in asked)
 
     def _plain_parts(self, guarantees: Sequence[Guarantee]) -> list[_Part]:
         """The programs of some guarantees, by which others may be seen to break as well."""

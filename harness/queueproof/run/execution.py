@@ -147,7 +147,8 @@ class Execution:
 
     def _space_out(self) -> None:
         """Have real time decide nothing about the order of what is enqueued one by one."""
-        if self.queue.order.endswith("fifo") and self.state.stands_at is None:
+        made = any(call.kind == "enqueue" for call in self.state.record.history.calls)
+        if made and self.queue.order.endswith("fifo") and self.state.stands_at is None:
             self.lab.advance(APART)  # told nowhere: it is what else lies between two enqueues
 
     # --- stages and choices ---------------------------------------------------------------------
