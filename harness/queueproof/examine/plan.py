@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
 from queueproof.errors import OWN_SERVERS
-from queueproof.examine.findings import STORIES, Findings
+from queueproof.examine.findings import STORIES, Findings, is_apart
 from queueproof.examine.profiles import Profile
 from queueproof.examine.work import Draws, Exploration, Probing, Unit, key_of, runs_of
 from queueproof.guarantees.catalogue import CATALOGUE
