@@ -210,9 +210,15 @@ class Examination:
                 self._do(part)
             if enough is not None and enough():
                 return
-        # What broke under some conditions counts only where nothing explains it without them.
-        if any(g.variations and g.id in self._found.failures for g in asked):
-            for part in spared:
+        # What broke under some conditions counts only where it does not break without them: that is
+        # asked by the programs of what broke.
+        broken = {
+            self._found.failures[g.id].violation.guarantee
+            for g in asked
+            if g.variations and g.id in self._found.failures
+        }
+        for part in spared:
+            if part.what in broken:
                 self._do(part)
 
     def _do(self, part: _Part) -> None:

@@ -64,24 +64,25 @@ class Runner:
             conditions=conditions,
         )
 
-    def run(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+    def run(self, program: Program, schedule: Sequence[int] = (), ahead: float = 0.0) -> Run:
         """One run from a fresh start.
 
         Args:
             program: Who does what.
             schedule: The option taken at each choice; 0, go on, where it has ended.
+            ahead: Seconds by which the clock is moved before anything else happens.
 
         Raises:
             QueueError: An operation did something that no queue may, or its answers contradict each
                 other.
             ConnectionLostError: The server closed a connection.
         """
-        run = self._run_once(program, schedule)
+        run = self._run_once(program, schedule, ahead)
         wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
         if wrong is not None and self._lab.remembers:
             # What a worker keeps from one run to the next is judged with workers started anew.
             self._lab.forget_sessions()
-            run = self._run_once(program, schedule)
+            run = self._run_once(program, schedule, ahead)
             wrong = contradiction(run.history.calls, by_worker=self._terms.beats_idle)
         if wrong is not None and is_raced(run.history.calls, wrong):
             run.history.contradiction, wrong = wrong, None
@@ -125,10 +126,12 @@ class Runner:
                 return None  # what it gets by itself depends on the plan
         return call
 
-    def _run_once(self, program: Program, schedule: Sequence[int] = ()) -> Run:
+    def _run_once(self, program: Program, schedule: Sequence[int] = (), ahead: float = 0.0) -> Run:
         if self._anew:
             self._lab.forget_sessions()
         self._lab.reset(self.conditions)
+        if ahead:
+            self._lab.advance(ahead)
         execution = Execution(self._lab, self._terms, program, schedule)
         execution.go_through()
         self._drain(execution)
