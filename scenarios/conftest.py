@@ -42,17 +42,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "queue" not in metafunc.fixturenames:
         return
     queues = examiner_of(metafunc.config).named
+    marker = metafunc.definition.get_closest_marker("guarantee")
+    guarantee = CATALOGUE[marker.args[0]] if marker else None
     if not queues:
-        marker = metafunc.definition.get_closest_marker("guarantee")
-        guarantee = CATALOGUE[marker.args[0]] if marker else None
         queues = [queue for queue in _ours() if guarantee is None or _offers(queue, guarantee)]
-    metafunc.parametrize("queue", [_parameter(queue) for queue in queues])
+    metafunc.parametrize("queue", [_parameter(queue, guarantee) for queue in queues])
 
 
-def _parameter(queue: Queue) -> pytest.ParameterSet:
+def _parameter(queue: Queue, guarantee: Guarantee | None) -> pytest.ParameterSet:
     path = Path(queue.name)
-    marks = [pytest.mark.thorough] if path.resolve().parent == SOUND else []
-    return pytest.param(queue, marks=marks, id=path.stem)
+    aside = is_aside(path, queue, guarantee.id if guarantee else "")
+    return pytest.param(queue, marks=[pytest.mark.thorough] if aside else [], id=path.stem)
+
+
+def is_aside(path: Path, queue: Queue, guarantee: str) -> bool:
+    """Whether a question is left to the thorough scenarios.
+
+    Those are the designs of sound/, and of a strategy that breaks something all else.
+    """
+    folder = path.resolve().parent
+    return folder == SOUND or (
+        folder == STRATEGIES and bool(queue.breaks) and guarantee not in queue.breaks
+    )
 
 
 @cache

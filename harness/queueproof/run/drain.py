@@ -119,15 +119,17 @@ class Drain:
         return EMPTY + sum(self._states.get(job) == "running" for job in claimed)
 
     def _maintain(self, drainer: Actor) -> bool:
-        """Recover and promote until neither changes anything; whether one did."""
+        """Recover and promote, each until it changes nothing; whether a recovery did.
+
+        Twice, where a promotion did: it may count what it does each time, so it proves nothing.
+        """
         found = False
-        for _ in range(DRAIN_CLAIMS):
+        for _ in range(EMPTY):
             known = len(self._history.calls)
             found = self._recover(drainer) or found
             self._execution.perform(drainer, Do("promote"))
             if not any(call.moved for call in self._history.calls[known:]):
                 break
-            found = True
         return found
 
     def _recover(self, drainer: Actor) -> bool:
