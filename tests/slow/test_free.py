@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from queueproof.errors import QueueproofError, ServerError
@@ -455,12 +456,8 @@ def test_a_lost_connection_is_an_answer_and_opened_anew(
     """Whoever loses its connection says so once, and has another one afterwards."""
     host = host_of(load(str(REFERENCE)))
     assert host.answer({"op": "jobs"}) == {"jobs": []}
-    with open_lab(load_text(REFERENCE.read_text(encoding="utf-8"), "q.sql"), server) as beside:
-        beside.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-            "WHERE datname LIKE 'queueproof%' AND datname <> current_database() "
-            f"AND pid = {host.pids[0]}"
-        )
+    with psycopg.connect(str(server._admin), autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(%s)", [host.pids[0]])
     error: Any = host.answer({"op": "jobs"})["error"]
     assert error["sqlstate"] in {"08006", "57P01"}
     assert host.answer({"op": "jobs"}) == {"jobs": []}

@@ -107,7 +107,7 @@ def test_collecting_starts_no_server(
     assert "test_stale_recovery[hold_open]" in lines
     assert "test_concurrency_limit[skip_locked]" not in lines
     assert "test_concurrency_limit[concurrency_limit]" in lines
-    assert "test_the_defect_is_found[order_lifo]" in lines
+    assert "test_every_defect_is_found[order_lifo]" in lines
 
 
 @pytest.mark.sample
