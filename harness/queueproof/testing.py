@@ -17,22 +17,40 @@ Such a test holds a story as data, and fails with it as long as the queue still 
 
 A `Program` is who does what: jobs that are enqueued first, then stages one after the other, whose
 actors race. A `Do` is one operation of an actor, a `JobSpec` one job; their own docstrings tell
-the fields, times in seconds. The four names are public: a test that was exported once goes on
-working. It starts a server as `queueproof check` does.
+the fields, times in seconds. These names are public: a test that was exported once goes on working.
+It starts a server as `queueproof check` does.
+
+A property-based test draws its programs from the same space as a check, and Hypothesis shrinks what
+breaks:
+
+    from hypothesis import given, settings
+    from queueproof.testing import Crowd, under_test
+
+    def test_every_crowd() -> None:
+        with under_test("my_queue.sql") as queue:
+
+            @settings(deadline=None, max_examples=50)
+            @given(queue.crowds())
+            def holds(crowd: Crowd) -> None:
+                queue.must_hold(crowd)
+
+            holds()
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.replay import REPLAYS
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.judge.checker import declare
+from queueproof.judge.checker import check, declare
 from queueproof.postgres import open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.resolve import resolve
@@ -46,8 +64,13 @@ from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program
 from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches
+from queueproof.space.crowds import Crowd, crowd
+from queueproof.space.pieces import Pieces
 
-__all__ = ["Do", "JobSpec", "Program", "must_hold"]
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["Crowd", "Do", "JobSpec", "Program", "QueueUnderTest", "must_hold", "under_test"]
 
 SCHEDULES = 250
 
@@ -107,6 +130,57 @@ def must_hold(
             )
     if story:
         raise AssertionError(story)
+
+
+@contextmanager
+def under_test(
+    queue: str | os.PathLike[str], *, postgres: str | None = None, trust: bool = False
+) -> Iterator[QueueUnderTest]:
+    """A queue on a server, for property-based tests, until the end of the block.
+
+    Args:
+        queue: A queue file, or `package.module:Class`.
+        postgres: Where the server comes from, as for `queueproof check --postgres`.
+        trust: As `queueproof check --trust`.
+
+    Raises:
+        QueueproofError: The queue or the server cannot be used.
+    """
+    target = resolve(os.fspath(queue))
+    with open_server(postgres, trust=trust) as server, open_lab(target, server) as lab:
+        yield QueueUnderTest(lab)
+
+
+class QueueUnderTest:
+    """An installed queue that drawn programs are run on.
+
+    Args:
+        lab: Where it is installed.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._queue = lab.queue
+        offer = calibrate(lab)
+        self._pieces, self._declared = Pieces(offer), declare(offer)
+        self._runner = runner_under(lab, offer, PLAIN)
+
+    def crowds(self) -> SearchStrategy[Crowd]:
+        """Random programs of many jobs and stages, each with the choices of its schedule."""
+        from hypothesis.strategies import randoms  # noqa: PLC0415 - an exported story does without
+
+        return randoms(use_true_random=False).map(partial(crowd, self._pieces))
+
+    def must_hold(self, drawn: Crowd) -> None:
+        """Run a program, and judge it by every guarantee that the queue does not declare broken.
+
+        Raises:
+            AssertionError: One is broken, and the message is the story.
+            QueueproofError: The queue or the server cannot be used.
+        """
+        run = self._runner.run(drawn.program, drawn.schedule)
+        for violation in check(run.history, self._declared).violations:
+            if violation.guarantee not in self._queue.breaks:
+                raise AssertionError(to_text(tell(run, violation, PLAIN, violation.guarantee)))
 
 
 def _search(

@@ -1755,7 +1755,7 @@ def test_a_cleanup_is_judged_like_one_in_memory(file: Path) -> None:
         told.on("complete", told.claim("w1", job), job)
         states[job] = "completed"
     told.do("jobs", "drainer", states=states)
-    told.do("cleanup", "drainer", delay=60.0)
+    told.do("cleanup", "drainer", delay=600.0)
     told.do("jobs", "drainer", states={job: states[job] for job in ("1", "4")})
     history = told.finally_(j1="completed", j4="completed")
     write(file, history.calls, history.outcome)

@@ -26,6 +26,7 @@ FLOORS = (
     {"history", "bench", "__init__"},
     {"judge"},
     {"run"},
+    {"space"},
     {"guarantees", "search"},
     {"probes"},
     {"report"},

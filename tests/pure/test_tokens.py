@@ -17,8 +17,8 @@ from queueproof.cli import run
 from queueproof.errors import QueueproofError
 from queueproof.examine.replay import told_by
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.probes.backlog import Backlog
 from queueproof.probes.buffers import KINDS, Content
-from queueproof.probes.crowd import Crowd
 from queueproof.probes.plans import DEEP, Cell
 from queueproof.schedule.conditions import PLANNERS, Conditions
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
@@ -83,7 +83,7 @@ def test_tokens_that_were_written_are_read() -> None:
         (Conditions, {"clocks": True, "styles": False, "pooled": "first idle", "pooler": "x 1.2"}),
         (Cell, [list(DEEP[0]), "no index", 1]),
         (Content, ["waiting", 20_000]),
-        (Crowd, ["late", 120]),
+        (Backlog, ["late", 120]),
     ],
 )
 def test_what_is_written_is_what_is_read(kind: type, value: object) -> None:
@@ -119,7 +119,7 @@ WRONG = {
     "a long name": (story(program=[[[0, 0, 0, "q" * 2000]], [], []]), "jobs[0].queue is"),
     "stages": (story(program=[[], [[["w1"]]], []]), "program.stages[0][0] is"),
     "what nobody does": (does("juggle"), '[1][0].kind is "juggle"'),
-    "before the first": (does("complete", -1), "n of w1's complete is -1"),
+    "before the first": (does("claim", -1), "n of w1's claim is -1"),
     "a schedule": (story(schedule={}), "schedule is {}"),
     "a step": (story(schedule=[None]), "schedule[0] is null"),
     "conditions": (story(under=[]), "under is []"),

@@ -9,7 +9,6 @@ import pytest
 
 from queueproof.errors import QueueError
 from queueproof.examine.calibrate import calibrate
-from queueproof.guarantees.programs import LOOKS
 from queueproof.history.calls import Call, Contradiction, History
 from queueproof.judge.answers import contradiction, is_raced
 from queueproof.judge.checker import check, declare
@@ -17,6 +16,7 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
+from queueproof.space.pieces import LOOKS
 
 LabOf = Callable[[str], Lab]
 REFERENCE = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text("utf-8")

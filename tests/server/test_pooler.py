@@ -19,7 +19,6 @@ from queueproof.examine.check import check_queue
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.guarantees.claims import FRACTION
-from queueproof.guarantees.programs import ALIGNED
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
@@ -48,6 +47,7 @@ from queueproof.schedule.programs import (
     until,
 )
 from queueproof.search.shrink import breaches
+from queueproof.space.pieces import ALIGNED
 from tests.fix_labs import LabOf
 from tests.fix_programs import Begin, Eventually
 from tests.fix_queues import COMPLETE, HOLDS, queue_file

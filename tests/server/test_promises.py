@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from queueproof.examine.calibrate import calibrate
-from queueproof.guarantees.programs import ONE, TWO
 from queueproof.judge.checker import check, declare
 from queueproof.probes.backoff import watch
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import Program, claim, crash, in_turn, script
+from queueproof.space.pieces import ONE, TWO
 
 LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parents[2] / "strategies"

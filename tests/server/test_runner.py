@@ -8,7 +8,6 @@ from itertools import groupby
 import pytest
 from psycopg import errors
 
-from queueproof.guarantees.programs import NEW, SAME
 from queueproof.history.calls import Call, CallKind
 from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
@@ -35,6 +34,7 @@ from queueproof.schedule.programs import (
     whole,
 )
 from queueproof.search.explore import explore
+from queueproof.space.pieces import NEW, SAME
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import FREE, HOLDS, queue_file

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Literal
 
 from queueproof.errors import QueueError, ServerError
-from queueproof.guarantees.programs import DELAY, LOOKS, ONE, SETTLE, TWO
 from queueproof.history.calls import Call
 from queueproof.queues.model import FAILURE
 from queueproof.queues.offer import Offer
@@ -41,6 +40,7 @@ from queueproof.schedule.programs import (
     script,
     terminate,
 )
+from queueproof.space.pieces import DELAY, LOOKS, ONE, SETTLE, TWO
 
 PHASES = (0.0, 20.3, 40.6)  # seconds; of a minute
 CRASHED = 4  # jobs

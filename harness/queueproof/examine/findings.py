@@ -20,6 +20,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program
+from queueproof.search.reduce import reduced
 from queueproof.search.shrink import Failure, breaches, find, shrink
 
 DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
@@ -157,6 +158,10 @@ class Findings:
         """Whether more runs would not change the verdict on a guarantee."""
         return self.suspects(name) or is_apart(name)
 
+    def is_firm(self, name: str) -> bool:
+        """Whether a breach is known that is not doubtful, and that the schedule alone decided."""
+        return name in self.failures and all(self.failures[name].firmness[:2])
+
     def is_certain(self, name: str) -> bool:
         """The same, and no run of another guarantee's programs could explain it."""
         failure = self.failures.get(name)
@@ -200,6 +205,7 @@ class Findings:
                     self.record(broken, plain)
 
     def _shortened(self, failure: Failure) -> Failure:
+        failure = reduced(self.runner(failure.conditions), self.declared, failure)
         shorter = shrink(failure, partial(self._first, failure))
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
         if weaker or not self.lab.remembers:

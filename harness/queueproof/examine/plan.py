@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as hypothesis_seed
-from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 
 from queueproof.errors import OWN_SERVERS
 from queueproof.examine.findings import STORIES, Findings, is_apart
 from queueproof.examine.profiles import Profile
 from queueproof.examine.work import Draws, Exploration, Probing, Unit, key_of, runs_of
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.guarantees.drawn import drawn_programs
 from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.guarantees.suites import Suite
 from queueproof.probes.probes import PROBES, Seen
@@ -30,12 +21,11 @@ from queueproof.run.free import free_run
 from queueproof.run.lab import Lab
 from queueproof.run.places import FreeFault
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
-from queueproof.schedule.draws import BACKEND
 from queueproof.schedule.programs import DoKind, Program, Schedule
 from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
 
-AT_ONCE = 10  # random programs
+AT_ONCE = 5  # crowds
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
@@ -103,10 +93,7 @@ class Headway:
 
     def done(self, unit: Unit) -> None:
         """A unit is done, or nobody needs it."""
-        if isinstance(unit, Draws):
-            self._rest -= _weight(unit)
-        else:
-            self._units.pop(key_of(unit), None)
+        self._units.pop(key_of(unit), None)
         self._tell()
 
     def end(self, part: _Part) -> None:
@@ -185,16 +172,17 @@ class Examination:
             if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
-        drawn = cache(self._drawn)
+        crowds = self._crowds()
+        parts.insert(0, _Part("random programs", partial(self._draw, crowds, ids), crowds))
         if not self._crew.is_alone:
             ahead: list[Unit] = [
                 unit for part in parts if not self._is_spared(part, ids) for unit in part.units
             ]
-            ahead.sort(key=lambda unit: not isinstance(unit, Probing))  # these take longest
-            self._crew.go_ahead([*ahead, *drawn()])
-        parts.append(
-            _Part("random programs", partial(self._draw, drawn, ids), (), self.profile.drawn)
-        )
+            # What finds most goes first, and of the rest what takes longest.
+            ahead.sort(
+                key=lambda unit: (not isinstance(unit, Draws), not isinstance(unit, Probing))
+            )
+            self._crew.go_ahead(ahead)
         parts += [
             _Part("free runs", partial(self._run_free, ids, number), (), FREE)
             for number in range(self.profile.free)
@@ -281,7 +269,7 @@ class Examination:
         for unit in units:
             if self._lab.unmoved and guarantee.timed:
                 return
-            if name not in self._found.failures:
+            if not self._found.is_firm(name):
                 self._explore(unit, name)
             elif conditions != PLAIN or not self._found.causes:
                 return
@@ -300,7 +288,7 @@ class Examination:
             count += 1
             self._found.evidence[guarantee, "schedules"] += 1
             self._found.note(tried)
-            if guarantee in self._found.failures:
+            if self._found.is_firm(guarantee):
                 return
         self._explored[what] = count
         self._headway.done(unit)
@@ -401,32 +389,19 @@ class Examination:
             )
         return self._losing[program]
 
-    def _drawn(self) -> list[Draws]:
-        """Random programs, each with a random schedule."""
-        drawn: list[tuple[Program, Schedule]] = []
+    def _crowds(self) -> list[Draws]:
+        """Random programs under random schedules; the last of them stop inside statements."""
+        gates = [gate for gate in _GATES if gate is None or gate in self._lab.gates]
+        units = []
+        for n in range(-(-self.profile.crowds // AT_ONCE)):
+            at = max(0, n * AT_ONCE * (len(gates) + 1) // self.profile.crowds - 1)
+            inside = gates[at]
+            units.append(Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside)))
+        return units
 
-        # No database, no shrinking: the same seed draws the same programs, and what is found is
-        # shrunk by `explore.shrink`, which searches the schedule of each smaller program anew.
-        @hypothesis_seed(self._found.seed)
-        @settings(
-            max_examples=self.profile.drawn,
-            backend=BACKEND,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(drawn_programs(self._suite), st.lists(st.integers(0, 2), max_size=24))
-        def draw(program: Program, schedule: list[int]) -> None:
-            drawn.append((program, tuple(schedule)))
-
-        with _without_a_directory():
-            draw()
-        return [Draws(tuple(drawn[n : n + AT_ONCE])) for n in range(0, len(drawn), AT_ONCE)]
-
-    def _draw(self, drawn: Callable[[], Sequence[Draws]], asked: Sequence[str]) -> None:
+    def _draw(self, units: Sequence[Draws], asked: Sequence[str]) -> None:
         """Run random programs under random schedules."""
-        for unit in drawn() if not all(map(self._found.is_settled, asked)) else ():
+        for unit in units if not all(map(self._found.is_settled, asked)) else ():
             for tried in self._crew.tries(unit):
                 self._found.evidence["", "random programs"] += 1
                 self._found.note(tried)
@@ -464,13 +439,3 @@ def _unkilled(lab: Lab) -> Seen:
             f"this one is not ours to kill: use --postgres {OWN_SERVERS}",
         )
     return Seen({}, remark="the server was not killed, because it is not ours")
-
-
-@contextmanager
-def _without_a_directory() -> Iterator[None]:
-    """Keep Hypothesis from writing a cache into the user's working directory."""
-    set_hypothesis_home_dir(Path(os.devnull) / "hypothesis")
-    try:
-        yield
-    finally:
-        set_hypothesis_home_dir(None)

@@ -15,7 +15,7 @@ class Profile:
         inside: Most schedules of each, with sessions that stop inside their statements.
         varied: Most schedules of each under conditions that should change nothing.
         kills: Most schedules of each in which the server is killed.
-        drawn: Random programs.
+        crowds: Random programs of many stages.
         level: How much the probes measure.
         free: Runs without a scheduler.
     """
@@ -24,30 +24,30 @@ class Profile:
     inside: int
     varied: int
     kills: int
-    drawn: int
+    crowds: int
     level: int
     free: int = 0
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, drawn=40, level=0),
-    "default": Profile(schedules=250, inside=50, varied=30, kills=12, drawn=800, level=1),
+    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=20, level=0),
+    "default": Profile(schedules=250, inside=50, varied=30, kills=12, crowds=120, level=1),
     "deep": Profile(
-        schedules=2500, inside=800, varied=500, kills=60, drawn=12_000, level=2, free=3
+        schedules=2500, inside=800, varied=500, kills=60, crowds=2_000, level=2, free=3
     ),
 }
 
 _PROGRAMS: Mapping[str, Profile] = {
     # A worker process and the gate before it make a run several times as long.
-    "quick": Profile(schedules=12, inside=4, varied=2, kills=1, drawn=30, level=0),
-    "default": Profile(schedules=80, inside=16, varied=10, kills=4, drawn=250, level=1),
-    "deep": Profile(schedules=800, inside=250, varied=160, kills=20, drawn=4000, level=2, free=3),
+    "quick": Profile(schedules=12, inside=4, varied=2, kills=1, crowds=10, level=0),
+    "default": Profile(schedules=80, inside=16, varied=10, kills=4, crowds=40, level=1),
+    "deep": Profile(schedules=800, inside=250, varied=160, kills=20, crowds=2000, level=2, free=3),
 }
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.
-    "glance": Profile(schedules=3, inside=1, varied=1, kills=1, drawn=10, level=0),
+    "glance": Profile(schedules=3, inside=1, varied=1, kills=1, crowds=5, level=0),
     # For mutants: each is one small change, of which only the guarantees' own programs must know.
-    "mutants": Profile(schedules=16, inside=12, varied=3, kills=1, drawn=40, level=0),
+    "mutants": Profile(schedules=16, inside=12, varied=3, kills=1, crowds=20, level=0),
 }
 
 

@@ -36,12 +36,14 @@ from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program, Schedule
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, Like, find, unexpected
+from queueproof.space.crowds import numbered
+from queueproof.space.pieces import Pieces
 
 PART = waits.BULK  # seconds for one unit
 CONNECTIONS = 20  # that an installed queue may come to have at once
 AHEAD = 2  # units for each process that somebody guesses will be asked for next
 WORTH = 500  # runs that repay what another process takes to begin
-_PROBE, _SEARCH = 50, 10  # runs that take as long
+_PROBE, _SEARCH, _CROWD = 50, 10, 8  # runs that take as long
 _SPARE = """
 SELECT current_setting('max_connections')::int
   - current_setting('superuser_reserved_connections')::int
@@ -70,9 +72,17 @@ class Exploration(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Random programs, each under one schedule."""
+    """Crowds: random programs, each under one schedule.
 
-    drawn: tuple[tuple[Program, Schedule], ...]
+    Attributes:
+        first: The number of the first.
+        many: How many.
+        conditions: Under what.
+    """
+
+    first: int
+    many: int
+    conditions: Conditions = PLAIN
 
 
 class Probing(NamedTuple):
@@ -195,15 +205,18 @@ class Work:
         self._lab = lab
         self._offer = offer
         self._declared = declare(offer)
+        self._pieces = Pieces(offer)
         self._seed = seed
         self._in_turn: dict[Program, History] = {}
 
     def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
         """The runs of a unit, one after the other."""
         if isinstance(unit, Draws):
-            runner = runner_under(self._lab, self._offer, PLAIN)
-            for program, schedule in unit.drawn:
-                yield self._tried(program, schedule, PLAIN, runner.run(program, schedule))
+            runner = runner_under(self._lab, self._offer, unit.conditions)
+            for number in range(unit.first, unit.first + unit.many):
+                program, schedule = numbered(self._pieces, self._seed, number)
+                run = runner.run(program, schedule)
+                yield self._tried(program, schedule, unit.conditions, run)
             return
         conditions = unit.conditions
         if conditions.killed:
@@ -469,7 +482,7 @@ def runs_of(unit: Unit) -> int:
         case Exploration():
             return unit.budget
         case Draws():
-            return len(unit.drawn)
+            return unit.many * _CROWD
         case Probing():
             return _PROBE
         case Search():

@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.guarantees.programs import (
-    ALIGNED,
-    DELAY,
-    MOMENT_OF_ALL,
-    MOST_ATTEMPTS,
-    NEW,
-    ONE,
-    PAGE,
-    SAME,
-    SETTLE,
-    THREE,
-    TWO,
-    Pieces,
-)
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.moments import DAY, HOUR, past
@@ -36,6 +22,20 @@ from queueproof.schedule.programs import (
     script,
     until,
     whole,
+)
+from queueproof.space.pieces import (
+    ALIGNED,
+    DELAY,
+    MOMENT_OF_ALL,
+    MOST_ATTEMPTS,
+    NEW,
+    ONE,
+    PAGE,
+    SAME,
+    SETTLE,
+    THREE,
+    TWO,
+    Pieces,
 )
 
 APART = 7.0  # seconds between due times, of which two of three are in the same minute

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
-from queueproof.guarantees.programs import NEW, ONE, TWO, Pieces
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
@@ -29,6 +28,7 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
 )
+from queueproof.space.pieces import NEW, ONE, TWO, Pieces
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run

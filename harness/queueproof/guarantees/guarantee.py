@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from queueproof.guarantees.programs import Pieces
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
+from queueproof.space.pieces import Pieces
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run

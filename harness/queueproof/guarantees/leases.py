@@ -5,19 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
-from queueproof.guarantees.programs import (
-    ALIGNED,
-    CLEAN_OLD,
-    ELSEWHERE,
-    NEW,
-    ONE,
-    PAGE,
-    SAME,
-    SPENT,
-    THREE,
-    TWO,
-    Pieces,
-)
 from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
@@ -40,6 +27,19 @@ from queueproof.schedule.programs import (
     script,
     until,
     whole,
+)
+from queueproof.space.pieces import (
+    ALIGNED,
+    CLEAN_OLD,
+    ELSEWHERE,
+    NEW,
+    ONE,
+    PAGE,
+    SAME,
+    SPENT,
+    THREE,
+    TWO,
+    Pieces,
 )
 
 BEATS = 25  # heartbeats, one after the other: a job that takes long

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
-from queueproof.guarantees.programs import SETTLE, Pieces
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program, in_turn
+from queueproof.space.pieces import SETTLE, Pieces
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run

@@ -5,20 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
-from queueproof.guarantees.programs import (
-    CLEAN,
-    DELAY,
-    ELSEWHERE,
-    MOMENT_OF_ALL,
-    NEW,
-    ONE,
-    SAME,
-    SETTLE,
-    SPENT,
-    THREE,
-    TWO,
-    Pieces,
-)
 from queueproof.queues.offer import Offer
 from queueproof.schedule.actors import PROMOTER
 from queueproof.schedule.moments import DAY, past
@@ -41,6 +27,20 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
     whole,
+)
+from queueproof.space.pieces import (
+    CLEAN,
+    DELAY,
+    ELSEWHERE,
+    MOMENT_OF_ALL,
+    NEW,
+    ONE,
+    SAME,
+    SETTLE,
+    SPENT,
+    THREE,
+    TWO,
+    Pieces,
 )
 
 

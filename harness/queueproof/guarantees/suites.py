@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee, Variation
-from queueproof.guarantees.programs import Pieces
 from queueproof.schedule.programs import Program
+from queueproof.space.pieces import Pieces
 
 LONG = 16  # jobs and operations
 

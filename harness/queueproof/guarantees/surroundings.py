@@ -7,9 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
-from queueproof.guarantees.programs import DELAY, MOMENT, Pieces
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
+from queueproof.space.pieces import DELAY, MOMENT, Pieces
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run

@@ -5,19 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.guarantees.programs import (
-    CLEAN,
-    DELAY,
-    LOOKS,
-    NEW,
-    ONE,
-    PAGE,
-    SETTLE,
-    SPENT,
-    THREE,
-    TWO,
-    Pieces,
-)
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
@@ -37,6 +24,19 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
     whole,
+)
+from queueproof.space.pieces import (
+    CLEAN,
+    DELAY,
+    LOOKS,
+    NEW,
+    ONE,
+    PAGE,
+    SETTLE,
+    SPENT,
+    THREE,
+    TWO,
+    Pieces,
 )
 
 

@@ -149,6 +149,7 @@ def declare(offer: Offer) -> Declared:
         stale_fails=queue.stale == "fails",
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
+        backoff=queue.backoff_seconds,
     )
 
 
@@ -298,15 +299,16 @@ def _check_cleanup(job: str, life: Life, findings: CheckResult) -> list[Violatio
     """
     found = []
     for looked_at, state, clean, kept in life.looks:
-        ended = [
-            entry.call.began
-            for entry in life.entries
-            if entry.kind in {"complete", "fail"}
-            and entry.call.answer == "accepted"
-            and entry.call.invoked < looked_at
-        ]
+        # What is repeated changes nothing (rule 6): the first answer to the last holder counts.
+        ended: dict[int, float] = {}
+        for entry in life.entries:
+            ends = entry.kind in {"complete", "fail"} and entry.answer == "accepted"
+            if ends and entry.holder is not None and entry.call.invoked < looked_at:
+                ended.setdefault(entry.holder, entry.call.began)
         waits = state in {"queued", "running"}
-        if not waits and not (ended and clean.ended - max(ended) < clean.delay):
+        since = max(ended.items(), default=(0, -FOREVER))[1]
+        young = clean.ended - since < clean.delay - ROUNDED_UP
+        if not waits and not young:
             continue
         if kept:
             findings.evidence["no-lost-job", "finished jobs kept by a cleanup"] += 1
@@ -616,6 +618,8 @@ class _JobCheck:
             )
         if seen == "failed":
             return job.phase == Phase.FAILED or job.exhausted
+        if self.declared.takes_over and job.exhausted and self.lives.cleaned:
+            return True  # a claim may have ended it (rule 28), and a cleanup have taken it then
         if self.declared.retries and job.failed_unheard:
             return False  # done or not, a fail of this attempt leaves a job to be run again
         return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
@@ -1392,7 +1396,8 @@ def _comparable(one: Call, other: Call) -> bool:
 
 def _before(one: Call, other: Call, apart: float = 0.0) -> bool:
     ended = one.ended + apart
-    due = ended + one.delay <= other.began + other.delay
+    rounded = ROUNDED_UP if one.delay > other.delay else 0.0  # each in whole minutes
+    due = ended + one.delay + rounded <= other.began + other.delay
     return over(one, other) and due and (not apart or ended <= other.began)
 
 
@@ -1400,7 +1405,8 @@ def _precedes(one: Call, other: Call, order: str, claim: Call) -> bool:
     """Whether a claim that could take either job must take the first one."""
     if order.startswith("priority") and one.priority != other.priority:
         # A queue may round times up: what came later may not have been due yet.
-        due = _before(one, other) or one.ended + one.delay + SHORT <= claim.began
+        late = ROUNDED_UP if one.delay else SHORT
+        due = _before(one, other) or one.ended + one.delay + late <= claim.began
         return one.priority > other.priority and due
     return order.endswith("fifo") and _before(one, other, PRECISION)
 

@@ -77,6 +77,7 @@ class Job(NamedTuple):
         end_unheard: It ended as failed by a `fail` that was not answered.
         unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
             this job, which it did not name, or if it did more than be accepted.
+        rests_until: Until then it waits after a fail that was accepted (rule 11).
         tokens: How often a heartbeat has changed the holder's token, where they do.
         again: The enqueue that answered this job last although it was there; None where it has
             been completed since.
@@ -97,6 +98,7 @@ class Job(NamedTuple):
     failed_unheard: bool = False
     end_unheard: bool = False
     unsure: Breach | None = None
+    rests_until: float = 0.0
     tokens: int = 0
     again: Call | None = None
 
@@ -153,6 +155,7 @@ class Rules:
         at_most_once: A claim ends the job.
         stale_fails: A crashed worker's job ends failed.
         one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
+        backoff: Seconds that a failed job waits at least.
     """
 
     lease: float | None
@@ -165,6 +168,7 @@ class Rules:
     at_most_once: bool = False
     stale_fails: bool = False
     one_each: bool = False
+    backoff: float = 0.0
 
     @property
     def takes_over(self) -> bool:
@@ -291,7 +295,8 @@ def _enqueued_again(job: Job, call: Call) -> list[Job]:
 
     It may count its attempts anew, and have it run once more after its end.
     """
-    again = job._replace(bound=None, due=min(job.due, call.began + call.delay), again=call)
+    due = min(job.due, call.began + call.delay)
+    again = job._replace(bound=None, due=due, rests_until=0.0, again=call)
     if job.phase not in FINISHED:
         return [again]
     return [job, again._replace(phase=Phase.QUEUED, holder=None, recovered=False, again=None)]
@@ -346,10 +351,21 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             f"time{'s' if job.bound != 1 else ''}",
         )
     if job.claims == 0 and call.ended < job.due:
-        early = job.due - call.ended
-        least = f"{early:.0f}" if early >= LONG else f"{early:.2g}"
-        return Breach("not-early", f"{who} claimed a job at least {least} s before its time")
+        early = _shown(job.due - call.ended)
+        return Breach("not-early", f"{who} claimed a job at least {early} s before its time")
+    if job.phase == Phase.QUEUED and call.ended < job.rests_until:
+        waited = call.ended - (job.rests_until - rules.backoff)
+        because = (
+            f"{who} claimed a job within {_shown(waited)} s of its failure at attempt "
+            f"{job.claims}; it had to wait at least {_shown(rules.backoff)} s"
+        )
+        return Breach("backoff", because)
     return [_running(rules, job, call)]
+
+
+def _shown(seconds: float) -> str:
+    """Some seconds, with fractions where these matter."""
+    return f"{seconds:.0f}" if seconds >= LONG else f"{seconds:.2g}"
 
 
 def _revived(job: Job, call: Call) -> Breach | None:
@@ -407,9 +423,12 @@ def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         if act.kind == "complete":
             over = job._replace(phase=Phase.COMPLETED, crashed=False, released=False, again=None)
             return [over, over._replace(phase=Phase.QUEUED, holder=None)] if job.again else [over]
+        # One that had lost the job may have failed what was in line by then.
+        held = job.phase == Phase.RUNNING and _still_held(rules, job, act.call)
+        rests = act.call.began + rules.backoff if held else 0.0
         ended = job._replace(crashed=False, released=False, failed_once=True)
         return [
-            ended._replace(phase=Phase.QUEUED, holder=None, due=act.call.began),
+            ended._replace(phase=Phase.QUEUED, holder=None, due=act.call.began, rests_until=rests),
             ended._replace(phase=Phase.FAILED),
         ]
     return _accepted_after_its_end(rules, job, act, verb)

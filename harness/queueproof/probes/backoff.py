@@ -13,13 +13,13 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.guarantees.programs import DELAY, MOST_ATTEMPTS
 from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
 from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY, DECADE, MARGIN
+from queueproof.space.pieces import DELAY, MOST_ATTEMPTS
 
 ONE_BY_ONE = 12
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure

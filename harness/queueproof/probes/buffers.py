@@ -19,7 +19,6 @@ from typing import Annotated, Any, NamedTuple
 from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.guarantees.programs import MOMENT
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
 from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
@@ -30,6 +29,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
 from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY
+from queueproof.space.pieces import MOMENT
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more

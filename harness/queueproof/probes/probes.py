@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from queueproof.errors import ServerUnavailableError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
-from queueproof.probes import backoff, buffers, crowd, plans, pooling
+from queueproof.probes import backlog, backoff, buffers, plans, pooling
 from queueproof.probes.buffers import Slope
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
@@ -24,7 +24,7 @@ _NOT_THROUGH = (
 )
 
 
-Found: TypeAlias = plans.Overclaim | backoff.RetryWaits | crowd.Overlooked | Failure | Slope
+Found: TypeAlias = plans.Overclaim | backoff.RetryWaits | backlog.Overlooked | Failure | Slope
 """How a probe saw a guarantee broken: what `report` tells."""
 
 
@@ -231,15 +231,15 @@ class Behind(Probe):
         kinds: Which others.
     """
 
-    kinds: Sequence[crowd.CrowdKind]
+    kinds: Sequence[backlog.BacklogKind]
     says_less = True
-    shape = crowd.Crowd
+    shape = backlog.Backlog
 
     def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
-        """Claim behind each crowd."""
+        """Claim behind each backlog."""
         evidence: Counter[str] = Counter()
-        for one in crowd.crowds(offer, self.kinds, level):
-            found = crowd.look(lab, offer, one)
+        for one in backlog.backlogs(offer, self.kinds, level):
+            found = backlog.look(lab, offer, one)
             if found.broken:
                 return Seen(evidence, broken=found.broken, found=found, data=list(one))
             evidence[f"claims behind {one}"] += found.claims
@@ -247,7 +247,7 @@ class Behind(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401 - JSON
         """Behind one of them again."""
-        found = crowd.look(lab, offer, self.read(data))
+        found = backlog.look(lab, offer, self.read(data))
         return found if found.broken else None
 
 

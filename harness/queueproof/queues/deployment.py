@@ -77,6 +77,7 @@ class Deployment(SqlFileQueue):
         self.keeps_state = old.keeps_state or new.keeps_state
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
+        self.written = f"{old.written}\0{new.written}"
 
     @property
     def name(self) -> str:

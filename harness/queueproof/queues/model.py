@@ -298,9 +298,13 @@ class Queue(Facts):
     @cached_property
     def digest(self) -> str:
         """Twelve hexadecimal digits that change when the queue's definition does."""
+        return hashlib.sha256(self.written.encode(errors="surrogateescape")).hexdigest()[:12]
+
+    @cached_property
+    def written(self) -> str:
+        """Its definition, SQL and what is around it: the values in it are worth trying."""
         classes = type(self).__mro__[: type(self).__mro__.index(Queue)]
-        source = "".join(inspect.getsource(one) for one in classes)
-        return hashlib.sha256(source.encode()).hexdigest()[:12]
+        return "".join(inspect.getsource(one) for one in classes)
 
     @cached_property
     def offers(self) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import inspect
 import os
@@ -146,7 +145,7 @@ def _hosted(name: str, kind: type[Client], line: Source | None) -> WorkerQueue:
     queue = WorkerQueue(
         name,
         [sys.executable, "-m", "queueproof.queues.client", name],
-        digest=hashlib.sha256(source.encode()).hexdigest()[:12],
+        written=source,
         # What was found from here must be found from there.
         environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from contextlib import suppress
@@ -146,7 +145,7 @@ class SqlFileQueue(Queue):
         self.sends_time = any(NOW in block.used for block in blocks.values())
         first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
-        self.digest = hashlib.sha256(everything.encode()).hexdigest()[:12]
+        self.written = everything
         self._name = name
         self._text = text
 

@@ -7,7 +7,6 @@ stdout, and what it writes to stderr is its log. `templates/README.md` describes
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import re
@@ -89,7 +88,7 @@ class WorkerQueue(Queue):
         name: str,
         argv: Sequence[str],
         *,
-        digest: str | None = None,
+        written: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Say how workers are started; none is yet.
@@ -97,13 +96,13 @@ class WorkerQueue(Queue):
         Args:
             name: What the user typed.
             argv: The worker's command and its arguments.
-            digest: Of its definition, where the files among its arguments are not that.
+            written: Its definition, where the files among its arguments are not that.
             environment: Variables that it gets beside those of this process, libpq's excepted.
         """
         self.argv = tuple(argv)
         # A worker is told where to connect to: PGHOSTADDR would lead it past the gate.
         self.environment = {**without_libpq(os.environ), **(environment or {})}
-        self.digest = _digest(self.argv) if digest is None else digest
+        self.written = _written(self.argv) if written is None else written
         self._name = name
         self._operations = frozenset(self.required)
         self._takes: Mapping[str, frozenset[str]] = {}
@@ -640,13 +639,14 @@ def _mark() -> str:
 # --- small parts --------------------------------------------------------------------------------
 
 
-def _digest(argv: Sequence[str]) -> str:
-    digest = hashlib.sha256(json.dumps(list(argv)).encode())
+def _written(argv: Sequence[str]) -> str:
+    """A command, and the files that it names."""
+    texts = [json.dumps(list(argv))]
     for path in map(Path, argv):
         with suppress(OSError):  # an argument that can be no file's name, or not be read
             if path.is_file():
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+                texts.append(path.read_bytes().decode(errors="surrogateescape"))
+    return "".join(texts)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

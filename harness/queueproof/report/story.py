@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias, assert_never, cast
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import Call, Ref
 from queueproof.judge.checker import Violation
+from queueproof.probes.backlog import URGENT, Overlooked
 from queueproof.probes.backoff import RetryWait, RetryWaits
 from queueproof.probes.buffers import Slope
-from queueproof.probes.crowd import URGENT, Overlooked
 from queueproof.probes.plans import REWRITE, Overclaim
 from queueproof.probes.probes import Found
 from queueproof.queues.model import Parameter, Queue, Step
@@ -369,8 +369,8 @@ def _overclaim(over: Overclaim) -> Iterator[Part]:
 
 def _overlooked(found: Overlooked) -> Iterator[Part]:
     yield Part("prose", f"Broken: {found.broken}.")
-    then = f"of priority {URGENT}" if found.crowd.kind == "ordinary" else "that is ready"
-    yield Part("prose", f"Before: {found.crowd} were enqueued, and then one {then}.")
+    then = f"of priority {URGENT}" if found.backlog.kind == "ordinary" else "that is ready"
+    yield Part("prose", f"Before: {found.backlog} were enqueued, and then one {then}.")
     yield Part("sql", _statements(found.sent), "Its claim:")
 
 

@@ -67,6 +67,10 @@ class Actor:
         """Which of its claims it has not ended."""
         return [n for n, (ref, _) in enumerate(self.claims) if ref not in self.ended]
 
+    def has(self, nth: int) -> bool:
+        """Whether it has made so many claims; from -1 on they count from the latest."""
+        return -len(self.claims) <= nth < len(self.claims)
+
     @property
     def holds(self) -> bool:
         """Whether it has a job, as far as it knows."""

@@ -111,8 +111,8 @@ class Execution:
             self.perform(self.state.actor(PROMOTER), Do("promote"))
         self.state.splitting = self._terms.split
         self.lab.close_gates(closed=self._terms.split)
-        for stage in program.stages:
-            self._stage(stage)
+        for number, stage in enumerate(program.stages):
+            self._stage(number, stage)
         self.state.splitting = False
         self.lab.close_gates(closed=False)
 
@@ -153,7 +153,7 @@ class Execution:
 
     # --- stages and choices ---------------------------------------------------------------------
 
-    def _stage(self, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
+    def _stage(self, number: int, stage: Iterable[tuple[str, tuple[Do, ...]]]) -> None:
         acting = []
         for name, dos in stage:
             actor = self.state.actor(name)
@@ -174,7 +174,7 @@ class Execution:
             if len(able) > 1:
                 if self._schedule:
                     taken = self._schedule.popleft() % len(able)
-                self.state.record.choices.append(Choice(len(able), taken, preempts=going_on))
+                self.state.record.choices.append(Choice(len(able), taken, going_on, number))
             last = able[taken]
             self._alone = len(able) == 1 and not any(
                 other.flight for other in acting if other is not last
@@ -460,7 +460,7 @@ class Execution:
                     "claim", do.n, held=self._terms.held
                 )
                 call.queue = do.queue
-            case "heartbeat" if do.n >= len(actor.claims):
+            case "heartbeat" if not actor.has(do.n):
                 pass
             case "complete" | "fail" | "heartbeat":
                 ref, claim = actor.claims[do.n]

@@ -196,7 +196,7 @@ def _as_worker(queue: Queue) -> WorkerQueue:
     hosted = WorkerQueue(
         queue.name,
         [sys.executable, "-m", "queueproof.run.host", queue.name],
-        digest=queue.digest,
+        written=queue.written,
         # What was found from here must be found from there.
         environment={"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )

@@ -60,11 +60,13 @@ class Choice:
         options: How many actors could go on.
         taken: Which one did; 0 is the one that acted last, if it could.
         preempts: Whether any other option takes the turn from an actor that could go on.
+        stage: The number of the stage.
     """
 
     options: int
     taken: int
     preempts: bool
+    stage: int = 0
 
 
 @dataclass(slots=True)

@@ -120,11 +120,11 @@ class RunState:
         match do.kind:
             case "heartbeat" if actor.beside and not self.lab.beats_beside:
                 return False  # a worker process does one thing after another
-            case "heartbeat" if do.n >= len(actor.claims) and not actor.beside:
+            case "heartbeat" if not actor.has(do.n) and not actor.beside:
                 return self.terms.beats_idle  # one without a job's columns
             case "complete" | "fail" | "heartbeat":
-                known = do.n < len(actor.claims) and do.kind in self.queue.offers
-                return known and self._may_name(actor, actor.claims[do.n : do.n + 1])
+                known = actor.has(do.n) and do.kind in self.queue.offers
+                return known and self._may_name(actor, [actor.claims[do.n]])
             case "complete_many":
                 batch = actor.batch(do.n)
                 known = bool(batch) and "complete_many" in self.queue.offers

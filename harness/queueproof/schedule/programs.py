@@ -33,7 +33,9 @@ DoKind: TypeAlias = (
     | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
 )
 """What an actor does."""
-_COUNT_FROM_END = frozenset({"complete_many", "complete_and_claim"})  # where n is negative
+_COUNT_FROM_END = frozenset(  # where n may be negative
+    {"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"}
+)
 
 
 class Do(NamedTuple):
@@ -45,11 +47,11 @@ class Do(NamedTuple):
             limit), `align` (it moves on to a known fraction of a second), `rewrite` (the tables'
             physical order turns) or a fault.
         n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
-            jobs, counted from 0 over its whole life, and for a batch which of its claims, its
-            complement for every other job of that, and `ACROSS` for one job of each
-            (`complete_and_claim` claims as many again); for a crash and for a fault of a worker
-            its number, 0 for the actor itself; for an enqueue which of the program's job
-            specifications.
+            jobs, counted from 0 over its whole life, or from -1 back from the latest, and for a
+            batch which of its claims, its complement for every other job of that, and `ACROSS` for
+            one job of each (`complete_and_claim` claims as many again); for a crash and for a fault
+            of a worker its number, 0 for the actor itself; for an enqueue which of the program's
+            job specifications.
         seconds: For an advance; of a limit after what it is counted from: the last enqueue,
             successful claim, heartbeat or fail.
         queue: For a claim.

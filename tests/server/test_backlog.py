@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queueproof.probes.crowd import JOBS
+from queueproof.probes.backlog import JOBS
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
@@ -51,7 +51,7 @@ def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
 
 
 def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
-    """Each crowd that the queue can have counts once; one that it cannot have, not at all."""
+    """Each backlog that the queue can have counts once; one that it cannot have, not at all."""
     lab = lab_of(SKIP_LOCKED)
     counted = {
         name: dict(PROBES[name].watch(lab, Offer(lab.queue, held=False), 0).evidence)
@@ -69,7 +69,7 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
 
 
 def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
-    """What it breaks is judged elsewhere: behind half a crowd nothing is said."""
+    """What it breaks is judged elsewhere: behind half a backlog nothing is said."""
     lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
     seen = PROBES["order"].watch(lab, Offer(lab.queue, held=False), 0)
     assert (seen.broken, any(seen.evidence.values())) == ("", False)

@@ -27,6 +27,7 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
 )
+from queueproof.space.constants import constants_in
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
@@ -61,6 +62,7 @@ class Pieces:
     Attributes:
         offer: The queue, and whether its claims are held in their transaction.
         through: Only programs that do this operation; None: all.
+        constants: What stands in the queue's own SQL.
     """
 
     def __init__(self, offer: Offer, through: DoKind | None = None) -> None:
@@ -74,6 +76,7 @@ class Pieces:
         self.joins = "complete_and_claim" in self.offers and not offer.held and not self.one_each
         self.lease = queue.lease_seconds
         self.bound = queue.max_attempts
+        self.constants = constants_in(queue.written)
 
     def lapse(self) -> tuple[Stage, ...]:
         """The stages that make every lease run out and let a reaper see it."""
@@ -129,12 +132,17 @@ class Pieces:
         return [do for do in self.enders() if do.kind != "heartbeat"][:1]
 
     def bounds(self) -> list[int]:
-        """Values of max_attempts to enqueue with: 1, the header's and one between."""
+        """Constants of max_attempts to enqueue with: 1, the header's and one between."""
         if self.bound is None:
             return []
         if "max_attempts" not in self.offer.queue.takes("enqueue"):
             return [self.bound] if self.bound <= FIXED_ATTEMPTS else []
         return sorted({1, (1 + self.bound) // 2, self.bound} & set(range(1, MOST_ATTEMPTS + 1)))
+
+    @property
+    def spans(self) -> list[float]:
+        """Seconds of what the queue declares to last."""
+        return [span for span in (self.lease, self.offer.queue.backoff_seconds) if span]
 
     def routes(self) -> bool:
         """Whether jobs are put into a named queue and claimed from one."""

@@ -12,32 +12,32 @@ from datetime import timedelta
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import ServerError
-from queueproof.guarantees.programs import MOMENT
 from queueproof.queues.model import Claim
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive, noted
 from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY
+from queueproof.space.pieces import MOMENT
 
 JOBS = (120, 1_100, 11_000)  # by level: more than a page of 100, of 1,000, of 10,000
 URGENT = 9  # the priority of what must come first
 TRIES = 4  # a claim may do maintenance and answer nothing (rule 28)
 
 
-CrowdKind: TypeAlias = Literal["ordinary", "late", "elsewhere"]
+BacklogKind: TypeAlias = Literal["ordinary", "late", "elsewhere"]
 """`ordinary`: ready, and of a lower priority; `late`: not due, and of a higher one where that
 counts; `elsewhere`: another queue's, likewise."""
 
 
-class Crowd(NamedTuple):
+class Backlog(NamedTuple):
     """What stands before one ready job: jobs of a kind, and how many."""
 
-    kind: CrowdKind
+    kind: BacklogKind
     jobs: Annotated[int, range(100_001)]
 
     def __str__(self) -> str:
-        told: Mapping[CrowdKind, str] = {
+        told: Mapping[BacklogKind, str] = {
             "ordinary": "{:,} ready jobs of priority 0",
             "late": "{:,} jobs that are due tomorrow",
             "elsewhere": "{:,} jobs of another queue",
@@ -47,23 +47,23 @@ class Crowd(NamedTuple):
 
 @dataclass(slots=True)
 class Overlooked:
-    """What claims did with one job behind a crowd.
+    """What claims did with one job behind a backlog.
 
     Attributes:
-        crowd: What stood before it.
+        backlog: What stood before it.
         claims: Claims that answered the job, or should have.
         broken: What is wrong; empty where nothing is.
         sent: The statements of the last claim.
     """
 
-    crowd: Crowd
+    backlog: Backlog
     claims: int = 0
     broken: str = ""
     sent: list[str] = field(default_factory=list)
 
 
-def crowds(offer: Offer, kinds: Sequence[CrowdKind], level: int) -> Iterator[Crowd]:
-    """Those of some crowds that a queue can have.
+def backlogs(offer: Offer, kinds: Sequence[BacklogKind], level: int) -> Iterator[Backlog]:
+    """Those of some backlogs that a queue can have.
 
     Args:
         offer: What the queue brings.
@@ -71,36 +71,36 @@ def crowds(offer: Offer, kinds: Sequence[CrowdKind], level: int) -> Iterator[Cro
         level: See `Probe.watch`: how many jobs.
     """
     takes = offer.queue.takes("enqueue")
-    able: Mapping[CrowdKind, bool] = {
+    able: Mapping[BacklogKind, bool] = {
         "ordinary": offer.queue.by_priority and "priority" in takes,
         "late": "delay" in takes,
         "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
     }
-    return (Crowd(kind, JOBS[level]) for kind in kinds if able[kind])
+    return (Backlog(kind, JOBS[level]) for kind in kinds if able[kind])
 
 
-def look(lab: Lab, offer: Offer, crowd: Crowd) -> Overlooked:
-    """Enqueue a crowd and one job behind it, which must be claimed first.
+def look(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
+    """Enqueue a backlog and one job behind it, which must be claimed first.
 
     Args:
         lab: Where the queue is installed; it is reset.
         offer: What the queue brings.
-        crowd: What stands before it.
+        backlog: What stands before it.
     """
     lab.reset(renew=True)
-    found = Overlooked(crowd)
+    found = Overlooked(backlog)
     top = URGENT if offer.queue.by_priority else 0
-    before: Mapping[CrowdKind, dict[str, object]] = {
+    before: Mapping[BacklogKind, dict[str, object]] = {
         "ordinary": {},
         "late": {"priority": top, "delay": timedelta(seconds=DAY)},
         "elsewhere": {"priority": top, "queue": "other"},
     }
     with suppress(ServerError):  # judged where enqueues and claims are
-        others = [_enqueue(lab, **before[crowd.kind]) for _ in range(crowd.jobs)]
+        others = [_enqueue(lab, **before[backlog.kind]) for _ in range(backlog.jobs)]
         lab.advance(MOMENT)  # the one behind them is due after them all
-        mine = _enqueue(lab, priority=URGENT if crowd.kind == "ordinary" else 0)
+        mine = _enqueue(lab, priority=URGENT if backlog.kind == "ordinary" else 0)
         lab.advance(MOMENT)
-        lab.maintain(crowd.jobs + 1)
+        lab.maintain(backlog.jobs + 1)
         _claim_behind(lab, found, mine, others)
     lab.reset(renew=True)
     return found
@@ -113,17 +113,17 @@ def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> 
             break
         lab.maintain()
     taken = claims[0].id if claims else None
-    crowd = found.crowd
+    backlog = found.backlog
     if taken == mine:
         found.claims = 1
-    elif taken is None and crowd.kind != "ordinary":
+    elif taken is None and backlog.kind != "ordinary":
         found.broken = (
-            f"a ready job was not claimed behind {crowd}: {TRIES} claims answered nothing"
+            f"a ready job was not claimed behind {backlog}: {TRIES} claims answered nothing"
         )
-    elif taken in others and crowd.kind == "ordinary":
+    elif taken in others and backlog.kind == "ordinary":
         place = others.index(taken) + 1
         found.broken = (
-            f"a claim took the {_ordinal(place)} of {crowd}, while one of priority {URGENT} was"
+            f"a claim took the {_ordinal(place)} of {backlog}, while one of priority {URGENT} was"
             " ready"
         )
 
