@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -81,6 +82,10 @@ def check(
     seed: Annotated[
         int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
     ] = 0,
+    fail_fast: Annotated[
+        bool,
+        typer.Option("--fail-fast", help="End at the first break; the rest is inconclusive then."),
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -248,6 +253,8 @@ def check(
                         jobs=jobs or processors(),
                         helpers=helpers,
                         progress=progress,
+                        told=_telling(target),
+                        fail_fast=fail_fast,
                     )
                 cards.append(card)
         card = _printed(out, cards, target, command)
@@ -265,6 +272,17 @@ def check(
     print_whole(out, card)
     reports.write(card, command)
     return card.exit_code
+
+
+def _telling(queue: Queue) -> Callable[[str, str], None]:
+    """What says at once what breaks, and after how long; not what the queue says of itself."""
+    began = time.monotonic()
+
+    def told(guarantee: str, because: str) -> None:
+        if guarantee not in queue.breaks:
+            say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {because}", Exit.BROKEN)
+
+    return told
 
 
 def _refuse_beside(given: str | None, others: Iterable[object], why: str) -> None:

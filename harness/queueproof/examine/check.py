@@ -6,10 +6,11 @@ import itertools
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.findings import Findings
+from queueproof.examine.findings import Findings, Told
 from queueproof.examine.plan import Examination, Progress
 from queueproof.examine.processes import lent_server
 from queueproof.examine.profiles import PROFILES, profile_of
@@ -37,6 +38,8 @@ def check_queue(
     jobs: int = 1,
     helpers: Helpers | None = None,
     progress: Progress = lambda _what, _fraction: None,
+    told: Told = lambda _guarantee, _because: None,
+    fail_fast: bool = False,
 ) -> Card:
     """Judge an installed queue.
 
@@ -53,6 +56,8 @@ def check_queue(
             They change the time that it takes, and nothing else.
         helpers: Who does the work in their place: the workers of a cluster.
         progress: Called as it goes on.
+        told: Called with each guarantee that breaks, at once.
+        fail_fast: End at the first break: what has not broken by then is inconclusive.
 
     Raises:
         QueueError: An operation does not work even undisturbed.
@@ -61,14 +66,32 @@ def check_queue(
     with nullcontext(helpers) if helpers else beside(lab, jobs) as pool:
         offer = calibrate(lab)
         crew = Crew(lab, offer, seed, pool)
-        findings = Findings(lab, offer, seed, crew, causes=profile in PROFILES)
+        causes = profile in PROFILES and not fail_fast
+        findings = Findings(lab, offer, seed, crew, told, causes=causes)
         budget = profile_of(profile, by_clients=lab.by_clients)
-        Examination(findings, budget).examine(wanted, progress)
+
+        def broken() -> list[Guarantee]:
+            seen = (guarantee for guarantee in wanted if findings.suspects(guarantee.id))
+            return [one for one in seen if judgement_of(findings, one).verdict == "broken"]
+
+        enough = (lambda: bool(broken())) if fail_fast else None
+        Examination(findings, budget).examine(wanted, progress, enough)
+        found = broken() if fail_fast else []
         progress("telling the stories", None)
-        findings.shorten(wanted)
+        findings.shorten(found or wanted)
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]
+    if found:
+        judgements = [_as_far(judgement) for judgement in judgements]
     return Card(lab.queue.name, lab.label, seed, time.monotonic() - began, judgements)
+
+
+def _as_far(judgement: Judgement) -> Judgement:
+    """A verdict where the check has ended at the first break."""
+    if judgement.verdict != "holds":
+        return judgement
+    reason = f"not broken by then: the check has ended at the first break ({judgement.reason})"
+    return replace(judgement, verdict="inconclusive", reason=reason)
 
 
 def judge(

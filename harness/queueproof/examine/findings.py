@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from queueproof.examine.work import Crew, Search, Tried, runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -20,8 +21,9 @@ from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Program
+from queueproof.search.explore import explore
 from queueproof.search.reduce import reduced
-from queueproof.search.shrink import Failure, breaches, find, shrink
+from queueproof.search.shrink import Failure, breaches, find, shrink, smaller
 
 DOUBTS = 3  # breaches of one guarantee that do not happen again, after which none is tried again
 _ONCE = (
@@ -29,7 +31,12 @@ _ONCE = (
     " or acts on its own account"
 )
 AGAIN = 24  # schedules of a breach's program with workers started anew; each takes a second
+WITHIN = 6  # schedules of each part of a story
 STORIES = 3  # of one guarantee, each of another operation that breaks it
+
+
+Told: TypeAlias = Callable[[str, str], None]
+"""Called with a guarantee that breaks, and the sentence that says how."""
 
 
 @dataclass(slots=True)
@@ -41,6 +48,7 @@ class Findings:
         offer: What it brings.
         seed: Of the random programs and schedules.
         crew: What does the work.
+        told: Called at once with what breaks and how, for each guarantee that does.
         causes: Whether other operations that break the same are looked for.
         declared: What the checker must know of it.
     """
@@ -49,12 +57,14 @@ class Findings:
     offer: Offer
     seed: int
     crew: Crew
+    told: Told = lambda _guarantee, _because: None
     causes: bool = False
     declared: Declared = field(init=False)
     failures: dict[str, Failure] = field(default_factory=dict)
     others: dict[str, dict[str, Failure]] = field(default_factory=dict)  # by guarantee, by `cause`
     probed: dict[str, Seen] = field(default_factory=dict)
     freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
+    within: dict[str, str] = field(default_factory=dict)  # whose story holds which other one's
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
@@ -96,6 +106,8 @@ class Findings:
         others = self.others.setdefault(name, {})
         if known is None or failure.firmness > known.firmness:
             if (kept := self._confirmed(name, failure)) is not None:
+                if known is None and name in CATALOGUE and not kept.violation.doubtful:
+                    self.told(name, kept.violation.because)
                 self.failures[name] = kept
                 if known is not None and self.causes:
                     others[known.cause] = known
@@ -177,6 +189,8 @@ class Findings:
         if CATALOGUE[name].variations and broken in self.failures:
             found = "is broken" if broken in CATALOGUE else "occurs"
             return f"{broken} {found} without it too"
+        if name in self.within:
+            return f"its story holds that of {self.within[name]}, which is broken: mend that first"
         if self.in_turn and failure.violation.doubtful:
             return (
                 "jobs were claimed while their lease was fresh, as single-claim's breach explains"
@@ -203,6 +217,29 @@ class Findings:
                 plain = find(self.runner(), self.declared, failure.program.undisturbed, broken)
                 if plain is not None:
                     self.record(broken, plain)
+        for name in [name for name in asked if name in self.failures]:
+            with self.timing(name):
+                self._look_within(name)
+
+    def _look_within(self, name: str) -> None:
+        """See whether a part of a story is the story of something else, which then explains it.
+
+        Nothing can be left out of a story. So what a part of it breaks, it needs to be broken.
+        """
+        failure = self.failures[name]
+        if CATALOGUE[name].variations or self.is_probed(name) or self.explained(name):
+            return
+        runner = self.runner(failure.conditions)
+        for program in dict.fromkeys(smaller(failure.program)):
+            for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
+                for one in breaches(run, self.declared):
+                    inner = Failure(program, schedule, run, one, failure.conditions)
+                    apart = one.guarantee in {name, *self.offer.queue.breaks}
+                    if not apart and one.guarantee in CATALOGUE and all(inner.firmness[:2]):
+                        self.within[name] = one.guarantee
+                        if one.guarantee not in self.failures:
+                            self.record(one.guarantee, self._shortened(inner))
+                        return
 
     def _shortened(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)

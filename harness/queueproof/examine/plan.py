@@ -26,6 +26,7 @@ from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
 
 AT_ONCE = 5  # crowds
+FAR = 3  # of so many units of them one with ids beyond an int4
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
@@ -173,7 +174,10 @@ class Examination:
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
         crowds = self._crowds()
-        parts.insert(0, _Part("random programs", partial(self._draw, crowds, ids), crowds))
+        drawn = [
+            _Part("random programs", partial(self._draw, unit, ids), [unit]) for unit in crowds
+        ]
+        parts = [*drawn, *parts]
         if not self._crew.is_alone:
             ahead: list[Unit] = [
                 unit for part in parts if not self._is_spared(part, ids) for unit in part.units
@@ -396,18 +400,18 @@ class Examination:
         for n in range(-(-self.profile.crowds // AT_ONCE)):
             at = max(0, n * AT_ONCE * (len(gates) + 1) // self.profile.crowds - 1)
             inside = gates[at]
-            units.append(Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside)))
+            far = inside is None and n % FAR == 1
+            units.append(Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far)))
         return units
 
-    def _draw(self, units: Sequence[Draws], asked: Sequence[str]) -> None:
-        """Run random programs under random schedules."""
-        for unit in units if not all(map(self._found.is_settled, asked)) else ():
-            for tried in self._crew.tries(unit):
-                self._found.evidence["", "random programs"] += 1
-                self._found.note(tried)
-                if all(map(self._found.is_settled, asked)):
-                    return
-            self._headway.done(unit)
+    def _draw(self, unit: Draws, asked: Sequence[str]) -> None:
+        """Run random programs under random schedules, unless they would change no verdict."""
+        if all(map(self._found.is_settled, asked)):
+            return
+        for tried in self._crew.tries(unit):
+            self._found.evidence["", "random programs"] += 1
+            self._found.note(tried)
+        self._headway.done(unit)
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Run processes without a scheduler, when the controlled runs have found nothing."""

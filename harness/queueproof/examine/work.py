@@ -188,7 +188,13 @@ def runner_under(
         )
     where = twin_of(lab) if conditions.killed else lab
     return Runner(
-        where, held=offer.held, tied=offer.tied, anew=anew, conditions=conditions, known=known
+        where,
+        held=offer.held,
+        tied=offer.tied,
+        idles=offer.idles,
+        anew=anew,
+        conditions=conditions,
+        known=known,
     )
 
 

@@ -1007,6 +1007,8 @@ class _Errors(Watcher):
         self._lease = FOREVER if declared.lease is None else declared.lease
         self._held: dict[str, _Claimed] = {}  # by its job
         self._met: dict[tuple[Ref, str], Violation] = {}  # by the operation that met an error
+        self._claims = Counter[str]()  # of a job
+        self._failed = 0  # the latest attempt that a fail was seen to end
         self._over = False
         self._acting = 0  # calls that are open and meet somebody
         self._last: Call | None = None
@@ -1023,6 +1025,8 @@ class _Errors(Watcher):
             case "complete" | "complete_many" | "fail" if call.answer in {"accepted", "unknown"}:
                 self._free(ref.job for ref in call.refs)
                 for ref in call.refs:
+                    if call.kind == "fail" and call.answer == "accepted":
+                        self._failed = max(self._failed, self._claims[ref.job])
                     for kind in ("complete", "complete_many", "fail", "heartbeat"):
                         self._met.pop((ref, kind), None)
             case "recover":
@@ -1045,6 +1049,7 @@ class _Errors(Watcher):
         self._acting -= call.kind not in _INSTANT
         end = call.began + self._lease
         if call.kind == "claim":
+            self._claims.update(call.ids)
             for job in call.ids:
                 self._held[job] = _Claimed(Ref(call.index, job), call.actor, end)
         if call.kind == "heartbeat" and call.answer == "accepted":
@@ -1064,9 +1069,11 @@ class _Errors(Watcher):
         return [one.ref for one in self._held.values() if one.actor == call.actor]
 
     def _look(self, call: Call) -> None:
-        judged = call.kind != "fail" or not self._declared.paced
         named = self._named(call)
-        if not judged or not named or call.error.startswith(_DISTURBED):
+        # An error of the wait is backoff's: it comes of the attempt, and not of the job.
+        late = all(self._claims[ref.job] > self._failed for ref in named)
+        paced = call.kind == "fail" and self._declared.paced and late
+        if paced or not named or call.error.startswith(_DISTURBED):
             return
         for ref in named:
             one = self._held.get(ref.job)
@@ -1197,6 +1204,7 @@ class _Idle(Watcher):
         self._lease = FOREVER if declared.lease is None else declared.lease
         self._over = False
         self._ready: dict[str, Call] = {}  # never claimed, to its enqueue
+        self._put_off: set[str] = set()  # enqueued with a delay
         self._begun: set[str] = set()  # claimed, and not completed
         self._held: dict[Ref, Call] = {}  # by somebody who lives, to the claim
         self._acting = 0  # calls that are open and meet somebody
@@ -1228,8 +1236,12 @@ class _Idle(Watcher):
 
     def _take_effect(self, call: Call) -> None:
         match call.kind:
-            case "enqueue" if call.answer == "accepted" and not call.delay:
-                self._ready |= dict.fromkeys(call.ids, call)
+            case "enqueue" if call.answer == "accepted" and call.delay:
+                self._put_off.update(call.ids)  # one that is there may have to wait now (rule 34)
+                for job in call.ids:
+                    self._ready.pop(job, None)
+            case "enqueue" if call.answer == "accepted":
+                self._ready |= {job: call for job in call.ids if job not in self._put_off}
             case "complete" | "complete_many" | "fail" if call.answer != "rejected":
                 for ref in call.refs:
                     self._held.pop(ref, None)

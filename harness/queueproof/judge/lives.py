@@ -282,6 +282,7 @@ class Lives(Watcher):
         self._sweeps: list[Act] = []
         self._recovering = 0  # recoveries that are under way
         self._recovered = 0  # when the last of the others was answered
+        self._answered = 0.0  # when the last of all calls so far was
         self._before: tuple[Call | None, Call | None] = (None, None)
 
     def close(self) -> None:
@@ -347,7 +348,9 @@ class Lives(Watcher):
 
     def _look(self, call: Call) -> None:
         first, clean = self._before
-        self._before = clean, call
+        alone = self._answered <= call.invoked
+        self._before = clean, call if alone else None
+        self._answered = max(self._answered, FOREVER if call.returned is None else call.returned)
         if clean is None or clean.kind != "cleanup" or first is None:
             return
         if first.states is None or call.states is None:

@@ -37,6 +37,7 @@ class Drain:
         self._execution = execution
         self._queue = execution.queue
         self._history = execution.state.record.history
+        self._idles = execution.state.terms.idles
         self._recovered = Counter[str]()  # how often each job
         self._states: Mapping[str, State] | None = None  # as last seen
 
@@ -128,7 +129,7 @@ class Drain:
             known = len(self._history.calls)
             found = self._recover(drainer) or found
             self._execution.perform(drainer, Do("promote"))
-            if not any(call.moved for call in self._history.calls[known:]):
+            if all(call.moved <= self._idles for call in self._history.calls[known:]):
                 break
         return found
 

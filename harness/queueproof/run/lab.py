@@ -35,7 +35,15 @@ from queueproof.run.session import (
     noted,
     settle,
 )
-from queueproof.run.tables import NEW, QUIET, TABLES, back_to_the_beginning, calm, columns_of
+from queueproof.run.tables import (
+    NEW,
+    QUIET,
+    TABLES,
+    back_to_the_beginning,
+    calm,
+    columns_of,
+    far_sequences,
+)
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
@@ -233,6 +241,7 @@ class Lab:
         self._reset_sql, self._renew_sql = back_to_the_beginning(
             self._admin, self.tables, self._calm, superuser=self.server.superuser
         )
+        self._far_sql = far_sequences(self._admin, self.tables)
         run(gates.FUNCTION)
 
     def _run_install(self) -> None:
@@ -296,6 +305,8 @@ class Lab:
         if self.remembers and (full or self._resets == _FIRST_LOOK):
             self._refuse_new_tables()
         begin = self._renew_sql if full else self._reset_sql
+        if self._conditions.far and self._far_sql:
+            begin = f"{begin}; {self._far_sql}"
         if self.clock.reset():
             begin = f"{begin}; {self.clock.real}"
         if not self.remembers and (full or not self.server.superuser):

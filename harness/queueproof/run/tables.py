@@ -102,6 +102,31 @@ def calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bo
     return Calm(begin, end)
 
 
+# A sequence that may count beyond an int4, as the column that it fills can.
+_FAR = """
+SELECT seqrelid::regclass::text
+FROM pg_sequence
+JOIN pg_depend ON objid = seqrelid AND classid = 'pg_class'::regclass AND deptype IN ('a', 'i')
+JOIN pg_attribute ON attrelid = refobjid AND attnum = refobjsubid AND atttypid = 'int8'::regtype
+WHERE seqmax > %s AND seqincrement > 0 AND refobjid::regclass::text = ANY (%s)
+"""
+LAST_NEAR = 2**31 - 3  # two more are an int4 yet
+
+
+def far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
+    """SQL that has the tables' sequences go on where an int4 ends; empty where none can.
+
+    Args:
+        admin: A connection.
+        tables: As regclass text.
+    """
+    found = admin.execute(_FAR, [2 * LAST_NEAR, list(tables)]).fetchall()
+    return "; ".join(
+        f"SELECT setval({Literal(sequence).as_string()}::regclass, {LAST_NEAR})"
+        for (sequence,) in found
+    )
+
+
 def back_to_the_beginning(
     admin: waits.LimitedConnection, tables: Sequence[str], calm: Calm, *, superuser: bool
 ) -> tuple[str, str]:

@@ -57,6 +57,7 @@ class Conditions:
         pooled: How the connection of each transaction is chosen, never the one before, where
             all share some; None where each has its own.
         pooler: The pooler that the sessions really go through: its name and version.
+        far: Whether sequences begin where an int4 ends.
         killed: Whether the server may be killed: it is one of the queue's own then.
     """
 
@@ -68,6 +69,7 @@ class Conditions:
     pooled: Pooled | None = None
     pooler: str = ""
     killed: bool = False
+    far: bool = False
 
     def settings(self, actor: str) -> Mapping[str, str]:
         """What an actor's session sets when it begins."""
@@ -100,6 +102,8 @@ class Conditions:
             )
             what = ", ".join(self._differing(_ZONES[0]))
             return f"Sessions differ in {what} and clock ({shown})."
+        if self.far:
+            return "Sequences go on from 2147483645: an int4 ends two later."
         if self.killed:
             return (
                 "The server commits with synchronous_commit = on, unless the queue says otherwise."

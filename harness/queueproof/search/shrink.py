@@ -177,7 +177,7 @@ def shrink(failure: Failure, first: First) -> Failure:
     needed = {failure.program}  # nothing smaller breaks by these, or they are the program itself
     place = 0
     while candidates := [
-        one for one in dict.fromkeys(_smaller(failure.program)) if one not in needed
+        one for one in dict.fromkeys(smaller(failure.program)) if one not in needed
     ]:
         place %= len(candidates)
         ordered = candidates[place:] + candidates[:place]
@@ -189,8 +189,12 @@ def shrink(failure: Failure, first: First) -> Failure:
     return failure
 
 
-def _smaller(program: Program) -> Iterator[Program]:
-    """Programs with less, the largest pieces first."""
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with less, the largest pieces first.
+
+    Args:
+        program: What they are parts of.
+    """
     stages, jobs = program.stages, program.jobs
     for n in range(len(stages)):
         yield program._replace(stages=stages[:n] + stages[n + 1 :])
