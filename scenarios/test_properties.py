@@ -45,6 +45,6 @@ def test_a_crowd_breaks_a_broken_queue(
     strategy: Callable[[str], Queue], install: Install, seed: int
 ) -> None:
     """The same programs find a planted defect, and what is told is its story."""
-    queue = strategy("broken/single_claim_reserved")
-    with install(queue) as lab, pytest.raises(AssertionError, match="single-claim"):
+    queue = strategy("broken/claim_limit_per_lane")
+    with install(queue) as lab, pytest.raises(AssertionError, match="claim-limit"):
         put_to_crowds(lab, seed)

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -243,6 +243,13 @@ class Findings:
 
     def _shortened(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)
+        if failure.conditions.far:
+            near = replace(failure.conditions, far=False)
+            broken = failure.violation.guarantee
+            found = find(
+                self.runner(near), self.declared, failure.program, broken, like=failure.like
+            )
+            failure = found or failure
         shorter = shrink(failure, partial(self._first, failure))
         weaker = shorter.violation.doubtful and not failure.violation.doubtful
         if weaker or not self.lab.remembers:

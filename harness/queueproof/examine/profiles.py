@@ -30,18 +30,18 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=20, level=0),
-    "default": Profile(schedules=250, inside=50, varied=30, kills=12, crowds=120, level=1),
+    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=60, level=0),
+    "default": Profile(schedules=250, inside=50, varied=30, kills=12, crowds=400, level=1),
     "deep": Profile(
-        schedules=2500, inside=800, varied=500, kills=60, crowds=2_000, level=2, free=3
+        schedules=2500, inside=800, varied=500, kills=60, crowds=4_000, level=2, free=3
     ),
 }
 
 _PROGRAMS: Mapping[str, Profile] = {
     # A worker process and the gate before it make a run several times as long.
-    "quick": Profile(schedules=12, inside=4, varied=2, kills=1, crowds=10, level=0),
-    "default": Profile(schedules=80, inside=16, varied=10, kills=4, crowds=40, level=1),
-    "deep": Profile(schedules=800, inside=250, varied=160, kills=20, crowds=2000, level=2, free=3),
+    "quick": Profile(schedules=12, inside=4, varied=2, kills=1, crowds=20, level=0),
+    "default": Profile(schedules=80, inside=16, varied=10, kills=4, crowds=80, level=1),
+    "deep": Profile(schedules=800, inside=250, varied=160, kills=20, crowds=600, level=2, free=3),
 }
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -11,9 +12,11 @@ from queueproof.judge.checker import Declared, Violation, check
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import Do, JobSpec, Program, Schedule, Stage
+from queueproof.schedule.programs import Do, DoKind, JobSpec, Program, Schedule, Stage
 from queueproof.search.explore import explore
 
+_WORKER = re.compile(r"w\d+\Z")
+_OF_WORKERS: frozenset[DoKind] = frozenset({"crash", "lose", "terminate"})  # by their numbers
 TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
 
 
@@ -215,6 +218,38 @@ def smaller(program: Program) -> Iterator[Program]:
     for n, job in enumerate(jobs):
         for plain in _plainer(job):
             yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
+    for queue in program.queues[1:]:
+        yield _renamed(program, queues={queue: program.queues[0]})
+    workers = dict.fromkeys(name for stage in stages for name, _ in stage if _WORKER.match(name))
+    numbered = {name: f"w{n + 1}" for n, name in enumerate(workers)}
+    if any(name != number for name, number in numbered.items()):
+        yield _renamed(program, actors=numbered)
+
+
+def _renamed(
+    program: Program,
+    *,
+    queues: Mapping[str, str] | None = None,
+    actors: Mapping[str, str] | None = None,
+) -> Program:
+    """The same with other names of queues or of actors; a crash names its worker by number."""
+    queues, actors = queues or {}, actors or {}
+
+    def one(do: Do) -> Do:
+        gone = actors.get(f"w{do.n}", "") if do.kind in _OF_WORKERS else ""
+        return do._replace(
+            queue=queues.get(do.queue, do.queue), n=int(gone.removeprefix("w") or do.n)
+        )
+
+    def job(spec: JobSpec) -> JobSpec:
+        return spec._replace(queue=queues.get(spec.queue, spec.queue))
+
+    stages = tuple(
+        tuple((actors.get(actor, actor), tuple(map(one, dos))) for actor, dos in stage)
+        for stage in program.stages
+    )
+    jobs, reserve = (tuple(map(job, specs)) for specs in (program.jobs, program.reserve))
+    return Program(jobs, stages, reserve)
 
 
 def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:

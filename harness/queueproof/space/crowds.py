@@ -38,7 +38,7 @@ from queueproof.schedule.programs import (
 from queueproof.space.pieces import Pieces
 
 STAGES = 60
-LARGEST = 150  # jobs, where a number of the SQL asks for so many
+LARGEST = 300  # jobs, where a number of the SQL asks for so many
 BATCH = 60  # jobs that a claim asks for, at most
 _CHOICES = 4 * STAGES  # of a schedule
 _JOBS = (3, 8, 20, 60)
@@ -93,17 +93,21 @@ class _Drawing:
         numbers, spans, words = pieces.constants
         near = [near for n in numbers for near in (n - 1, n, n + 1, -n)]
         self.priorities = [*_PRIORITIES, *(n for n in near if abs(n) <= _SMALLINT)]
-        self.limits = [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
-        self.sizes = [*_JOBS, *(n + 1 for n in numbers if 1 < n < LARGEST)]
+        # Two or three workers who meet at a job or two, or some among many jobs.
+        duel = self.often(0.5)
+        sizes = [*_JOBS, *(n + 1 for n in numbers if 1 < n < LARGEST)]
+        self.sizes = [1, 1, 2, 3] if duel else sizes
+        self.limits = [1, 1, 2] if duel else [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
+        self.later = 3 if duel else STAGES // 4
         self.spans = [*_SPANS, *spans]
         self.names = ["default"]
         if pieces.routes():
             self.names += rng.sample([*_NAMES, *words], rng.choice([0, 1, 1, 3]))
         self.bounds = pieces.bounds() or [0]
-        self.workers = [1, 2, 3, 4][: rng.choice([2, 3, 4, 4])]
+        self.workers = [1, 2, 3, 4][: rng.choice([2, 2, 3] if duel else [2, 3, 4, 4])]
         self.lives = len(self.workers)
-        self.races = rng.choice([0.0, 0.4, 0.4, 0.7])
-        self.differ = {name for name in JobSpec._fields if self.often(0.5)}
+        self.races = rng.choice([0.5, 0.8, 1.0] if duel else [0.0, 0.4, 0.4, 0.7])
+        self.differ = {name for name in JobSpec._fields if not duel and self.often(0.5)}
         self.acts = self._chosen()
 
     def often(self, share: float) -> bool:
@@ -115,10 +119,10 @@ class _Drawing:
         rng = self.rng
         common = self._spec(set(JobSpec._fields))
         jobs = [self._job(common) for _ in range(rng.choice(self.sizes))]
-        if self.often(0.3):  # a few behind many that are alike, or before them
+        if len(jobs) > BATCH or self.often(0.3):  # a few behind many that are alike, or before them
             plain = [JobSpec()] * rng.choice([1, 3])
             jobs = [*plain, *jobs] if self.often(0.5) else [*jobs, *plain]
-        reserve = [self._job(common) for _ in range(STAGES // 4)]
+        reserve = [self._job(common) for _ in range(self.later)]
         stages = [self._stage() for _ in range(STAGES)]
         choices = [rng.choice([0, 0, 0, 1, 2]) for _ in range(_CHOICES if self.races else 0)]
         return Crowd(Program(tuple(jobs), tuple(stages), tuple(reserve)), tuple(choices))
@@ -139,10 +143,11 @@ class _Drawing:
             (True, 1, self._dies),
             (True, 1, lambda: script("janitor", OBSERVE)),
         ]
+        share = self.rng.choice([0.4, 0.8])
         kept = [
             act
             for offered, weight, act in known
-            if offered and self.often(0.8)
+            if offered and self.often(share)
             for _ in range(weight)
         ]
         return [self._claims] * 4 + kept
