@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 from queueproof.judge.checker import Declared, Violation, check
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
+from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.programs import Do, DoKind, JobSpec, Program, Schedule, Stage
 from queueproof.search.explore import explore
@@ -39,12 +40,15 @@ class Failure:
     conditions: Conditions = PLAIN
 
     @property
-    def firmness(self) -> tuple[bool, bool, bool]:
+    def firmness(self) -> tuple[bool, bool, bool, bool]:
         """How well it stands: what is not doubtful, and then what the schedule alone decided.
 
-        Of two that stand as well, the one in which another worker is hurt says more.
+        Of two that stand as well, the one in which another worker is hurt says more, and so does
+        the one in which the program's own workers see it.
         """
-        return not self.violation.doubtful, not self.run.ambiguous, not self.violation.alone
+        seen_by = self.run.history.calls[self.violation.call].actor
+        certain = not self.violation.doubtful, not self.run.ambiguous
+        return *certain, not self.violation.alone, seen_by != DRAINER
 
     @property
     def cause(self) -> str:
