@@ -325,6 +325,31 @@ def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
     assert [all(part in line for part in says) for line in found] == [True] * told
 
 
+@pytest.mark.parametrize(
+    ("recover", "seconds"),
+    [
+        ("interval '30 days'", 30 * 86400),
+        ("interval '1 hour' * 48", 48 * 3600),
+        ("make_interval(days => 2)", 2 * 86400),
+        ("(2 || ' days')::interval", 2 * 86400),
+        ("interval '2' day", 2 * 86400),
+        ("'02:00:00'::interval", 2 * 3600),
+        ("to_timestamp(172800)", 172800),
+        (":lease", 1),
+        ("interval '1 second' * 2 ^ attempts", None),
+        ("'1 month'", None),
+        ("'P2D'", None),
+    ],
+)
+def test_the_longest_span_is_what_the_sql_can_say(recover: str, seconds: float | None) -> None:
+    """A span counts as often as the largest number says; a power and a month have no length."""
+    more = (
+        f"\n-- name: recover\nUPDATE jobs SET at = now() + {recover} RETURNING id;"
+        "\n-- name: fail!\nUPDATE jobs SET at = now() + interval '900 days' * 2 ^ 3 WHERE id = :id;"
+    )
+    assert queue(more).longest_span == seconds
+
+
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])
 def test_required_blocks_are_missed(name: str) -> None:
     """Schema, enqueue and claim must stand in the file, and not be empty."""

@@ -205,6 +205,37 @@ def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str)
     assert {one.verdict for one in found.values()} == {"holds"}
 
 
+PUTS_OFF = (
+    "UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END,"
+    " due_at = now() + {put_off}"
+)
+
+
+@pytest.mark.parametrize(
+    ("put_off", "verdict"),
+    [
+        ("interval '30 days'", "holds"),
+        ("interval '1 day' * 30", "holds"),
+        (":lease * 8640", "broken"),
+    ],
+)
+def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
+    lab_of: LabOf, put_off: str, verdict: str
+) -> None:
+    """A span that stands there is the queue's own; thirty days of some other unit are not."""
+    text = HOOKS.format(upsert=TOUCHED, state="status")
+    text = text.replace("locked_at timestamptz", "locked_at timestamptz, due_at timestamptz")
+    text = text.replace(
+        "status = 'queued' ORDER", "status = 'queued' AND (due_at <= now()) IS NOT FALSE ORDER"
+    )
+    fail, recover = text.split("-- name: recover")
+    recovering = recover.replace(PUTS_OFF.partition(",")[0], PUTS_OFF.format(put_off=put_off))
+    assert recovering != recover
+    found = judged(lab_of(f"{fail}-- name: recover{recovering}"), "stale-recovery", "no-lost-job")
+    verdicts = {name: one.verdict for name, one in found.items()}
+    assert verdicts == {"stale-recovery": verdict, "no-lost-job": "holds"}
+
+
 TIES = """
 -- name: schema#
 CREATE TABLE jobs (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());

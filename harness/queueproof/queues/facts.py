@@ -37,7 +37,7 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 
 
-def _duration(value: object) -> timedelta:
+def duration(value: object) -> timedelta:
     """Read a duration as PostgreSQL writes an interval, without months and years.
 
     Args:
@@ -72,10 +72,10 @@ def _unit(word: str) -> timedelta:
 
 
 def _positive_duration(value: object) -> timedelta:
-    duration = _duration(value)
-    if not duration:
+    length = duration(value)
+    if not length:
         raise ValueError('it must be longer than zero; leave it out, or write "30 seconds"')
-    return duration
+    return length
 
 
 def _lease(value: object) -> timedelta | str:
@@ -165,7 +165,7 @@ def _breaks(value: object) -> dict[str, str]:
 HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "lease": _lease,
     "max_attempts": _count,
-    "backoff": _duration,
+    "backoff": duration,
     "jitter": _fraction,
     "order": partial(_one_of, get_args(Order)),
     "concurrency_limit": _count,
