@@ -57,8 +57,8 @@ class Violation(NamedTuple):
         because: The sentence that says which rule was broken, and how.
         job: The job concerned, None where it concerns several.
         call: Index of the call whose answer shows it.
-        in_turn: See `spec.Breach`.
-        doubtful: See `spec.Breach`.
+        plain: See `spec.Breach`.
+        doubts: See `spec.Breach`.
         alone: See `spec.Breach`.
     """
 
@@ -66,8 +66,8 @@ class Violation(NamedTuple):
     because: str
     job: str | None
     call: int
-    in_turn: bool = False
-    doubtful: bool = False
+    plain: bool = False
+    doubts: tuple[str, ...] = ()
     alone: bool = False
 
 
@@ -396,7 +396,11 @@ class _JobCheck:
                 because = breach or Breach("single-claim", "no order of the calls explains this")
                 refused = act.answer == "rejected" and because.guarantee == "live-lease"
                 raced = self._raced(configs, acts, open_acts) if refused else None
-                self._violate(*(raced or (because, act.call)))
+                because, call = raced or (because, act.call)
+                late = _late_beside(acts, configs[0].job.holder)
+                if late and because.guarantee in {"single-claim", "live-lease"}:
+                    because = because._replace(doubts=("fencing", *because.doubts))
+                self._violate(because, call)
                 return
             open_acts.discard(n)
             configs = reached
@@ -469,8 +473,8 @@ class _JobCheck:
                 breach.because,
                 self.job,
                 call.index,
-                breach.in_turn,
-                breach.doubtful,
+                breach.plain,
+                breach.doubts,
                 breach.alone,
             )
         )
@@ -688,6 +692,20 @@ def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int
     return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
 
 
+def _late_beside(acts: Sequence[Act], holder: Call | None) -> bool:
+    """Whether an operation with an older claim was accepted while a job's holder claimed it.
+
+    It may have been done after that, and have given away what it no longer had.
+    """
+    return holder is not None and any(
+        act.kind in _ENDING
+        and act.answer != "rejected"
+        and act.holder is not holder
+        and act.call.overlaps(holder)
+        for act in acts
+    )
+
+
 def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
     """Whether somebody acted on a job, and was not refused, once its end had been accepted."""
     kind = "complete" if decided == Phase.COMPLETED else "fail"
@@ -741,7 +759,8 @@ class _Limits(Watcher):
                 if again := [job for job in call.ids if job in own]:
                     jobs = f"job{'s' if len(again) > 1 else ''} {' and '.join(again)}"
                     because = f"{because}, among them {jobs}, which it had claimed before"
-                self.violations.append(Violation("claim-limit", because, None, call.index))
+                told = Violation("claim-limit", because, None, call.index, plain=bool(again))
+                self.violations.append(told)
             case "complete" | "complete_many" | "fail" if call.answer != "rejected":
                 own.difference_update(ref.job for ref in call.refs)
             case "crash":

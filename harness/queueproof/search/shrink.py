@@ -37,11 +37,11 @@ class Failure:
 
     @property
     def firmness(self) -> tuple[bool, bool, bool]:
-        """How well it stands: what is not doubtful, and then what the schedule alone decided.
+        """How well it stands: what nothing else may explain, what the schedule alone decided.
 
         Of two that stand as well, the one in which another worker is hurt says more.
         """
-        return not self.violation.doubtful, not self.run.ambiguous, not self.violation.alone
+        return not self.violation.doubts, not self.run.ambiguous, not self.violation.alone
 
     @property
     def cause(self) -> str:
