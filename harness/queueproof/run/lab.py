@@ -35,6 +35,7 @@ from queueproof.run.session import (
     noted,
     settle,
 )
+from queueproof.run.stubs import stubs
 from queueproof.run.tables import NEW, QUIET, TABLES, back_to_the_beginning, calm, columns_of
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
@@ -246,7 +247,9 @@ class Lab:
                 try:
                     result = execute(installer, step)
                 except ServerError as error:
-                    raise self.refused("install", step, error) from error
+                    more = hint(error, self.schema, self._admin, self.server)
+                    more = more or stubs(installer, steps, step, error)
+                    raise rejected(step, error, more) from error
                 step = steps.send(result)
         except StopIteration:
             if installer.in_transaction:
