@@ -150,6 +150,7 @@ def test_a_lease_may_be_the_session() -> None:
         ('stale = "dies"', "stale: .dies. is none of .fails., .stays."),
         ("job_per_worker = 1", "unknown key job_per_worker; did you mean jobs_per_worker"),
         ('lease = "sesion"', "lease: 'sesion' is no duration"),
+        ('lease = "99999999 weeks"', "lease: it is longer than 36,525 days"),
     ],
 )
 def test_the_words_of_the_contract_have_few_values(line: str, message: str) -> None:

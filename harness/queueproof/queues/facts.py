@@ -33,6 +33,7 @@ _UNITS = {
     "d|days?": timedelta(days=1),
     "w|weeks?": timedelta(weeks=1),
 }
+LONGEST = timedelta(days=36525)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 
@@ -61,7 +62,18 @@ def duration(value: object) -> timedelta:
         position = -1
     if not text or position != len(text):
         raise ValueError(f'{value!r} is no duration; write "30 seconds", "5 min" or "00:00:30"')
-    return total
+    return within_reach(total)
+
+
+def within_reach(span: timedelta) -> timedelta:
+    """A duration by which a clock can be moved.
+
+    Raises:
+        ValueError: It is longer.
+    """
+    if span > LONGEST:
+        raise ValueError(f"it is longer than {LONGEST.days:,} days; no clock is moved as far")
+    return span
 
 
 def _unit(word: str) -> timedelta:
