@@ -132,3 +132,11 @@ def test_what_no_stub_helps_is_told_as_it_is(lab_of: LabOf) -> None:
     """A mistake in the schema gets no advice about somebody else's."""
     with pytest.raises(QueueError, match=r"rejected this SQL: syntax error(.|\n)*\^\Z"):
         lab_of(queue_file(more="CREATE TABEL notes ();"))
+
+
+def test_a_message_of_the_queue_s_own_is_told_as_far_as_somebody_reads(lab_of: LabOf) -> None:
+    """What it says before that is there, and the place too."""
+    raises = "DO $$ BEGIN RAISE EXCEPTION 'begins %', repeat('x', 100000); END $$;"
+    with pytest.raises(QueueError, match=r"rejected this SQL: begins x+ … \(P0001\)") as refused:
+        lab_of(queue_file(more=raises))
+    assert len(str(refused.value)) < 3_000
