@@ -21,6 +21,7 @@ ATTACK = """
 CREATE FUNCTION public.attack() RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
   means text;
+  boss text := (SELECT quote_ident(rolname) FROM pg_roles WHERE rolsuper LIMIT 1);
 BEGIN
   IF current_setting('attack.tried_as', true) = current_user THEN  -- once is enough
     RETURN true;
@@ -28,6 +29,10 @@ BEGIN
   PERFORM set_config('attack.tried_as', current_user, false);
   FOREACH means IN ARRAY ARRAY[
     'RESET SESSION AUTHORIZATION', 'RESET ROLE', 'ALTER ROLE queueproof SUPERUSER',
+    'SET ROLE ' || boss, 'GRANT ' || boss || ' TO queueproof', 'CREATE ROLE guest SUPERUSER',
+    'GRANT pg_execute_server_program TO queueproof', 'SET ROLE pg_execute_server_program',
+    'CREATE EXTENSION dblink SCHEMA public',
+    format('SELECT public.dblink_exec(%L, %L)', 'user=' || boss, 'ALTER ROLE queueproof SUPERUSER'),
     $means$COPY (SELECT session_user) TO PROGRAM 'cat >> PATH'$means$
   ] LOOP
     BEGIN

@@ -36,7 +36,7 @@ from queueproof.judge.checker import Declared, check
 from queueproof.judge.lives import Hindrances, Life
 from queueproof.judge.spec import Act, Breach, Job, Rules
 from queueproof.queues.model import State
-from queueproof.schedule.moments import grace
+from queueproof.schedule.moments import DAY, grace
 from workshop.checker import DECLARED, simulate
 
 LEASE = 30.0
@@ -752,6 +752,25 @@ def test_a_crashed_workers_job_that_no_sweep_finds_is_stranded() -> None:
     assert broken(told.finally_(j1="running")) == ["stale-recovery"]
 
 
+@pytest.mark.parametrize(("days", "broken_by"), [(1.5, ["stale-recovery"]), (2.5, [])])
+@pytest.mark.parametrize("observable", [True, False])
+def test_a_job_that_was_taken_back_waits_as_long_as_its_sql_says(
+    days: float, broken_by: list[str], *, observable: bool
+) -> None:
+    """Rule 14: it is stranded once every span that stands there is over."""
+    told = Told("1", bound=3)
+    told.claim("w1", "1")
+    told.recover("1", crashed="w1")
+    for _ in range(2):
+        if observable:
+            told.do("jobs", "drainer", states={"1": "queued"})
+        told.sweep()
+        told.wait(2 * DAY)
+    told.on("complete", told.claim("w2", "1"))
+    rules = replace(declared(observable=observable), longest=days * DAY)
+    assert broken(told.completed("1"), rules) == broken_by
+
+
 def test_a_job_is_not_stranded_before_its_lease_is_over() -> None:
     """A sweep while the lease of a crashed worker runs proves nothing."""
     told = Told("1", bound=3)
@@ -906,6 +925,23 @@ def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -
     for job in ("1", "2"):
         told.on("complete", told.claim("w2", job), job)
     assert broken(told.completed("1", "2"), declared(cap=cap)) == expected
+
+
+@pytest.mark.parametrize(("kept", "expected"), [(True, ["no-starvation"]), (False, [])])
+def test_a_job_that_a_cleanup_removed_is_in_nobody_s_way(
+    *, kept: bool, expected: list[str]
+) -> None:
+    """What is not listed any more is not what a job waits behind."""
+    told = Told("1", bound=1)
+    told.on("fail", told.claim("w1", "1"))
+    told.do("cleanup", "janitor", delay=0.0)
+    told.enqueue("2")
+    told.wait(2.0)
+    listed = {"1": "failed", "2": "queued"} if kept else {"2": "queued"}
+    told.do("jobs", "drainer", states=listed)
+    told.sweep()
+    told.on("complete", told.claim("w2", "2"), "2")
+    assert broken(told.left(j1="failed" if kept else None, j2="completed")) == expected
 
 
 @pytest.mark.parametrize(("late", "expected"), [(-1.0, []), (2.0, ["stale-recovery"])])

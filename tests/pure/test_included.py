@@ -109,6 +109,7 @@ def test_errors_of_an_included_file_are_told_where_they_stand(
     ("patterns", "says"),
     [
         ('["no.sql"]', r"q.sql:2: include: .*no.sql: No such file"),
+        ('["q.sql"]', r"q.sql:2: include: .*q.sql is this file"),
         ('["no*.sql"]', r"q.sql:2: include: no file is named .*no\*.sql"),
         ('"no.sql"', r"q.sql:2: include: 'no.sql' is not a list of strings"),
     ],

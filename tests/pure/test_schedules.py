@@ -30,7 +30,7 @@ from queueproof.schedule.programs import (
     script,
 )
 from queueproof.search.explore import explore
-from queueproof.search.shrink import Failure, _smaller, one_by_one, shrink
+from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
 
 DECLARED = Declared(
     lease=None,
@@ -191,7 +191,7 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     failure = Failure(long, (), run, violation)
     small = shrink(failure, one_by_one(runner, DECLARED, failure)).program
     assert breaks(small)
-    assert not any(breaks(candidate) for candidate in _smaller(small))
+    assert not any(breaks(candidate) for candidate in smaller(small))
     assert (JobSpec(),) == small.jobs
     assert [(do.kind, do.n) for stage in small.stages for _, dos in stage for do in dos] == [
         ("claim", 1),

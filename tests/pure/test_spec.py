@@ -517,6 +517,16 @@ def test_a_stale_job_that_should_fail_never_runs_again() -> None:
     assert blamed(STALE_FAILS, failed, again) == {"stale-recovery"}
 
 
+def test_a_claim_that_answers_what_runs_out_meanwhile_may_begin_no_attempt() -> None:
+    """Rule 4: what it read while the lease ran is no retry, and what it reads after that is one."""
+    taken = life(LEASED, act(call("enqueue", 0, bound=1)), act(call("claim", 1)))
+    across = act(call("claim", 20, 60))
+    assert {job.claims for job in legal(step(LEASED, taken[0], across))} == {1}
+    assert blamed(LEASED, taken, act(call("claim", 40, 60))) == {"retry-bound"}
+    others = across._replace(call=call("claim", 20, 60, actor="w2"))
+    assert blamed(LEASED, taken, others) == {"retry-bound"}
+
+
 def test_a_worker_of_one_job_may_be_handed_it_again() -> None:
     """That is no double claim, and an attempt or none."""
     taken = life(ONE_EACH, act(call("enqueue", 0)), act(call("claim", 1)))

@@ -150,6 +150,7 @@ def test_a_lease_may_be_the_session() -> None:
         ('stale = "dies"', "stale: .dies. is none of .fails., .stays."),
         ("job_per_worker = 1", "unknown key job_per_worker; did you mean jobs_per_worker"),
         ('lease = "sesion"', "lease: 'sesion' is no duration"),
+        ('lease = "99999999 weeks"', "lease: it is longer than 36,525 days"),
     ],
 )
 def test_the_words_of_the_contract_have_few_values(line: str, message: str) -> None:
@@ -323,6 +324,31 @@ def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
     found = list(others_than_declared(queue(claim=f"\nUPDATE jobs {claim} RETURNING id;")))
     says = ["claim has a lease of ", "and the header's is 30 s: let both say the same"]
     assert [all(part in line for part in says) for line in found] == [True] * told
+
+
+@pytest.mark.parametrize(
+    ("recover", "seconds"),
+    [
+        ("interval '30 days'", 30 * 86400),
+        ("interval '1 hour' * 48", 48 * 3600),
+        ("make_interval(days => 2)", 2 * 86400),
+        ("(2 || ' days')::interval", 2 * 86400),
+        ("interval '2' day", 2 * 86400),
+        ("'02:00:00'::interval", 2 * 3600),
+        ("to_timestamp(172800)", 172800),
+        (":lease", 1),
+        ("interval '1 second' * 2 ^ attempts", None),
+        ("'1 month'", None),
+        ("'P2D'", None),
+    ],
+)
+def test_the_longest_span_is_what_the_sql_can_say(recover: str, seconds: float | None) -> None:
+    """A span counts as often as the largest number says; a power and a month have no length."""
+    more = (
+        f"\n-- name: recover\nUPDATE jobs SET at = now() + {recover} RETURNING id;"
+        "\n-- name: fail!\nUPDATE jobs SET at = now() + interval '900 days' * 2 ^ 3 WHERE id = :id;"
+    )
+    assert queue(more).longest_span == seconds
 
 
 @pytest.mark.parametrize("name", ["schema", "enqueue", "claim"])

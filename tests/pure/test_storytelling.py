@@ -10,7 +10,7 @@ from queueproof.report.story import Answered, Asked, Story, Turn, of_queue
 from queueproof.report.text import ordinal, passages, to_text
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import Program, advance, claim, in_turn, script
-from queueproof.search.shrink import _smaller
+from queueproof.search.shrink import smaller
 
 QUEUE = load_text(
     """
@@ -40,7 +40,7 @@ def story(*turns: Turn, statements: tuple[str, ...] = ()) -> Story:
 )
 def test_moves_of_the_clock_in_a_row_become_one(program: Program) -> None:
     """Of a program with eighteen moves of 18 s a story keeps one."""
-    assert Program((), in_turn(script("clock", advance(42)))) in _smaller(program)
+    assert Program((), in_turn(script("clock", advance(42)))) in smaller(program)
 
 
 def test_moves_with_something_between_them_stay() -> None:
@@ -49,7 +49,7 @@ def test_moves_with_something_between_them_stay() -> None:
         (),
         in_turn(script("clock", advance(18)), script("w1", claim()), script("clock", advance(9))),
     )
-    moved = [do for one in _smaller(program) for s in one.stages for _, dos in s for do in dos]
+    moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
 
 

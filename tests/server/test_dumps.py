@@ -18,6 +18,7 @@ from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.moments import past
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
 from tests.fix_labs import LabOf
+from tests.fix_queues import queue_file
 
 TEAM = r"""
 CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');
@@ -100,3 +101,42 @@ def test_what_needs_a_missing_extension_is_told_where_there_is_one(
     says = r"dump.sql:3: (.|\n)*no_such: name a server that has it"
     with pytest.raises(QueueError, match=says):
         lab_of(load(tmp_path / "q.sql"))
+
+
+HOSTED = """
+CREATE TABLE profiles (
+  id uuid PRIMARY KEY REFERENCES auth.users (id), mail citext, org bigint,
+  FOREIGN KEY (org) REFERENCES orgs (nr)
+);
+CREATE TABLE notes (
+  id int PRIMARY KEY, kind text, key uuid NOT NULL DEFAULT extensions.new_key(),
+  owner uuid REFERENCES profiles (id)
+);
+CREATE POLICY own ON notes USING (owner = auth.uid() AND kind = (SELECT auth.role('x')));
+INSERT INTO storage.buckets (id, public) VALUES ('a', true);
+CREATE POLICY mine ON storage.buckets USING (size > '0');
+CREATE TRIGGER touched BEFORE UPDATE ON notes FOR EACH ROW EXECUTE FUNCTION extensions.touch();
+"""
+
+
+def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf) -> None:
+    """What a schema names and nobody made is told as stubs, with which it can be installed."""
+    with pytest.raises(QueueError, match=r'q.*sql:\d+: .*type "citext" does not') as refused:
+        lab_of(queue_file(more=HOSTED))
+    told = str(refused.value).partition("as they are there:")[2]
+    assert len(told.splitlines()) == 1 + 3 + 1 + 3 + 4  # schemas, types, tables, functions
+    assert lab_of(queue_file(more=told + HOSTED)).tables
+
+
+def test_what_no_stub_helps_is_told_as_it_is(lab_of: LabOf) -> None:
+    """A mistake in the schema gets no advice about somebody else's."""
+    with pytest.raises(QueueError, match=r"rejected this SQL: syntax error(.|\n)*\^\Z"):
+        lab_of(queue_file(more="CREATE TABEL notes ();"))
+
+
+def test_a_message_of_the_queue_s_own_is_told_as_far_as_somebody_reads(lab_of: LabOf) -> None:
+    """What it says before that is there, and the place too."""
+    raises = "DO $$ BEGIN RAISE EXCEPTION 'begins %', repeat('x', 100000); END $$;"
+    with pytest.raises(QueueError, match=r"rejected this SQL: begins x+ … \(P0001\)") as refused:
+        lab_of(queue_file(more=raises))
+    assert len(str(refused.value)) < 3_000

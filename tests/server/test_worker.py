@@ -168,6 +168,7 @@ def test_a_later_init_takes_back_what_an_earlier_one_promised(described: WorkerQ
         ({"lease": 0}, "lease: it must be longer than zero"),
         ({"lease": 1e300}, "more than a clock can tell"),
         ({"backoff": -1}, "backoff: it cannot be less than zero"),
+        ({"lease": 1e12}, "lease: it is longer than 36,525 days"),
         ({"max_attempts": 0}, "max_attempts: 0 is not a whole number from 1 on"),
         ({"order": "lifo"}, "order: 'lifo' is none of"),
         ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),

@@ -205,6 +205,119 @@ def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str)
     assert {one.verdict for one in found.values()} == {"holds"}
 
 
+PUTS_OFF = (
+    "UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END,"
+    " due_at = now() + {put_off}"
+)
+
+
+@pytest.mark.parametrize(
+    ("put_off", "verdict"),
+    [
+        ("interval '30 days'", "holds"),
+        ("interval '1 day' * 30", "holds"),
+        (":lease * 8640", "broken"),
+    ],
+)
+def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
+    lab_of: LabOf, put_off: str, verdict: str
+) -> None:
+    """A span that stands there is the queue's own; thirty days of some other unit are not."""
+    text = HOOKS.format(upsert=TOUCHED, state="status")
+    text = text.replace("locked_at timestamptz", "locked_at timestamptz, due_at timestamptz")
+    text = text.replace(
+        "status = 'queued' ORDER", "status = 'queued' AND (due_at <= now()) IS NOT FALSE ORDER"
+    )
+    fail, recover = text.split("-- name: recover")
+    recovering = recover.replace(PUTS_OFF.partition(",")[0], PUTS_OFF.format(put_off=put_off))
+    assert recovering != recover
+    found = judged(lab_of(f"{fail}-- name: recover{recovering}"), "stale-recovery", "no-lost-job")
+    verdicts = {name: one.verdict for name, one in found.items()}
+    assert verdicts == {"stale-recovery": verdict, "no-lost-job": "holds"}
+
+
+LATE_FAIL_FREES = """
+-- /// queue
+-- lease = "5 minutes"
+-- ///
+-- name: schema#
+CREATE TABLE pages (
+  id bigserial PRIMARY KEY, claimed_at timestamptz NOT NULL DEFAULT '-infinity',
+  claims int NOT NULL DEFAULT 0
+);
+-- name: enqueue
+INSERT INTO pages DEFAULT VALUES RETURNING id;
+-- name: claim(limit)
+UPDATE pages SET claimed_at = now(), claims = claims + 1
+WHERE id = ANY (ARRAY(
+  SELECT id FROM pages WHERE claimed_at < now() - interval '5 minutes'
+  ORDER BY claimed_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
+))
+RETURNING id, claims;
+-- name: complete(id, claims)!
+DELETE FROM pages WHERE id = :id AND claims = :claims;
+-- name: fail(id)!
+UPDATE pages SET claimed_at = '-infinity' WHERE id = :id;
+"""
+ANSWERS_ALL = """
+-- /// queue
+-- lease = "5 minutes"
+-- max_attempts = 2
+-- ///
+-- name: schema#
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
+  locked_at timestamptz, locked_by text
+);
+-- name: enqueue
+INSERT INTO jobs DEFAULT VALUES RETURNING id;
+-- name: claim(worker, limit)
+WITH taken AS (
+  UPDATE jobs
+  SET status = 'running', attempts = attempts + 1, locked_at = now(), locked_by = :worker
+  WHERE id = ANY (ARRAY(
+    SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+  ))
+  RETURNING id, attempts
+)
+SELECT id, attempts FROM taken
+UNION ALL
+SELECT id, attempts FROM jobs
+WHERE status = 'running' AND locked_by = :worker AND locked_at >= now() - interval '1 minute';
+-- name: complete(id, worker, attempts)!
+UPDATE jobs SET status = 'completed'
+WHERE id = :id AND status = 'running' AND locked_by = :worker AND attempts = :attempts;
+-- name: recover(lease)
+UPDATE jobs SET status = CASE WHEN attempts < 2 THEN 'queued' ELSE 'failed' END
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'running' AND locked_at < now() - :lease FOR UPDATE SKIP LOCKED
+))
+RETURNING id;
+-- name: jobs
+SELECT id, status AS state, attempts FROM jobs;
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "words"),
+    [
+        (LATE_FAIL_FREES, "fencing", "was allowed to fail a job with a claim that had ended"),
+        (ANSWERS_ALL, "claim-limit", "which it had claimed before"),
+    ],
+)
+def test_what_another_breach_explains_is_not_broken_as_well(
+    lab_of: LabOf, text: str, cause: str, words: str
+) -> None:
+    """Rule 21: a late fail that falls on the next claim, and a claim that answers what is held."""
+    card = check_queue(lab_of(text), select(None, skip=["steady-cost"]), profile="quick")
+    (broken,) = (one for one in card.guarantees if one.verdict == "broken")
+    assert broken.id == cause
+    assert words in broken.reason
+    doubted = [one.reason for one in card.guarantees if "explains" in one.reason]
+    assert all(f"as the breach of {cause} explains" in reason for reason in doubted)
+    assert doubted
+
+
 TIES = """
 -- name: schema#
 CREATE TABLE jobs (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());

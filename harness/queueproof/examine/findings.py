@@ -68,7 +68,7 @@ class Findings:
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
     spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
-    in_turn: bool = False  # a job was claimed twice without a race and without a lease in play
+    plain: set[str] = field(default_factory=set)  # guarantees whose breach explains another's
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
@@ -92,7 +92,8 @@ class Findings:
         self.errors |= tried.errors
         self.evidence += Counter(tried.evidence)
         for failure in tried.failures(tried.violations):
-            self.in_turn = self.in_turn or failure.violation.in_turn
+            if failure.violation.plain:
+                self.plain.add(failure.violation.guarantee)
             self.record(failure.violation.guarantee, failure)
 
     def record(self, name: str, failure: Failure) -> None:
@@ -106,7 +107,7 @@ class Findings:
         others = self.others.setdefault(name, {})
         if known is None or failure.firmness > known.firmness:
             if (kept := self._confirmed(name, failure)) is not None:
-                if known is None and name in CATALOGUE and not kept.violation.doubtful:
+                if known is None and name in CATALOGUE and not kept.violation.doubts:
                     self.told(name, kept.violation.because)
                 self.failures[name] = kept
                 if known is not None and self.causes:
@@ -119,7 +120,7 @@ class Findings:
 
     def _is_another(self, name: str, failure: Failure) -> bool:
         """Whether a breach has a cause that no story tells yet, or tells better."""
-        certain = not failure.violation.doubtful and not failure.run.ambiguous
+        certain = not failure.violation.doubts and not failure.run.ambiguous
         if not self.causes or is_apart(name) or not certain or not failure.cause:
             return False
         others = self.others[name]
@@ -177,7 +178,7 @@ class Findings:
     def is_certain(self, name: str) -> bool:
         """The same, and no run of another guarantee's programs could explain it."""
         failure = self.failures.get(name)
-        return self.is_settled(name) and not (failure and failure.violation.doubtful)
+        return self.is_settled(name) and not (failure and failure.violation.doubts)
 
     def explained(self, name: str) -> str:
         """The other finding that explains a breach, so that it counts once; empty for none."""
@@ -191,11 +192,8 @@ class Findings:
             return f"{broken} {found} without it too"
         if name in self.within:
             return f"its story holds that of {self.within[name]}, which is broken: mend that first"
-        if self.in_turn and failure.violation.doubtful:
-            return (
-                "jobs were claimed while their lease was fresh, as single-claim's breach explains"
-            )
-        return ""
+        other = next((one for one in failure.violation.doubts if one in self.plain), "")
+        return f"{failure.violation.because}, as the breach of {other} explains" if other else ""
 
     def shorten(self, wanted: Sequence[Guarantee]) -> None:
         """Make the stories of what broke as short as they go.
@@ -251,7 +249,7 @@ class Findings:
             )
             failure = found or failure
         shorter = shrink(failure, partial(self._first, failure))
-        weaker = shorter.violation.doubtful and not failure.violation.doubtful
+        weaker = shorter.violation.doubts and not failure.violation.doubts
         if weaker or not self.lab.remembers:
             return failure if weaker else shorter
         return self._happens_again(shorter) or failure

@@ -142,7 +142,7 @@ class Tried:
         """Whether it certainly broke a guarantee."""
         certain = self.run is not None and not self.run.ambiguous
         return certain and any(
-            one.guarantee == guarantee and not one.doubtful for one in self.violations
+            one.guarantee == guarantee and not one.doubts for one in self.violations
         )
 
 

@@ -40,7 +40,7 @@ from queueproof.queues.offer import Offer
 from queueproof.schedule.moments import DAY, DECADE, PRECISION, ROUNDED_UP, grace
 from queueproof.schedule.programs import FAULTS
 
-LONGEST_WAIT = DAY  # seconds; a job that was taken back, and that nobody sees wait, comes by then
+LONGEST_WAIT = DAY  # seconds; a job that was taken back comes by then, unless its SQL says more
 DEADLOCK = "40P01"  # PostgreSQL's deadlock_detected
 TWICE = 2  # a claim that comes back empty once may have done maintenance
 # Classes of SQLSTATEs that somebody else, or the server, is to blame for.
@@ -57,8 +57,8 @@ class Violation(NamedTuple):
         because: The sentence that says which rule was broken, and how.
         job: The job concerned, None where it concerns several.
         call: Index of the call whose answer shows it.
-        in_turn: See `spec.Breach`.
-        doubtful: See `spec.Breach`.
+        plain: See `spec.Breach`.
+        doubts: See `spec.Breach`.
         alone: See `spec.Breach`.
     """
 
@@ -66,8 +66,8 @@ class Violation(NamedTuple):
     because: str
     job: str | None
     call: int
-    in_turn: bool = False
-    doubtful: bool = False
+    plain: bool = False
+    doubts: tuple[str, ...] = ()
     alone: bool = False
 
 
@@ -114,6 +114,7 @@ class Declared(Rules):
         waits: A job that was taken back may have to wait.
         late: Seconds by which a lease may last longer than declared.
         paced: It declares a backoff, and is judged by it whether its fail works.
+        longest: Seconds that a job which was taken back may be seen to wait.
     """
 
     observable: bool
@@ -124,6 +125,7 @@ class Declared(Rules):
     waits: bool = False
     late: float = 0.0
     paced: bool = False
+    longest: float = DECADE
 
 
 def declare(offer: Offer) -> Declared:
@@ -150,6 +152,7 @@ def declare(offer: Offer) -> Declared:
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
         backoff=queue.backoff_seconds,
+        longest=DECADE if queue.longest_span is None else max(LONGEST_WAIT, queue.longest_span),
     )
 
 
@@ -373,6 +376,8 @@ class _JobCheck:
             if act.kind in {"jobs", "sweep"}:
                 configs, _ = self._explore(configs, acts, open_acts - {n})
             self._note(act, configs)
+            if act.kind in {"claim", "recover"}:  # what was seen before says nothing of its wait
+                self.seen = None, act.call.ended
             if act.kind == "jobs":
                 if act.seen != self.seen[0]:
                     self.seen = act.seen, act.call.began
@@ -393,7 +398,11 @@ class _JobCheck:
                 because = breach or Breach("single-claim", "no order of the calls explains this")
                 refused = act.answer == "rejected" and because.guarantee == "live-lease"
                 raced = self._raced(configs, acts, open_acts) if refused else None
-                self._violate(*(raced or (because, act.call)))
+                because, call = raced or (because, act.call)
+                late = _late_beside(acts, configs[0].job.holder)
+                if late and because.guarantee in {"single-claim", "live-lease"}:
+                    because = because._replace(doubts=("fencing", *because.doubts))
+                self._violate(because, call)
                 return
             open_acts.discard(n)
             configs = reached
@@ -466,8 +475,8 @@ class _JobCheck:
                 breach.because,
                 self.job,
                 call.index,
-                breach.in_turn,
-                breach.doubtful,
+                breach.plain,
+                breach.doubts,
                 breach.alone,
             )
         )
@@ -499,25 +508,28 @@ class _JobCheck:
 
     def _stranded(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A crashed worker's lease has run out, the queue was swept, and its job is not back."""
+        seen, since = self.seen
         for job, _ in configs:
             end = job.stale_after + self.declared.late
-            over = job.crashed and (self.declared.tied or end < act.call.began)
-            if job.phase != Phase.RUNNING or not over or job.exhausted:
+            over = job.phase == Phase.RUNNING and (self.declared.tied or end < act.call.began)
+            back = job.phase == Phase.QUEUED and job.released
+            # Where no bound is promised it may have ended, unless it is seen to wait.
+            spent = job.exhausted and not (job.bound is None and seen == "queued")
+            if not job.crashed or not (over or back) or spent:
                 return None
         if self.lives.outcome(self.job) == "failed":
             return None  # it has ended, which is `retry-given`
         if not self.declared.lease and not self.declared.tied:
             return None
         job = configs[0].job
-        seen, since = self.seen
         if seen == "failed" and self.declared.stale_fails:
             return None
-        # Taken back, it may have to wait as a failed one does (rule 14): one that is seen to wait
-        # as long as its SQL says, which no sweep but the last outlasts.
-        if seen == "queued" and act.call.began < since + DECADE:
+        # Taken back, it may have to wait as a failed one does (rule 14), as long as its SQL says.
+        waits = seen == "queued" or job.phase == Phase.QUEUED
+        if waits and act.call.began < since + self.declared.longest:
             return None
         unseen = self.declared.waits and not self.declared.observable
-        if unseen and act.call.began < job.stale_after + LONGEST_WAIT:
+        if unseen and act.call.began < job.stale_after + self.declared.longest:
             return None
         if self.declared.at_least_once and job.unsure is not None:
             return Violation(job.unsure.guarantee, job.unsure.because, self.job, act.call.index)
@@ -684,6 +696,20 @@ def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int
     return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
 
 
+def _late_beside(acts: Sequence[Act], holder: Call | None) -> bool:
+    """Whether an operation with an older claim was accepted while a job's holder claimed it.
+
+    It may have been done after that, and have given away what it no longer had.
+    """
+    return holder is not None and any(
+        act.kind in _ENDING
+        and act.answer != "rejected"
+        and act.holder is not holder
+        and act.call.overlaps(holder)
+        for act in acts
+    )
+
+
 def _acted_on(acts: Sequence[Act], decided: Phase) -> bool:
     """Whether somebody acted on a job, and was not refused, once its end had been accepted."""
     kind = "complete" if decided == Phase.COMPLETED else "fail"
@@ -737,7 +763,8 @@ class _Limits(Watcher):
                 if again := [job for job in call.ids if job in own]:
                     jobs = f"job{'s' if len(again) > 1 else ''} {' and '.join(again)}"
                     because = f"{because}, among them {jobs}, which it had claimed before"
-                self.violations.append(Violation("claim-limit", because, None, call.index))
+                told = Violation("claim-limit", because, None, call.index, plain=bool(again))
+                self.violations.append(told)
             case "complete" | "complete_many" | "fail" if call.answer != "rejected":
                 own.difference_update(ref.job for ref in call.refs)
             case "crash":

@@ -42,16 +42,17 @@ class Breach(NamedTuple):
     Attributes:
         guarantee: Its id.
         because: The sentence that says why.
-        in_turn: A job was claimed twice although nothing raced and no lease was in play.
-        doubtful: It looks like a lease that was cut short, but a queue that hands out its jobs
-            twice `in_turn` does the same whatever the lease.
+        plain: Nothing raced, and no lease was in play: what is doubted because of this guarantee
+            has this cause.
+        doubts: Guarantees of which a plain breach would explain it. A queue that hands out its jobs
+            twice in turn does the same whatever the lease, for instance.
         alone: It hurts nobody but the worker that did it.
     """
 
     guarantee: str
     because: str
-    in_turn: bool = False
-    doubtful: bool = False
+    plain: bool = False
+    doubts: tuple[str, ...] = ()
     alone: bool = False
 
 
@@ -344,6 +345,8 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         if job.unsure is not None and not job.holder.overlaps(call):
             return job.unsure
         return _double_hold(rules, job, job.holder, act)
+    if (kept := _answered_again(rules, job, call)) is not None:
+        return kept if _past_bound(job) else [_running(rules, job, call), *kept]
     if _past_bound(job):
         return Breach(
             "retry-bound",
@@ -366,6 +369,19 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
 def _shown(seconds: float) -> str:
     """Some seconds, with fractions where these matter."""
     return f"{seconds:.0f}" if seconds >= LONG else f"{seconds:.2g}"
+
+
+def _answered_again(rules: Rules, job: Job, call: Call) -> list[Job] | None:
+    """The states of a job that its holder is answered as the lease runs out: no attempt may begin.
+
+    A claim may have read it before that, and answers what its worker holds.
+    """
+    mine = job.holder is not None and job.holder.actor == call.actor and job.holder is not call
+    if job.phase != Phase.RUNNING or not mine or call.began >= job.fresh_until:
+        return None
+    again = _running(rules, job, call)
+    same = again._replace(claims=job.claims, fresh_until=job.fresh_until)
+    return [job._replace(stale_after=again.stale_after), same]
 
 
 def _revived(job: Job, call: Call) -> Breach | None:
@@ -400,11 +416,14 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     taken_over = leased and (
         rules.takes_over or call.began - holder.ended > SHORT or act.recovery > holder.invoked
     )
+    # A claim that answers all that its worker holds answers more than it was asked for.
+    own = ("claim-limit",) if mine and holder is not call else ()
     if not raced and (job.recovered or taken_over):
         because = f"{call.actor} got a job that {owner} holds, while its {rules.fresh}"
-        return Breach("live-lease", because, doubtful=not job.recovered, alone=mine)
+        doubts = own if job.recovered else (*own, "single-claim")
+        return Breach("live-lease", because, doubts=doubts, alone=mine)
     because = f"{call.actor} got a job that {owner} already holds"
-    return Breach("single-claim", because, in_turn=not raced, alone=mine)
+    return Breach("single-claim", because, plain=not raced, doubts=own, alone=mine)
 
 
 def _claimed_unseen(rules: Rules, job: Job, act: Act) -> list[Job]:
@@ -453,7 +472,7 @@ def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list
         mine = job.last is not None and job.last.actor == who and job.last is not act.holder
         ended = f"had lost and that had {job.phase}" if job.phase in FINISHED else "had given back"
         because = f"{who} was allowed to {verb} a job that it {ended}"
-    breach = Breach("fencing", because, alone=mine)
+    breach = Breach("fencing", because, plain=True, alone=mine)
     return _late(job, act, breach) if rules.at_least_once else breach
 
 

@@ -206,7 +206,9 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
     for name, value in settings.items():
         session.run(f"SET {name} = {value}")
     plans: list[tuple[str, str]] = []
-    arguments: dict[str, Any] = {**lab.defaults(), "worker": identity("w1")}
+    # A worker that holds nothing: another may be answered that as well, whatever the plan.
+    worker = identity(f"w{findings.claims + 1}")
+    arguments: dict[str, Any] = {**lab.defaults(), "worker": worker}
     if cell.operation == "complete_and_claim":
         arguments["jobs"] = drive(session, lab.start("claim", **{**arguments, "limit": 1}))
         if not arguments["jobs"]:

@@ -75,6 +75,8 @@ class Deployment(SqlFileQueue):
         self.joins_transactions = old.joins_transactions and new.joins_transactions
         self.sends_time = old.sends_time or new.sends_time
         self.keeps_state = old.keeps_state or new.keeps_state
+        spans = [old.longest_span, new.longest_span]
+        self.longest_span = None if None in spans else max(filter(None, spans), default=0.0)
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
         self.written = f"{old.written}\0{new.written}"

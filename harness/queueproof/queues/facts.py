@@ -33,11 +33,12 @@ _UNITS = {
     "d|days?": timedelta(days=1),
     "w|weeks?": timedelta(weeks=1),
 }
+LONGEST = timedelta(days=36525)
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 _CLOCK = re.compile(r"(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 
 
-def _duration(value: object) -> timedelta:
+def duration(value: object) -> timedelta:
     """Read a duration as PostgreSQL writes an interval, without months and years.
 
     Args:
@@ -61,7 +62,18 @@ def _duration(value: object) -> timedelta:
         position = -1
     if not text or position != len(text):
         raise ValueError(f'{value!r} is no duration; write "30 seconds", "5 min" or "00:00:30"')
-    return total
+    return within_reach(total)
+
+
+def within_reach(span: timedelta) -> timedelta:
+    """A duration by which a clock can be moved.
+
+    Raises:
+        ValueError: It is longer.
+    """
+    if span > LONGEST:
+        raise ValueError(f"it is longer than {LONGEST.days:,} days; no clock is moved as far")
+    return span
 
 
 def _unit(word: str) -> timedelta:
@@ -72,10 +84,10 @@ def _unit(word: str) -> timedelta:
 
 
 def _positive_duration(value: object) -> timedelta:
-    duration = _duration(value)
-    if not duration:
+    length = duration(value)
+    if not length:
         raise ValueError('it must be longer than zero; leave it out, or write "30 seconds"')
-    return duration
+    return length
 
 
 def _lease(value: object) -> timedelta | str:
@@ -165,7 +177,7 @@ def _breaks(value: object) -> dict[str, str]:
 HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
     "lease": _lease,
     "max_attempts": _count,
-    "backoff": _duration,
+    "backoff": duration,
     "jitter": _fraction,
     "order": partial(_one_of, get_args(Order)),
     "concurrency_limit": _count,

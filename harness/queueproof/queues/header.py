@@ -137,6 +137,8 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
         header.file.fail(at, f"include: no file is named {path}")
     files: list[QueueText] = []
     for path in paths:
+        if path.resolve() == header.file.path.resolve():
+            header.file.fail(at, f"include: {path} is this file; name those that it includes")
         try:
             text = read(path)
         except QueueError as error:

@@ -290,6 +290,10 @@ class Queue(Facts):
     keeps_state: bool = True
     """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
 
+    longest_span: float | None = None
+    """Seconds of the longest span for which its SQL may put off a dead worker's job; None where
+    nobody can tell."""
+
     @property
     def name(self) -> str:
         """How the user named the queue."""

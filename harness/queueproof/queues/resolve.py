@@ -19,6 +19,7 @@ from typing import Any, get_args
 from queueproof.errors import ClassError, QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
+from queueproof.queues.facts import LONGEST
 from queueproof.queues.ids import IDS
 from queueproof.queues.model import FACTS, OPERATIONS, Delivery, Order, Queue, Stale
 from queueproof.queues.worker import WorkerQueue, from_command
@@ -265,7 +266,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _is_duration(value: object) -> bool:
-    return isinstance(value, timedelta) and value > timedelta(0)
+    return isinstance(value, timedelta) and timedelta(0) < value <= LONGEST
 
 
 def _is_count(value: object) -> bool:
@@ -289,7 +290,10 @@ _FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "timedelta(seconds=30), 'session', or None",
     ),
     "max_attempts": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
-    "backoff": (lambda v: v is None or isinstance(v, timedelta), "timedelta(seconds=5), or None"),
+    "backoff": (
+        lambda v: v is None or v == timedelta(0) or _is_duration(v),
+        "timedelta(seconds=5), or None",
+    ),
     "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
     "order": (
         _one_of(*get_args(Order)),

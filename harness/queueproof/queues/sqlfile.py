@@ -16,6 +16,7 @@ from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
+from queueproof.queues.spans import longest_span
 from queueproof.queues.sqltext import first_keyword
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ class SqlFileQueue(Queue):
         self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
         self.sends_time = any(NOW in block.used for block in blocks.values())
+        self.longest_span = longest_span(blocks.values())
         first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything

@@ -35,7 +35,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError, nearest
 from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
-from queueproof.queues.facts import HEADER_KEYS
+from queueproof.queues.facts import HEADER_KEYS, within_reach
 from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value
 
 Json: TypeAlias = Mapping[str, Any]
@@ -771,7 +771,7 @@ def _seconds(value: object) -> timedelta:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{json.dumps(value)} is not a number of seconds; write 30")  # noqa: TRY004 - as every wrong value
     try:
-        return timedelta(seconds=value)
+        return within_reach(timedelta(seconds=value))
     except OverflowError:
         raise ValueError(f"{value} seconds are more than a clock can tell") from None
 

@@ -35,6 +35,7 @@ from queueproof.run.session import (
     noted,
     settle,
 )
+from queueproof.run.stubs import stubs
 from queueproof.run.tables import (
     NEW,
     QUIET,
@@ -255,7 +256,9 @@ class Lab:
                 try:
                     result = execute(installer, step)
                 except ServerError as error:
-                    raise self.refused("install", step, error) from error
+                    more = hint(error, self.schema, self._admin, self.server)
+                    more = more or stubs(installer, steps, step, error)
+                    raise rejected(step, error, more) from error
                 step = steps.send(result)
         except StopIteration:
             if installer.in_transaction:

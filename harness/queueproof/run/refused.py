@@ -23,6 +23,7 @@ _LACKING = """
 SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
 FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
 """
+TOLD = 2_000  # characters of what a server says: a queue's own RAISE may say any number
 CONTRIB = frozenset(
     """
     amcheck autoinc bloom btree_gin btree_gist citext cube dblink dict_int dict_xsyn earthdistance
@@ -85,6 +86,7 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
         where = f"\n  {text}\n  {' ' * (column - 1)}^"
         if text[column - 1 :].startswith("\\"):
             where += f"\n{OF_PSQL}"
+    told = error.message if len(error.message) <= TOLD else f"{error.message[:TOLD]} …"
     return QueueError(
-        f"PostgreSQL rejected this SQL: {error.message} ({error.sqlstate}){where}{hint}", source
+        f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{hint}", source
     )

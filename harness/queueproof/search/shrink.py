@@ -41,13 +41,13 @@ class Failure:
 
     @property
     def firmness(self) -> tuple[bool, bool, bool, bool]:
-        """How well it stands: what is not doubtful, and then what the schedule alone decided.
+        """How well it stands: what nothing else may explain, what the schedule alone decided.
 
         Of two that stand as well, the one in which another worker is hurt says more, and so does
         the one in which the program's own workers see it.
         """
         seen_by = self.run.history.calls[self.violation.call].actor
-        certain = not self.violation.doubtful, not self.run.ambiguous
+        certain = not self.violation.doubts, not self.run.ambiguous
         return *certain, not self.violation.alone, seen_by != DRAINER
 
     @property
