@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
-from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.search.tokens import decode_token, encode_token
+from tests.fix_labs import LabOf, judged
 
-LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 
 QUEUE = """
@@ -323,5 +321,5 @@ def test_priority_alone_says_nothing_of_equals(
     text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
     text = text.replace('order = "priority, fifo"', f'order = "{order}"')
     text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
-    (judgement,) = check_queue(lab_of(text), select(("order",)), profile="quick").guarantees
+    judgement = judged(lab_of(text), "order")["order"]
     assert judgement.verdict == verdict, judgement.reason

@@ -275,7 +275,11 @@ NOWHERE = "old-snapshot,concurrency-limit"  # neither is offered by the referenc
     ("arguments", "code", "told"),
     [
         (["--only", NOWHERE], 2, "inconclusive: {} (2 not offered; "),
-        (["--only", f"{NOWHERE},{APART}", "--skip", "old-snapshot"], 0, "(1 holds; 1 not offered; "),
+        (
+            ["--only", f"{NOWHERE},{APART}", "--skip", "old-snapshot"],
+            0,
+            "(1 holds; 1 not offered; ",
+        ),
         (
             ["--only", f"{NOWHERE},{APART}", "--require", f"{APART},old-snapshot"],
             2,

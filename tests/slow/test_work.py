@@ -50,9 +50,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda queue: getattr(queue, "name", ""),
 )
-def test_the_same_seed_gives_the_same_card(
-    queue: Queue, asked: list[str], server: Server
-) -> None:
+def test_the_same_seed_gives_the_same_card(queue: Queue, asked: list[str], server: Server) -> None:
     """Of one process and of three: verdicts, reasons, evidence, stories and tokens."""
     found = []
     for jobs in (1, 3):
