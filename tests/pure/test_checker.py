@@ -947,6 +947,20 @@ def test_a_job_lives_and_counts_by_its_heartbeats(
     assert [one.guarantee for one in found if one.guarantee == "concurrency-limit"] == expected
 
 
+def test_a_heartbeat_whose_own_lease_is_over_by_its_answer_makes_no_job_run() -> None:
+    """It may have been done long before, and then the job's place was free again."""
+    told = Told("1", "2")
+    first = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.claim("w3")  # so that its lease is seen to be over
+    beat = told.begin("heartbeat", "w1", refs=(Ref(first.index, "1"),))
+    told.wait(LEASE + 1)
+    told.claim("w2", "2")
+    told.end(beat)
+    found = check(told.history, declared(cap=1)).violations
+    assert "concurrency-limit" not in {one.guarantee for one in found}
+
+
 @pytest.mark.parametrize("end", ["complete", "crash", "recover", "claim"])
 def test_what_has_ended_is_not_brought_back_by_a_late_heartbeat(end: CallKind) -> None:
     """A request that is sent twice, or comes too late, makes no job run."""
