@@ -6,6 +6,8 @@ with    = $(addprefix $(VENV)/.with-,$(1))  # extras of pyproject.toml
 ADDRESSES := pyproject.toml $(wildcard docs/ci/*.yml)
 WITHOUT_MORE := not browser and not container and not node and not pgbouncer
 
+unexport PYTHONDONTWRITEBYTECODE  # some machines set it, and each of hundreds of processes compiles all anew
+
 .PHONY: scenarios test test-all test-fast bench results mend address figures lint types docs venv node clean
 .NOTPARALLEL:  # two pips in one environment
 

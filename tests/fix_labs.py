@@ -9,13 +9,32 @@ from typing import Protocol
 
 import pytest
 
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.findings import Findings
+from queueproof.examine.plan import Examination
+from queueproof.examine.profiles import profile_of
+from queueproof.examine.verdicts import judgement_of
+from queueproof.examine.work import Crew
+from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load, load_text
+from queueproof.report.card import Judgement
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
 ROOM = 12  # labs that are kept for the module's next tests, with two connections each
+
+
+def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
+    """What a check says of some guarantees by their programs alone, and by none of the others'."""
+    offer = calibrate(lab)
+    findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+    wanted = select(ids)
+    examination = Examination(findings, profile_of(profile, by_clients=lab.by_clients))
+    examination.examine(wanted, lambda _what, _fraction: None, lambda: False)
+    findings.shorten(wanted)
+    return {one.id: judgement_of(findings, one) for one in wanted}
 
 
 class LabOf(Protocol):

@@ -117,6 +117,14 @@ class Bench:
         """What everybody can see in the table."""
         return [row[0] for row in self.direct.execute("SELECT id FROM jobs ORDER BY id")]
 
+    def ids_after_a_cut(self, client: Client, connection: Connection, cut: str) -> list[int]:
+        """What is left where a connection is cut before or after what it holds."""
+        (connection.cut_after if cut == "after" else connection.cut_before)()
+        self.until(lambda: connection.closed)
+        self.is_cut(client)
+        self.until_gone(connection.pid)
+        return self.ids()
+
     def until_server(self, query: str, *params: object) -> None:
         """Wait until a query is true on the server, and keep pumping meanwhile."""
         limit = waits.Limit(PATIENCE, query)
@@ -393,23 +401,15 @@ class EachClient:
         connection = holding.held_at(INSERT[0])
         holding.let(connection)
         holding.until(lambda: connection.held == COMMIT)  # which may come in a message of its own
-        (connection.cut_after if cut == "after" else connection.cut_before)()
-        holding.until(lambda: connection.closed)
-        holding.is_cut(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == left
+        assert holding.ids_after_a_cut(client, connection, cut) == left
 
     def test_cut_in_a_transaction(self, holding: Bench, kind: Kind) -> None:
         """A transaction cut off before its COMMIT is rolled back, whatever the server did."""
         client = holding.start(kind.run, holding.dsn, TRANSACTION)
         connection = holding.held_at(kind.shown(UPDATE).sql)
         assert connection.in_transaction
-        connection.cut_after()
-        holding.until(lambda: connection.closed)
+        assert holding.ids_after_a_cut(client, connection, "after") == []
         assert connection.tag == "UPDATE 1"
-        holding.is_cut(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == []
 
     @pytest.mark.parametrize(("cut", "left"), [("before", []), ("after", [105])])
     def test_lost_answer_of_commit(
@@ -418,11 +418,7 @@ class EachClient:
         """A COMMIT whose answer is lost has happened; one that was lost itself has not."""
         client = holding.start(kind.run, holding.dsn, TRANSACTION)
         connection = holding.held_at("COMMIT")
-        (connection.cut_after if cut == "after" else connection.cut_before)()
-        holding.until(lambda: connection.closed)
-        holding.is_cut(client)
-        holding.until_gone(connection.pid)
-        assert holding.ids() == left
+        assert holding.ids_after_a_cut(client, connection, cut) == left
 
     def test_steps_of_a_transaction(self, holding: Bench, kind: Kind) -> None:
         """In an explicit transaction each statement is one step, and its Sync is none."""

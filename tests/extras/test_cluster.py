@@ -26,17 +26,19 @@ from queueproof.postgres import Server, open_server
 from queueproof.queues.deployment import deployment
 from queueproof.queues.model import Queue
 from queueproof.queues.resolve import resolve
-from queueproof.queues.sqlfile import load
+from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
+from tests.fix_queues import queue_file
 from tests.slow.fix_commands import Begin, Command
 
 pytest_plugins = ["tests.extras.fix_cluster"]
 
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 SOUND, BROKEN = STRATEGIES / "skip_locked.sql", STRATEGIES / "select_then_update.sql"
-ASKED = ("single-claim", "fencing")
+SMALL = load_text(queue_file(), "q.sql")
+ASKED = ("single-claim", "claim-limit", "isolation")
 
 
 def judged(
@@ -57,18 +59,20 @@ def compare(queue: Queue, server: Server, cluster: Cluster) -> None:
             assert judged(lab, helpers=helpers) == alone
 
 
-@pytest.mark.parametrize("path", [SOUND, BROKEN], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("queue", "asked"), [(SMALL, ASKED), (load(BROKEN), ASKED[::2])], ids=["sound", "broken"]
+)
 def test_the_number_of_workers_changes_nothing(
-    path: Path, server: Server, cluster: Cluster
+    queue: Queue, asked: tuple[str, ...], server: Server, cluster: Cluster
 ) -> None:
     """Of two the card is that of a check in one process here, as below that of one worker is."""
     cluster.have(2)
     told: list[str] = []
-    with open_lab(load(path), server) as lab:
-        alone = judged(lab, ASKED)
+    with open_lab(queue, server) as lab:
+        alone = judged(lab, asked)
         with on_cluster(cluster.address, lab, told.append) as helpers:
             assert helpers.count == 2
-            assert judged(lab, ASKED, helpers=helpers) == alone
+            assert judged(lab, asked, helpers=helpers) == alone
             left = cluster.wait_for_servers()
         cluster.wait_for_end(left)
     assert told == []

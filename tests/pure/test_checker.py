@@ -983,6 +983,20 @@ def test_a_job_lives_and_counts_by_its_heartbeats(
     assert [one.guarantee for one in found if one.guarantee == "concurrency-limit"] == expected
 
 
+def test_a_heartbeat_whose_own_lease_is_over_by_its_answer_makes_no_job_run() -> None:
+    """It may have been done long before, and then the job's place was free again."""
+    told = Told("1", "2")
+    first = told.claim("w1", "1")
+    told.wait(LEASE + 1)
+    told.claim("w3")  # so that its lease is seen to be over
+    beat = told.begin("heartbeat", "w1", refs=(Ref(first.index, "1"),))
+    told.wait(LEASE + 1)
+    told.claim("w2", "2")
+    told.end(beat)
+    found = check(told.history, declared(cap=1)).violations
+    assert "concurrency-limit" not in {one.guarantee for one in found}
+
+
 @pytest.mark.parametrize("end", ["complete", "crash", "recover", "claim"])
 def test_what_has_ended_is_not_brought_back_by_a_late_heartbeat(end: CallKind) -> None:
     """A request that is sent twice, or comes too late, makes no job run."""
@@ -1628,42 +1642,65 @@ def test_fresh_leases_are_counted_against_all_who_might_have_taken_the_job(
 @plainly
 @given(histories, st.integers(1, 4))
 def test_running_jobs_are_counted_at_each_claim(history: History, cap: int) -> None:
-    """The first claim after which more jobs were certainly running than the cap is accused."""
+    """The first claim after which more jobs certainly ran than the cap is accused.
 
-    def running(claim: Call) -> int:
+    A late heartbeat that brings a job back counts as one.
+    """
+    claims = [call for call in history.of_kind("claim") if call.ids and call.returned]
+
+    def running(taker: Call) -> int:
         return len({
             job
-            for other in history.of_kind("claim")
-            if other.returned is not None and other.returned <= (claim.returned or 0)
-            for job in other.ids
-            if claim.ended < _lapses(history, other, job, claim)
+            for claim in claims
+            if _at(claim) <= _at(taker)
+            for job in claim.ids
+            if taker.ended < _lapses(history, Ref(claim.index, job), _at(taker))
             and not any(
-                call.invoked < (claim.returned or 0)
-                and (Ref(other.index, job) in call.refs or _crashed(call, other))
+                call.invoked < _at(taker)
+                and (Ref(claim.index, job) in call.refs or _crashed(call, claim))
                 for call in history.of_kind("complete", "fail", "crash")
             )
         })  # fmt: skip
 
-    over = [c.index for c in history.of_kind("claim") if c.ids and running(c) > cap]
+    returning = [
+        beat
+        for beat in history.of_kind("heartbeat")
+        if beat.answer == "accepted"
+        for ref in beat.refs
+        if _lapses(history, ref, _at(beat) - 1) <= beat.ended < _lapses(history, ref, _at(beat))
+    ]
+    # A claim is judged once those that began before it have answered too.
+    judged = [(max(_at(one) for one in claims if one.index <= c.index), c.index) for c in claims]
+    judged += [(_at(beat), beat.index) for beat in returning]
+    over = [index for _, index in sorted(judged) if running(history.calls[index]) > cap]
     found = check(history, declared(cap=cap)).violations
     assert over[:1] == [v.call for v in found if v.guarantee == "concurrency-limit"]
 
 
-def _lapses(history: History, claim: Call, job: str, until: Call) -> float:
-    """When the lease on a claimed job certainly runs out, as far as another call's answer."""
+def _at(call: Call) -> int:
+    """When a call has answered."""
+    assert call.returned is not None
+    return call.returned
+
+
+def _lapses(history: History, held: Ref, until: int) -> float:
+    """When the lease on a claimed job certainly runs out, as far as is known by then."""
+    claim = history.calls[held.call]
     end = claim.began + LEASE
     beats = [
         call
         for call in history.of_kind("heartbeat")
-        if Ref(claim.index, job) in call.refs and call.answer == "accepted"
+        if held in call.refs and call.answer == "accepted"
     ]
-    for beat in sorted(beats, key=lambda call: call.returned or 0):
-        between = (claim.returned or 0) < (beat.returned or 0) <= (until.returned or 0)
-        late = beat.ended > end and any(
-            other.kind == "claim" and job in other.ids
-            for other in history.calls[claim.index + 1 : beat.index]
+    for beat in sorted(beats, key=_at):
+        between = range(_at(claim) + 1, _at(beat))
+        late = beat.ended > end and any(  # somebody else may have taken it, or ended it
+            (held.job in other.ids and other.returned in between)
+            or (held.job in [ref.job for ref in other.refs] and other.invoked in between)
+            for other in history.of_kind("claim", "recover", "complete", "fail")
+            if other.ended >= end
         )
-        end = beat.began + LEASE if between and not late else end
+        end = beat.began + LEASE if between and _at(beat) <= until and not late else end
     return end
 
 

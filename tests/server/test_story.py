@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.examine.check import check_queue
-from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement
@@ -21,7 +19,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, script
 from queueproof.search.shrink import Failure, find
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, judged
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import queue_file
 
@@ -120,8 +118,7 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
 def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
     lab = lab_of(STRATEGIES / "broken" / "retry_bound_hard_coded.sql")
-    card = check_queue(lab, [CATALOGUE["retry-bound"]], profile="quick")
-    told = str(card.guarantees[0].story)
+    told = str(judged(lab, "retry-bound")["retry-bound"].story)
     assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
     assert "drainer: recover [b] => job 1; recover => nothing" in told
     assert "GREATEST(3, max_attempts)" in told
@@ -149,8 +146,7 @@ def test_a_pass_says_what_was_not_asked(
     text = SKIP_LOCKED
     for old, new in zip(changed[::2], changed[1::2], strict=True):
         text = text.replace(old, new)
-    card = check_queue(lab_of(text), [CATALOGUE[one] for one in told], profile="glance")
-    for one in card.guarantees:
+    for one in judged(lab_of(text), *told, profile="glance").values():
         assert (one.verdict, told[one.id] in one.reason) == ("holds", True), one.reason
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 
@@ -21,39 +20,23 @@ from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
-from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.search.tokens import decode_token, encode_token
+from tests.fix_labs import LabOf, judged
+from tests.fix_queues import queue_file
 
-LabOf = Callable[[str], Lab]
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 
-QUEUE = """
--- /// queue
-{header}
--- ///
-
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+CLAIM = """\
 UPDATE jobs SET status = 'running'
-WHERE id = (SELECT id FROM jobs WHERE status = 'queued' LIMIT 1 {lock})
-RETURNING id;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
-PLAIN = '-- order = "none"'
-BROKEN = QUEUE.format(header=PLAIN, lock="")
-SOUND = QUEUE.format(header=PLAIN, lock="FOR UPDATE SKIP LOCKED")
+WHERE id = (SELECT id FROM jobs WHERE status = 'queued' LIMIT 1{lock})
+RETURNING id;"""
+LOCKS = {"claim": CLAIM.format(lock=" FOR UPDATE SKIP LOCKED")}
+RACES = {"claim": CLAIM.format(lock="")}
+BROKEN = queue_file(header='order = "none"', **RACES)
+SOUND = queue_file(header='order = "none"', **LOCKS)
 ONLY = ("single-claim",)
+LESSON = '[breaks]\nsingle-claim = "a lesson"'
 
 
 @pytest.mark.sample
@@ -97,10 +80,8 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
 
 def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     """Who waits for a job that both take is not accused of waiting, and a reader is told."""
-    text = BROKEN.replace("LIMIT 1 )", "LIMIT 1)")
-    one, other = check_queue(
-        lab_of(text), select((*ONLY, "non-blocking")), profile="quick"
-    ).guarantees
+    asked = select((*ONLY, "non-blocking"))
+    one, other = check_queue(lab_of(BROKEN), asked, profile="quick").guarantees
     assert (one.verdict, other.verdict) == ("broken", "holds")
     told = "That w1's claim waits is no breach of non-blocking: w2's takes job 1 too"
     assert "waits for w2" in (one.story or "")
@@ -126,7 +107,7 @@ def test_what_is_lacking_is_named_as_where_it_is_there(server: Server) -> None:
 
 def test_without_a_test_there_is_no_pass(lab_of: LabOf) -> None:
     """Where recovery ends every job as failed, none is ever claimed again, and that is told."""
-    text = QUEUE.format(header='-- lease = "30 seconds"', lock="FOR UPDATE SKIP LOCKED")
+    text = queue_file(header='lease = "30 seconds"', **LOCKS)
     text = text.replace("'queued');", "'queued', since timestamptz);")
     text = text.replace("SET status = 'running'", "SET status = 'running', since = now()")
     text += """
@@ -146,12 +127,8 @@ def test_whether_a_failed_job_comes_back_is_seen(
     lab_of: LabOf, fail: str, *, retries: bool
 ) -> None:
     """A fail that ends jobs below the bound breaks retry-given: no job is lost, no crash is why."""
-    text = QUEUE.format(header="-- max_attempts = 3", lock="FOR UPDATE SKIP LOCKED")
-    text += f"""
--- name: fail(id)!
-UPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';
-"""
-    lab = lab_of(text)
+    fails = f"(id)!\nUPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';"
+    lab = lab_of(queue_file(header="max_attempts = 3", fail=fails, **LOCKS))
     assert calibrate(lab).retries is retries
     card = check_queue(lab, select(("no-lost-job", "crash-safe")), profile="glance")
     assert {one.verdict for one in card.guarantees} == {"holds"}
@@ -159,8 +136,7 @@ UPDATE jobs SET status = '{fail}' WHERE id = :id AND status = 'running';
 
 def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
     """What [breaks] declares and is seen to break is accepted, with the declared reason."""
-    header = '-- [breaks]\n-- single-claim = "a lesson"'
-    text = QUEUE.format(header=header, lock="")
+    text = queue_file(header=LESSON, **RACES)
     card = check_queue(lab_of(text), select(ONLY), profile="quick")
     (judgement,) = card.guarantees
     assert judgement.verdict == "accepted"
@@ -170,8 +146,7 @@ def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
 
 def test_a_declared_break_that_is_not_seen_says_so(lab_of: LabOf) -> None:
     """What [breaks] declares and is not seen to break holds, with that as its reason."""
-    header = '-- [breaks]\n-- single-claim = "a lesson"'
-    text = QUEUE.format(header=header, lock="FOR UPDATE SKIP LOCKED")
+    text = queue_file(header=LESSON, **LOCKS)
     (judgement,) = check_queue(lab_of(text), select(ONLY), profile="quick").guarantees
     assert judgement.verdict == "holds"
     assert "not seen to break" in judgement.reason
@@ -323,5 +298,5 @@ def test_priority_alone_says_nothing_of_equals(
     text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
     text = text.replace('order = "priority, fifo"', f'order = "{order}"')
     text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
-    (judgement,) = check_queue(lab_of(text), select(("order",)), profile="quick").guarantees
+    judgement = judged(lab_of(text), "order")["order"]
     assert judgement.verdict == verdict, judgement.reason

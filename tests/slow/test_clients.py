@@ -47,6 +47,7 @@ from queueproof.schedule.programs import (
 )
 from queueproof.schedule.programs import JobSpec as Job
 from queueproof.search.shrink import Failure, find
+from tests import fix_labs
 
 LabOf = Callable[..., ClientLab]
 TEMPLATE = files("queueproof.queues").joinpath("templates/worker.py").read_text()
@@ -120,8 +121,7 @@ def events(made: Run, actor: str) -> list[str]:
 
 def judged(lab: ClientLab, name: str) -> Judgement:
     """One guarantee, at a quick look."""
-    (judgement,) = check_queue(lab, select([name]), profile="quick").guarantees
-    return judgement
+    return fix_labs.judged(lab, name)[name]
 
 
 # --- a worker is a session ---------------------------------------------------------------------
@@ -472,9 +472,9 @@ def test_without_pgbouncer_nothing_is_said_of_a_workers_own_connections(
     """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""
     monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: None)
     lab = lab_of()
-    card = check_queue(lab, select(["order", "pooler-safe"]), profile="glance")
-    order, pooler = card.guarantees
-    assert (order.verdict, pooler.verdict, pooler.reason) == ("holds", "not-offered", MISSING)
+    card = check_queue(lab, select(["backoff", "pooler-safe"]), profile="glance")
+    waits, pooler = card.guarantees
+    assert (waits.verdict, pooler.verdict, pooler.reason) == ("holds", "not-offered", MISSING)
     assert card.exit_code == 0
     card = check_queue(lab, select(["pooler-safe"]), profile="glance", named=["pooler-safe"])
     assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)

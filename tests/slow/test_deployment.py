@@ -11,11 +11,13 @@ import pytest
 
 from queueproof import cli
 from queueproof.errors import QueueproofError
-from queueproof.examine.check import judge
 from queueproof.postgres import Server
 from queueproof.queues.deployment import Deployment, deployment
+from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Card, Judgement, together
+from queueproof.run.open import open_lab
+from tests.fix_labs import judged
 
 DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
 HEAD = re.compile(
@@ -28,16 +30,22 @@ SOUND = sorted(NEW.keys() - BROKEN.keys())
 OLD = DEPLOY.parent / "skip_locked.sql"
 
 
+def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[str, Judgement]:
+    """What some guarantees say of a queue by their own programs."""
+    with open_lab(queue, server) as lab:
+        return judged(lab, *asked, profile=profile)
+
+
 @pytest.fixture(scope="module")
 def broken_by(server: Server) -> Callable[[str], Judgement]:
     """What breaks in the first way round that breaks the guarantee a file names."""
 
     @cache
     def find(name: str) -> Judgement:
+        asked = BROKEN[name]["guarantee"]
         ways = deployment(str(OLD), str(NEW[name])).ways
-        asked = [BROKEN[name]["guarantee"]]
-        cards = (judge(way, asked, server=server, seed=0, profile="quick") for way in ways)
-        found = next((c.guarantees[0] for c in cards if c.verdict == "broken"), None)
+        judgements = (verdicts(way, server, asked, profile="quick")[asked] for way in ways)
+        found = next((one for one in judgements if one.verdict == "broken"), None)
         assert found, f"{name}: broken in neither way round"
         return found
 
@@ -67,17 +75,17 @@ def test_a_deployment_breaks_what_its_first_line_says(
 def test_a_sound_deployment_is_not_accused(name: str, server: Server) -> None:
     """Neither way round breaks what two versions can do to one another's jobs."""
     asked = [*(one["guarantee"] for one in BROKEN.values()), "stale-recovery", "no-lost-job"]
-    ways = deployment(str(OLD), str(NEW[name])).ways
-    cards = [judge(way, asked, server=server, seed=0, profile="glance") for way in ways]
-    assert together(cards).verdict == "holds"
+    for way in deployment(str(OLD), str(NEW[name])).ways:
+        found = verdicts(way, server, *asked, profile="glance")
+        assert {one.verdict for one in found.values()} == {"holds"}
 
 
 @pytest.mark.parametrize("name", ["no_deadlock_other_order", "single_claim_another_lock"])
 def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     """What breaks is the deploy, and not what is deployed."""
     new = load_text(NEW[name].read_text(), NEW[name])
-    card = judge(new, [BROKEN[name]["guarantee"]], server=server, seed=0, profile="glance")
-    assert card.verdict == "holds"
+    (found,) = verdicts(new, server, BROKEN[name]["guarantee"], profile="glance").values()
+    assert found.verdict == "holds"
 
 
 def test_the_story_of_a_deployment_is_told_again(

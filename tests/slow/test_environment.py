@@ -17,6 +17,7 @@ from queueproof.postgres import open_server
 from queueproof.postgres.environment import without_libpq
 from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
+from tests.slow.fix_commands import Command
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 SOUND = str(STRATEGIES / "skip_locked.sql")
@@ -76,6 +77,22 @@ def test_what_a_dsn_leaves_open_the_environment_fills_in(
             connection.execute("CREATE ROLE me LOGIN CREATEDB")
         environment = {"PGHOST": str(place["host"]), "PGPORT": "5432", "PGUSER": "me"}
         assert "user=me" in tried(queue, "postgresql:///postgres", environment, monkeypatch)
+
+
+def test_the_command_asks_the_environment_for_a_server_and_what_its_dsn_leaves_open(
+    dsn: str, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$QUEUEPROOF_POSTGRES is used unless --postgres names another one, with libpq's variables."""
+    place = conninfo_to_dict(dsn)
+    for name in ("host", "user"):
+        monkeypatch.setenv(f"PG{name.upper()}", str(place[name]))
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql:///postgres")
+    asked = ("check", SOUND, "--only", "backoff", "--profile", "quick", "--jobs", 1)
+    ran = command(*asked)
+    assert (ran.code, f"user={place['user']}" in ran.out.partition("\n")[0]) == (0, True), ran
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "nothing")
+    assert command(*asked).code == 4
+    assert command(*asked, "--postgres", dsn).code == 0
 
 
 PUT_BACK = """

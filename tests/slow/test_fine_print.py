@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from queueproof.examine.check import check_queue
-from queueproof.guarantees.catalogue import select
-from queueproof.report.card import Judgement
-from queueproof.run.lab import Lab
-
-LabOf = Callable[[str], Lab]
-
-
-def judged(lab: Lab, *ids: str) -> dict[str, Judgement]:
-    """The verdicts of a quick check on some guarantees, by their ids."""
-    card = check_queue(lab, select(ids), profile="quick")
-    return {one.id: one for one in card.guarantees}
-
+from tests.fix_labs import LabOf, judged
 
 FORGETS = """
 -- /// queue
@@ -180,7 +166,7 @@ def test_an_enqueue_may_answer_a_job_that_is_there(
     lab_of: LabOf, upsert: str, broken: set[str]
 ) -> None:
     """It may run once more after its end; what its holder has is neither given away nor taken."""
-    found = judged(lab_of(HOOKS.format(upsert=upsert, state="status")), *ASKED)
+    found = judged(lab_of(HOOKS.format(upsert=upsert, state="status")), *ASKED, profile="glance")
     assert {name for name, one in found.items() if one.verdict != "holds"} == broken
 
 
@@ -201,7 +187,7 @@ def test_an_enqueue_may_answer_a_job_that_is_there(
 def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str) -> None:
     """A job whose last attempt runs, or whose lease is over, may be listed as failed."""
     asked = (*ASKED, "stale-recovery", "retry-given")
-    found = judged(lab_of(HOOKS.format(upsert=TOUCHED, state=state)), *asked)
+    found = judged(lab_of(HOOKS.format(upsert=TOUCHED, state=state)), *asked, profile="glance")
     assert {one.verdict for one in found.values()} == {"holds"}
 
 

@@ -1,4 +1,4 @@
-"""A whole check lends a hostile queue's code no superuser's rights."""
+"""An examination lends a hostile queue's code no superuser's rights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from queueproof.examine.check import check_queue
+from queueproof.examine.check import first_flaw
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.run.open import open_lab
@@ -15,11 +15,11 @@ from tests.fix_hostile import HOSTILE, hostile
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_part_of_a_check_lends_its_rights(own: Server, seen: Path, name: str) -> None:
+def test_no_part_of_an_examination_lends_its_rights(own: Server, seen: Path, name: str) -> None:
     """Filling, measuring, racing and dropping run as the queue's role."""
     with psycopg.connect(str(own._admin)) as connection:
         connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(name, seen), own) as lab:
         wanted = select(["claim-limit", "steady-cost", "non-blocking"])
-        check_queue(lab, wanted, profile="glance")
+        first_flaw(lab, wanted, profile="glance")
     assert not seen.exists()

@@ -85,7 +85,7 @@ def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytes
 
 def test_the_header_names_queues_server_and_seed(pytester: pytest.Pytester) -> None:
     """What a report needs to be understood stands at its top."""
-    result = run(pytester, "-k", "test_order and nowait", "--queueproof-seed", 7)
+    result = run(pytester, "-k", "test_backoff and nowait", "--queueproof-seed", 7)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
@@ -130,25 +130,25 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
     pytester: pytest.Pytester, dsn: str
 ) -> None:
     """Each queue is judged by one of them, and the summary tells of all."""
-    for name in ("broken/order_lifo", "skip_locked"):
+    for name in ("broken/backoff_none", "skip_locked"):
         text = (STRATEGIES / f"{name}.sql").read_text()
         pytester.makefile(".sql", **{Path(name).name: text})
-    queues = "--queue", "order_lifo.sql", "--queue", "skip_locked.sql"
-    arguments = "-k", "test_order or concurrency"
+    queues = "--queue", "backoff_none.sql", "--queue", "skip_locked.sql"
+    arguments = "-k", "test_backoff or concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
     told = [
-        re.findall(r"^(?:order_lifo|skip_locked) .*", one.stdout.str(), re.MULTILINE)
+        re.findall(r"^(?:backoff_none|skip_locked) .*", one.stdout.str(), re.MULTILINE)
         for one in results
     ]
     assert told[0] == [
-        "order_lifo   order broken; 1 not offered",
-        "skip_locked  1 holds; 1 not offered",
+        "backoff_none  backoff broken; 1 not offered",
+        "skip_locked   1 holds; 1 not offered",
     ]
     assert sorted(told[0]) == sorted(told[1])
     judged_by = set(
         re.findall(r"^\[(gw\d)\] .*::\w+\[(\w+)\]", results[1].stdout.str(), re.MULTILINE)
     )
-    assert sorted(queue for _, queue in judged_by) == ["order_lifo", "skip_locked"]
+    assert sorted(queue for _, queue in judged_by) == ["backoff_none", "skip_locked"]
     for one in results:
         passed(one, passed=1, failed=1, skipped=2)
     with psycopg.connect(dsn) as connection:
@@ -167,30 +167,32 @@ def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked
     pytester: pytest.Pytester, mine: Path
 ) -> None:
     """A guarantee is deselected where it is to be, and skipped where it is not offered."""
-    arguments = "--queue", mine, "-k", "order or concurrency"
-    result = run(pytester, *arguments, "--queueproof-skip", "order, no-lost-job", "-rs")
+    arguments = "--queue", mine, "-k", "backoff or concurrency"
+    result = run(pytester, *arguments, "--queueproof-skip", "backoff, no-lost-job", "-rs")
     passed(result, skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*no concurrency_limit is declared"])
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED  # nothing judged is no pass
-    result = run(pytester, *arguments, "--queueproof-require", "order,concurrency-limit")
+    result = run(pytester, *arguments, "--queueproof-require", "backoff,concurrency-limit")
     passed(result, passed=1, failed=1)
     result.stdout.fnmatch_lines(["*mine.sql: inconclusive: no concurrency_limit is declared"])
 
 
 @pytest.mark.parametrize(
     ("breaks", "reason"),
-    [("order", "declared in \\[breaks\\] but not seen to break"), ("single-claim", "order: Jobs")],
+    [
+        ("backoff", "declared in \\[breaks\\] but not seen to break"),
+        ("single-claim", "backoff: A failed job"),
+    ],
 )
 def test_a_declared_break_must_be_the_one_that_is_seen(
     pytester: pytest.Pytester, breaks: str, reason: str
 ) -> None:
     """A break that is not seen fails; so does one that is seen and not declared."""
-    name = "skip_locked" if breaks == "order" else "broken/order_lifo"
+    name = "skip_locked" if breaks == "backoff" else "broken/backoff_none"
     text = (STRATEGIES / f"{name}.sql").read_text()
     header = f'-- [breaks]\n-- {breaks} = "for the test"\n-- ///\n\n-- name: schema'
     pytester.makefile(".sql", mine=text.replace("-- ///\n\n-- name: schema", header))
-    arguments = "-k", "test_order"
-    result = run(pytester, "--queue", "mine.sql", *arguments)
+    result = run(pytester, "--queue", "mine.sql", "-k", "test_backoff")
     passed(result, failed=1)
     result.stdout.re_match_lines([f".*{reason}"])
 

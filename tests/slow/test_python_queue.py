@@ -17,8 +17,9 @@ from queueproof.queues import processclock
 from queueproof.queues.model import Claim, JobRow, Operation, Queue, State, Step, Value
 from queueproof.run import wallclock
 from queueproof.run.open import open_lab
+from tests.fix_labs import judged
 
-ASKED = ("single-claim", "stale-recovery", "fencing")
+ASKED = ("single-claim", "claim-limit", "stale-recovery", "live-lease", "fencing")
 STATES: dict[str, State] = {"q": "queued", "r": "running", "c": "completed", "f": "failed"}
 
 
@@ -114,8 +115,7 @@ class NoFence(SkipLocked):
 def verdicts_of(queue: Queue, server: Server, *asked: str) -> dict[str, str]:
     """Guarantee id to verdict."""
     with open_lab(queue, server) as lab:
-        card = check_queue(lab, select(asked), profile="quick")
-    return {judgement.id: judgement.verdict for judgement in card.guarantees}
+        return {name: one.verdict for name, one in judged(lab, *asked, profile="glance").items()}
 
 
 @pytest.mark.parametrize(
@@ -182,11 +182,11 @@ def test_a_clock_that_cannot_be_set_leaves_the_question_open(
     """Rule 25: without what moves a process' clock, server-clock is not offered, and says why."""
     monkeypatch.setattr(wallclock, "MOVABLE", False)
     with open_lab(SkipLocked(), server) as lab:
-        asked = select(["single-claim", "server-clock"])
+        asked = select(["server-clock", "isolation"])
         card = check_queue(lab, asked, profile="glance")
         named = check_queue(lab, asked, profile="glance", named=["server-clock"])
-    assert [one.verdict for one in card.guarantees] == ["holds", "not-offered"]
-    assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
+    assert [one.verdict for one in card.guarantees] == ["not-offered", "holds"]
+    assert "pip install 'queueproof[clock]'" in card.guarantees[0].reason
     assert (card.exit_code, named.exit_code) == (0, 2)
 
 

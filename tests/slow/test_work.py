@@ -23,15 +23,16 @@ from queueproof.machine import processors
 from queueproof.postgres import Server
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.offer import Offer
-from queueproof.queues.sqlfile import load
+from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec, Program, claim, script
+from tests.fix_queues import queue_file
 
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
+ASKED = ["single-claim", "isolation"]
 UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
-ASKED = ("single-claim", "fencing", "isolation")
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +41,21 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "WORTH", 0)
 
 
-@pytest.mark.parametrize("name", ["skip_locked", "select_then_update", "broken/fencing_id_only"])
-def test_the_same_seed_gives_the_same_card(name: str, server: Server) -> None:
+@pytest.mark.parametrize(
+    ("queue", "asked"),
+    [
+        (load_text(queue_file(), "q.sql"), [*ASKED, "claim-limit", "no-lost-job", "non-blocking"]),
+        (load(STRATEGIES / "select_then_update.sql"), ASKED),
+        (load(STRATEGIES / "broken" / "fencing_id_only.sql"), ["fencing", "isolation"]),
+    ],
+    ids=lambda queue: getattr(queue, "name", ""),
+)
+def test_the_same_seed_gives_the_same_card(queue: Queue, asked: list[str], server: Server) -> None:
     """Of one process and of three: verdicts, reasons, evidence, stories and tokens."""
     found = []
     for jobs in (1, 3):
-        with open_lab(load(STRATEGIES / f"{name}.sql"), server) as lab:
-            card = check_queue(lab, select(ASKED), seed=3, profile="glance", jobs=jobs)
+        with open_lab(queue, server) as lab:
+            card = check_queue(lab, select(asked), seed=3, profile="glance", jobs=jobs)
         found.append([asdict(judgement) | {"seconds": 0} for judgement in card.guarantees])
     one, three = found
     assert one == three

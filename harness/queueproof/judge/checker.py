@@ -848,7 +848,9 @@ class _Cap(Watcher):
             for ref in call.refs:
                 if ref in self._ends:  # it was fresh all the while
                     self._begin(ref, call)
-                elif self._lapsed.get(ref.job) == (ref, call.actor):
+                elif self._lapsed.get(ref.job) == (ref, call.actor) and (
+                    call.ended < call.began + self._lease  # it may have been long over else
+                ):
                     self._run(ref, call)
                     self._counted[call.index] = len(self._copies)
                     self._judge(call.index)
