@@ -500,6 +500,36 @@ def test_a_job_that_one_answer_names_twice_is_held_twice_and_no_more() -> None:
     assert broken(told.completed("1")) == ["single-claim"]
 
 
+# --- backoff: rule 11 -----------------------------------------------------------------------------
+
+
+def early(wait: float, *, lost: bool = False) -> list[str]:
+    """What breaks where a job that has failed is claimed after a while; `lost`: it was stale."""
+    told = Told("1")
+    claim = told.claim("w1", "1")
+    if lost:
+        told.recover("1")
+    told.on("fail", claim)
+    told.wait(wait)
+    told.on("complete", told.claim("w2", "1"))
+    return broken(told.completed("1"), replace(declared(), backoff=5.0))
+
+
+def test_a_failed_job_waits() -> None:
+    """An accepted fail of a fresh holder sets the earliest moment of the next claim."""
+    assert (early(1.0), early(4.9), early(5.1)) == (["backoff"], ["backoff"], [])
+    assert early(1.0, lost=True) == []  # it was in line by then
+
+
+def test_a_job_that_is_enqueued_again_waits_no_more() -> None:
+    """Rule 34: what was failed may run as soon as somebody has asked for it anew."""
+    told = Told("1")
+    told.on("fail", told.claim("w1", "1"))
+    told.enqueue("1")
+    told.on("complete", told.claim("w2", "1"))
+    assert broken(told.completed("1"), replace(declared(), backoff=5.0)) == []
+
+
 # --- order: rule 9 ------------------------------------------------------------------------------
 
 
@@ -514,6 +544,18 @@ def ordered(first: dict[str, Any], second: dict[str, Any], order: str, wait: flo
     found = broken(told.completed("1", "2"), declared(order=order))
     assert found in ([], ["order"])
     return not found
+
+
+def test_a_delay_may_be_kept_in_minutes() -> None:
+    """A longer delay may be rounded up past the shorter one of a job that came later."""
+    told = Told()
+    told.enqueue("1", delay=9.0)
+    told.wait(5.0)
+    told.enqueue("2", delay=5.0)
+    told.wait(30.0)
+    for job in ("2", "1"):
+        told.on("complete", told.claim("w1", job), job)
+    assert broken(told.completed("1", "2"), declared(order="fifo")) == []
 
 
 @pytest.mark.parametrize(
@@ -1817,6 +1859,67 @@ def test_a_history_in_a_file_is_judged_like_one_in_memory(
     write(file, history.calls, history.outcome)
     whole, stored = check(history, facts), check(Stored(file), facts, room=room)
     assert (whole.violations, whole.evidence) == (stored.violations, stored.evidence)
+
+
+def test_a_cleanup_is_judged_where_nobody_else_acts() -> None:
+    """What is completed while somebody looks may have ended by the time of the cleanup."""
+    told = Told("1", "2")
+    first, second = (told.claim(f"w{job}", job) for job in ("1", "2"))
+    open_ = told.begin("complete", "w1", refs=(Ref(first.index, "1"),))
+    told.do("jobs", "janitor", states={"1": "running", "2": "running"})
+    told.end(open_)
+    told.do("cleanup", "janitor")
+    told.do("jobs", "janitor", states={"2": "running"})
+    told.on("complete", second, "2")
+    assert broken(told.left(j2="completed")) == []
+
+
+def test_what_is_completed_again_has_ended_before() -> None:
+    """Rule 6: a batch that names a completed job once more does not make it younger."""
+    told = Told("1")
+    claim = told.claim("w1", "1")
+    told.on("complete", claim)
+    told.wait(7200.0)
+    told.do("complete_many", "w1", refs=(Ref(claim.index, "1"),))  # accepted, of none of them
+    told.do("jobs", "janitor", states={"1": "completed"})
+    told.do("cleanup", "janitor", delay=3600.0)
+    told.do("jobs", "janitor", states={})
+    assert broken(told.left()) == []
+
+
+def test_a_spent_job_that_a_claim_may_have_ended_is_gone_after_a_cleanup() -> None:
+    """Rule 28: where claims take over, they bury what has no attempt left, and answer nothing."""
+    for cleaned, expected in ((True, []), (False, ["stale-recovery"])):
+        told = Told("1", bound=1)
+        told.claim("w1", "1")
+        told.drain(crashed="w1")
+        told.claim("w2")
+        if cleaned:
+            told.do("cleanup", "janitor")
+        told.sweep()
+        assert broken(told.left(), declared(recovers=False)) == expected
+
+
+def test_a_job_that_an_enqueue_puts_off_is_not_ready() -> None:
+    """Rule 34: an enqueue with a delay that answers a job that is there may put it off."""
+    for delay, expected in ((0.0, ["no-starvation"]), (60.0, [])):
+        told = Told("1")
+        told.enqueue("1", delay=delay)
+        told.enqueue("1")
+        told.wait(10.0)
+        for _ in range(3):
+            told.claim("w1")
+        told.wait(100.0)
+        told.on("complete", told.claim("w1", "1"))
+        assert broken(told.completed("1")) == expected
+
+
+def test_an_error_of_a_fail_is_the_job_s_where_others_fail_at_that_attempt() -> None:
+    """Where a wait is declared, what fails at an attempt for every job is backoff's to judge."""
+    told = Told("1", "2")
+    told.on("fail", told.claim("w1", "1"))
+    erring(told, "fail", told.claim("w2", "2"))
+    assert broken(told.history, replace(declared(), paced=True)) == ["live-lease"]
 
 
 def test_a_cleanup_is_judged_like_one_in_memory(file: Path) -> None:

@@ -169,7 +169,7 @@ class Findings:
 
     def is_settled(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
-        return self.suspects(name) or is_apart(name)
+        return self.suspects(name) or not is_drawn(name)
 
     def is_firm(self, name: str) -> bool:
         """Whether a breach is known that is not doubtful, and that the schedule alone decided."""
@@ -264,6 +264,11 @@ def _clock_moved(failure: Failure) -> bool:
     """Whether the clock had been moved before the breach."""
     calls = failure.run.history.calls
     return any(call.kind == "advance" for call in calls[: failure.violation.call])
+
+
+def is_drawn(name: str) -> bool:
+    """Whether random programs may show a guarantee broken."""
+    return not is_apart(name) or CATALOGUE[name].by_life
 
 
 def is_apart(name: str) -> bool:

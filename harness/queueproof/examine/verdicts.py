@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from queueproof.examine.findings import Findings, is_apart
+from queueproof.examine.findings import Findings, is_drawn
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.probes.backoff import RetryWaits
@@ -130,7 +130,7 @@ def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
     name = guarantee.id
     evidence = {what: n for (g, what), n in sorted(findings.evidence.items()) if g == name}
     drawn = findings.evidence["", "random programs"]
-    if drawn and not is_apart(name):
+    if drawn and is_drawn(name):
         evidence["random programs"] = drawn
         evidence["operations in free runs"] = findings.evidence["", "operations in free runs"]
     if guarantee.faults:

@@ -52,6 +52,7 @@ class Guarantee:
         accepted: What the header says for its break to be accepted, beside [breaks]; empty where
             it does not.
         programs: Its own, that show it broken; None where others' programs or a probe do.
+        by_life: Whether it is a rule of a job's life that drawn programs ask, and none of its own.
         extra: Conditions under which these are run as well.
         late: Programs in which somebody is overtaken in the midst of a statement.
         variations: Conditions of which it says that they change nothing.
@@ -89,6 +90,7 @@ class Guarantee:
     needs: Callable[[Offer], str | None] = lambda _: None
     accepted: Callable[[Offer], str] = lambda _: ""
     programs: Callable[[Pieces], Iterable[Program]] | None = None
+    by_life: bool = False
     extra: tuple[Conditions, ...] = ()
     late: Callable[[Pieces], Iterable[Program]] | None = None
     variations: tuple[Variation, ...] = ()

@@ -366,6 +366,7 @@ GUARANTEES = (
         ),
         example="backoff_overflow",
         asks="fail, and backoff in the header",
+        by_life=True,
         needs=_waiting,
         timed=True,
         probe="waits",

@@ -668,6 +668,8 @@ class _JobCheck:
                 and any(e.beside for e in self.life.entries if e.call.index == call.index)
             ):
                 return "no-starvation", "jobs claimed beside others that could not run"
+            case "claim" if act.answer == "accepted" and job.rests_until:
+                return "backoff", "failed jobs claimed again after their wait"
             case "complete" | "fail" | "heartbeat" if act.holder and act.answer == "rejected":
                 ended = job.phase in FINISHED and job.holder is not act.holder
                 if job.last is not act.holder or ended:
