@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import select
 from tests.fix_labs import LabOf, judged
 
 FORGETS = """
