@@ -106,9 +106,6 @@ def calibrate(lab: Lab) -> Offer:
         if kind == "heartbeat":
             later = run.history.of_kind("complete", "complete_many", "fail")
             offer = replace(offer, renews=any(call.token for call in later))
-        if kind == "promote":
-            moved, *_, idles = (call.moved for call in run.history.of_kind(kind))
-            offer = replace(offer, idles=idles if moved > idles else 0)  # else it tells nothing
         # What completes and claims is a completion of which the claim is a part.
         done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
         for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):

@@ -191,7 +191,6 @@ def runner_under(
         where,
         held=offer.held,
         tied=offer.tied,
-        idles=offer.idles,
         anew=anew,
         conditions=conditions,
         known=known,

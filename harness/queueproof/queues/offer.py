@@ -23,7 +23,6 @@ class Offer:
             a claim that answered nothing; None where the first claim got it.
         late: Whether a crashed worker's job, beside no living one's, was seen to be still running
             when its lease was over: leases may last longer than declared.
-        idles: Jobs that a promotion says to have moved where there was nothing to be moved.
         misses: Whether claims were seen to pass a ready job by although nobody acted.
     """
 
@@ -35,7 +34,6 @@ class Offer:
     renews: bool = False
     waits: float | None = None
     late: bool = False
-    idles: int = 0
     misses: bool = False
 
     def any_of(self, *operations: str) -> bool:

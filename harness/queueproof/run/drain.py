@@ -37,7 +37,6 @@ class Drain:
         self._execution = execution
         self._queue = execution.queue
         self._history = execution.state.record.history
-        self._idles = execution.state.terms.idles
         self._recovered = Counter[str]()  # how often each job
         self._states: Mapping[str, State] | None = None  # as last seen
 
@@ -129,7 +128,7 @@ class Drain:
             known = len(self._history.calls)
             found = self._recover(drainer) or found
             self._execution.perform(drainer, Do("promote"))
-            if all(call.moved <= self._idles for call in self._history.calls[known:]):
+            if not any(call.moved for call in self._history.calls[known:]):
                 break
         return found
 

@@ -514,9 +514,7 @@ class Execution:
             actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
             actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
-        elif call.moved > self._terms.idles and flight.do.n < len(
-            self.state.record.history.of_kind("enqueue")
-        ):
+        elif call.moved and flight.do.n < len(self.state.record.history.of_kind("enqueue")):
             # Until nothing is due any more; it may count what it does each time.
             actor.todo.appendleft(flight.do._replace(n=flight.do.n + 1))
         self.state.end(call)

@@ -28,7 +28,6 @@ class Runner:
         held: Whether claims end inside their transaction.
         tied: Whether claims end with their connection: a worker whose connection breaks while it
             has some begins a new life, under another name.
-        idles: Jobs that a promotion answers that has moved none.
         anew: Whether worker processes begin their lives anew in each run, which is slow.
         conditions: What holds for every session.
         known: What came of programs in turn, plainly, before: other runners know it too.
@@ -44,7 +43,6 @@ class Runner:
         split: bool = True,
         held: bool = False,
         tied: bool = False,
-        idles: int = 0,
         anew: bool = False,
         conditions: Conditions = PLAIN,
         known: dict[Program, History] | None = None,
@@ -62,7 +60,6 @@ class Runner:
             one_each=queue.jobs_per_worker is not None,
             held=held,
             beats_idle="heartbeat" in queue.offers and "job" not in queue.takes("heartbeat"),
-            idles=idles,
             retryable=(queue.retry_on - FAULT_STATES) | stricter,
             conditions=conditions,
         )

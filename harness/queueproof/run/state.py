@@ -31,7 +31,6 @@ class Terms:
         one_each: Whether a worker has one job at a time.
         held: Whether claims end inside their transaction.
         beats_idle: Whether workers send heartbeats that name no job.
-        idles: Jobs that a promotion answers that has moved none.
         retryable: SQLSTATEs after which nothing has happened.
         conditions: What holds for every session.
     """
@@ -41,7 +40,6 @@ class Terms:
     one_each: bool
     held: bool
     beats_idle: bool
-    idles: int
     retryable: frozenset[str]
     conditions: Conditions
 

@@ -1,0 +1,57 @@
+"""Crowds on a server: what they meet, and how short it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from queueproof.examine.calibrate import calibrate
+from queueproof.examine.work import Draws, Work, runner_under
+from queueproof.judge.checker import declare
+from queueproof.run.lab import Lab
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.search.reduce import LONG, reduced
+from queueproof.search.shrink import Failure, one_by_one, shrink
+from tests.fix_labs import LabOf
+from tests.fix_places import BROKEN, SKIP_LOCKED
+
+FAR = Conditions(far=True)
+MANY = 40  # crowds
+
+
+def failures(lab: Lab, conditions: Conditions = PLAIN) -> Iterator[Failure]:
+    """What some crowds break."""
+    work = Work(lab, calibrate(lab), 0)
+    for tried in work.tries(Draws(0, MANY, conditions)):
+        yield from tried.failures(tried.violations)
+
+
+def test_a_long_program_gets_short(lab_of: LabOf) -> None:
+    """Sixty stages and their jobs are reduced by halves to the few steps of the story."""
+    lab = lab_of(BROKEN / "fencing_id_only.sql")
+    long = next(failures(lab))
+    offer = calibrate(lab)
+    runner, declared = runner_under(lab, offer, PLAIN), declare(offer)
+    short = reduced(runner, declared, long)
+    told = shrink(short, one_by_one(runner, declared, short))
+    assert long.violation.guarantee == told.violation.guarantee == "fencing"
+    assert long.program.size > 3 * LONG
+    assert LONG >= short.program.size >= told.program.size
+    assert told.program.size <= 8
+
+
+def test_ids_grow_beyond_an_int4(lab_of: LabOf) -> None:
+    """A cast of the id that holds for two billion jobs is met by crowds whose ids begin there."""
+    cast = SKIP_LOCKED.replace(
+        "UPDATE jobs\nSET status     = CASE", "UPDATE jobs\nSET status = CASE"
+    )
+    text = cast.replace(
+        "last_error = left(:error, 2000),\n    updated_at = now()\nWHERE id = :id",
+        "last_error = left(:error, 2000),\n    updated_at = now()\nWHERE id = (:id)::int",
+    )
+    assert text != cast
+    lab = lab_of(text)
+    assert not list(failures(lab))
+    first = next(failures(lab, FAR))
+    assert first.violation.guarantee == "live-lease"
+    assert "22003 by fail" in first.violation.because
+    assert not list(failures(lab_of(SKIP_LOCKED), FAR))
