@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from queueproof.examine.calibrate import calibrate
+from queueproof.examine.check import check_queue
 from queueproof.examine.work import Draws, Work, runner_under
+from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import PLAIN, Conditions
@@ -55,3 +57,20 @@ def test_ids_grow_beyond_an_int4(lab_of: LabOf) -> None:
     assert first.violation.guarantee == "live-lease"
     assert "22003 by fail" in first.violation.because
     assert not list(failures(lab_of(SKIP_LOCKED), FAR))
+
+
+def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: LabOf) -> None:
+    """What has not broken by then is inconclusive: nobody has looked for it as long as for a pass."""
+    told: list[str] = []
+    card = check_queue(
+        lab_of(BROKEN / "single_claim_select_then_update.sql"),
+        select(None, skip=["old-snapshot"]),
+        profile="glance",
+        told=lambda guarantee, because: told.append(f"{guarantee}: {because}"),
+        fail_fast=True,
+    )
+    first = next(one for one in card.guarantees if one.verdict == "broken")
+    assert [f"{first.id}: {first.reason}"] == told
+    rest = [one for one in card.guarantees if one != first]
+    assert {one.verdict for one in rest} == {"inconclusive", "not-offered"}
+    assert any("the check has ended at the first break" in one.reason for one in rest)

@@ -26,7 +26,7 @@ class Ran(NamedTuple):
 
 Command = Callable[..., Ran]
 Begin = Callable[..., subprocess.Popen[str]]
-STILL_AT_IT = re.compile(r"^queueproof: after \d+ s: .*\n", re.MULTILINE)
+STILL_AT_IT = re.compile(r"^queueproof: after [\d.]+ s: .*\n", re.MULTILINE)
 
 
 def without_progress(err: str) -> str:
