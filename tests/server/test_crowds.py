@@ -60,7 +60,7 @@ def test_ids_grow_beyond_an_int4(lab_of: LabOf) -> None:
 
 
 def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: LabOf) -> None:
-    """What has not broken by then is inconclusive: nobody has looked for it as long as for a pass."""
+    """What has not broken by then is inconclusive: nobody has looked as long as for a pass."""
     told: list[str] = []
     card = check_queue(
         lab_of(BROKEN / "single_claim_select_then_update.sql"),
