@@ -1058,6 +1058,8 @@ class _Errors(Watcher):
                 for ref in call.refs:
                     if call.kind == "fail" and call.answer == "accepted":
                         self._failed = max(self._failed, self._claims[ref.job])
+                    elif call.answer == "accepted":
+                        self._claims.pop(ref.job, None)
                     for kind in ("complete", "complete_many", "fail", "heartbeat"):
                         self._met.pop((ref, kind), None)
             case "recover":
@@ -1285,6 +1287,7 @@ class _Idle(Watcher):
     def _take(self, claim: Call) -> None:
         for job in claim.ids:
             self._ready.pop(job, None)
+            self._put_off.discard(job)
             self._begun.add(job)
             self._held[Ref(claim.index, job)] = claim
             if job in self._passed:
