@@ -26,6 +26,7 @@ from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
 
 AT_ONCE = 5  # crowds
+CLOCKED = 4  # of so many crowds one is run again by workers with other zones and wrong clocks
 FAR = 3  # of so many units of them one with ids beyond an int4
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
@@ -320,7 +321,9 @@ class Examination:
             if unit.until not in self._found.failures and not self._lab.unmoved:
                 self._explore(unit, unit.until)
 
-    def _variations(self, guarantee: Guarantee, variation: Variation) -> Iterator[Exploration]:
+    def _variations(
+        self, guarantee: Guarantee, variation: Variation
+    ) -> Iterator[Exploration | Draws]:
         """Programs under conditions that should change nothing."""
         conditions = variation.conditions
         if conditions.pooled and not self._lab.chooses_connections:
@@ -334,12 +337,15 @@ class Examination:
             budget = profile.schedules if program.size <= TINY else profile.varied
             budget = profile.kills if conditions.killed else budget
             yield Exploration(program, conditions, budget, counting=guarantee.id)
+        if conditions.clocks:  # what waits is about time, and only many steps show all of it
+            for first in range(0, profile.crowds // CLOCKED, AT_ONCE):
+                yield Draws(first, AT_ONCE, conditions, guarantee.id)
 
     def _vary(
         self,
         guarantee: Guarantee,
         conditions: Conditions,
-        units: Iterable[Exploration],
+        units: Iterable[Exploration | Draws],
     ) -> None:
         """Look for what breaks under some conditions only."""
         name = guarantee.id
@@ -348,14 +354,16 @@ class Examination:
         if conditions.killed and not self._lab.server.ours:
             self._found.probed[name] = _unkilled(self._lab)
         for unit in units:
-            program = unit.program
             for tried in self._crew.tries(unit):
+                program = tried.program
                 self._found.evidence[name, "schedules"] += 1
                 self._found.evidence += Counter(tried.evidence)
                 self._found.hit.update(tried.faults)
                 for failure in tried.failures([*tried.violations, *tried.unexpected]):
                     broken = failure.violation.guarantee
-                    if broken in CATALOGUE and not CATALOGUE[broken].acknowledged:
+                    known = CATALOGUE.get(broken)
+                    about_time = conditions.clocks and known is not None and known.timed
+                    if known is not None and not known.acknowledged and not about_time:
                         continue  # who waits for whom, and in which order: another's business
                     if guarantee.faults and (
                         broken not in CATALOGUE or self._loses_anyway(program.undisturbed)

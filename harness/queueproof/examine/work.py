@@ -78,11 +78,13 @@ class Draws(NamedTuple):
         first: The number of the first.
         many: How many.
         conditions: Under what.
+        counting: As for an exploration.
     """
 
     first: int
     many: int
     conditions: Conditions = PLAIN
+    counting: str = ""
 
 
 class Probing(NamedTuple):
@@ -221,7 +223,7 @@ class Work:
             for number in range(unit.first, unit.first + unit.many):
                 program, schedule = numbered(self._pieces, self._seed, number)
                 run = runner.run(program, schedule)
-                yield self._tried(program, schedule, unit.conditions, run)
+                yield self._tried(program, schedule, unit.conditions, run, unit.counting)
             return
         conditions = unit.conditions
         if conditions.killed:
