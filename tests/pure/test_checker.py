@@ -970,23 +970,6 @@ def test_a_job_beside_a_full_cap_is_not_starved(cap: int, expected: list[str]) -
     assert broken(told.completed("1", "2"), declared(cap=cap)) == expected
 
 
-@pytest.mark.parametrize(("kept", "expected"), [(True, ["no-starvation"]), (False, [])])
-def test_a_job_that_a_cleanup_removed_is_in_nobody_s_way(
-    *, kept: bool, expected: list[str]
-) -> None:
-    """What is not listed any more is not what a job waits behind."""
-    told = Told("1", bound=1)
-    told.on("fail", told.claim("w1", "1"))
-    told.do("cleanup", "janitor", delay=0.0)
-    told.enqueue("2")
-    told.wait(2.0)
-    listed = {"1": "failed", "2": "queued"} if kept else {"2": "queued"}
-    told.do("jobs", "drainer", states=listed)
-    told.sweep()
-    told.on("complete", told.claim("w2", "2"), "2")
-    assert broken(told.left(j1="failed" if kept else None, j2="completed")) == expected
-
-
 @pytest.mark.parametrize(("late", "expected"), [(-1.0, []), (2.0, ["stale-recovery"])])
 def test_a_lease_may_last_longer_than_declared(late: float, expected: list[str]) -> None:
     """Rule 4: at least so long, and whole minutes are; what comes back much later is stranded."""

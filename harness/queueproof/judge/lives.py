@@ -181,7 +181,6 @@ class Hindrances:
         self._due: list[float] = []  # of delayed jobs, in order
         self._elsewhere = 0
         self._counts = {"held": 0, "spent": 0, "": 0}
-        self._spent: set[str] = set()  # and none of them was seen to be gone
         self._last: Call | None = None
 
     def see(self, call: Call) -> None:
@@ -221,9 +220,6 @@ class Hindrances:
             case "recover":
                 for job in call.ids:
                     self._run(job, running=False)
-            case "jobs" if call.states is not None:  # what a cleanup has removed is in no way
-                for job in self._spent - call.states.keys():
-                    self._change(job, done=True)
 
     def _run(self, job: str, *, running: bool) -> None:
         life = self._life(job)
@@ -239,7 +235,6 @@ class Hindrances:
         life.claims += claims
         life.done = life.done or done
         self._counts[life.hindered] += 1
-        (self._spent.add if life.hindered == "spent" else self._spent.discard)(job)
 
 
 class Lives(Watcher):
