@@ -30,7 +30,7 @@ class Profile:
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=60, level=0),
+    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=40, level=0),
     "default": Profile(schedules=250, inside=50, varied=30, kills=12, crowds=400, level=1),
     "deep": Profile(
         schedules=2500, inside=800, varied=500, kills=60, crowds=4_000, level=2, free=3
