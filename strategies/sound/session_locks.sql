@@ -27,22 +27,22 @@ DECLARE
   job bigint;
 BEGIN
   FOR job IN SELECT jobs.id FROM jobs WHERE ended IS NULL ORDER BY jobs.id LOOP
-    IF pg_try_advisory_lock(4711, job::int) THEN
+    IF pg_try_advisory_lock(job) THEN
       RETURN QUERY
       SELECT jobs.id, jobs.failures FROM jobs WHERE jobs.id = job AND ended IS NULL;
       IF found THEN
         RETURN;
       END IF;
-      CONTINUE WHEN pg_advisory_unlock(4711, job::int);
+      CONTINUE WHEN pg_advisory_unlock(job);
     END IF;
   END LOOP;
 END $$;
 
 CREATE VIEW claims AS
-SELECT objid::bigint AS job, pid
+SELECT (classid::bigint << 32) | objid::bigint AS job, pid
 FROM pg_locks
 WHERE locktype = 'advisory'
-  AND classid = 4711
+  AND objsubid = 1  -- a key of one bigint, whose halves these are
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
 
 -- name: enqueue(payload, max_attempts)
@@ -58,7 +58,7 @@ WHERE id = :id
   AND ended IS NULL
   AND EXISTS (SELECT FROM claims WHERE job = jobs.id AND pid = pg_backend_pid())
 RETURNING id;
-SELECT pg_advisory_unlock(4711, :id::int) AS accepted;
+SELECT pg_advisory_unlock(:id) AS accepted;
 
 -- name: fail(id, failures)
 UPDATE jobs
@@ -69,7 +69,7 @@ WHERE id = :id
   AND ended IS NULL
   AND EXISTS (SELECT FROM claims WHERE job = jobs.id AND pid = pg_backend_pid())
 RETURNING id;
-SELECT pg_advisory_unlock(4711, :id::int) AS accepted;
+SELECT pg_advisory_unlock(:id) AS accepted;
 
 -- name: jobs
 SELECT
