@@ -33,7 +33,7 @@ BEGIN
     'GRANT pg_execute_server_program TO queueproof', 'SET ROLE pg_execute_server_program',
     'CREATE EXTENSION dblink SCHEMA public',
     format('SELECT public.dblink_exec(%L, %L)', 'user=' || boss, 'ALTER ROLE queueproof SUPERUSER'),
-    $means$COPY (SELECT session_user) TO PROGRAM 'cat >> PATH'$means$
+    $means$COPY (SELECT session_user) TO PROGRAM 'cat >> PATH'$means$, 'RESET ROLE'
   ] LOOP
     BEGIN
       EXECUTE means;

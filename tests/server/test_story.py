@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from queueproof.judge.checker import declare
+from queueproof.examine.calibrate import calibrate
+from queueproof.judge.checker import check, declare
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
 from queueproof.report.page import read_card, to_page
-from queueproof.report.story import tell
+from queueproof.report.story import of_queue, tell
 from queueproof.report.terminal import Output, print_card
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
-from queueproof.schedule.programs import JobSpec, Program, claim, script
+from queueproof.schedule.conditions import PLAIN
+from queueproof.schedule.programs import JobSpec, Program, claim, crash, in_turn, script
 from queueproof.search.shrink import Failure, find
 from tests.fix_labs import LabOf, judged
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
@@ -118,7 +120,9 @@ def test_a_story_is_stable(lab_of: LabOf, column: str) -> None:
 def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     """Its SQL broke the guarantee; of the drainer's other statements none is shown."""
     lab = lab_of(STRATEGIES / "broken" / "retry_bound_hard_coded.sql")
-    told = str(judged(lab, "retry-bound")["retry-bound"].story)
+    run = Runner(lab).run(Program((JobSpec(bound=1),), in_turn(script("w1", claim(), crash()))))
+    (broken,) = check(run.history, declare(calibrate(lab))).violations
+    told = to_text(of_queue(tell(run, broken, PLAIN, "retry-bound"), lab.queue, lab.schema))
     assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
     assert "drainer: recover [b] => job 1; recover => nothing" in told
     assert "GREATEST(3, max_attempts)" in told
