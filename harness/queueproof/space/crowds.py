@@ -17,7 +17,6 @@ from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     ACROSS,
     ALIGN,
-    OBSERVE,
     PROMOTE,
     RECOVER,
     START,
@@ -35,7 +34,7 @@ from queueproof.schedule.programs import (
     script,
     until,
 )
-from queueproof.space.pieces import Pieces
+from queueproof.space.pieces import MOMENT, Pieces
 
 STAGES = 60
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
@@ -141,7 +140,7 @@ class _Drawing:
             (True, 3, self._waits),
             (True, 2, lambda: script("producer", Do("enqueue"))),
             (True, 1, self._dies),
-            (True, 1, lambda: script("janitor", OBSERVE)),
+            (True, 1, lambda: script("clock", advance(MOMENT))),
         ]
         share = self.rng.choice([0.4, 0.8])
         kept = [
@@ -195,9 +194,9 @@ class _Drawing:
         return script(self._worker(), Do(kind, self.rng.choice(_BATCHES)))
 
     def _cleans(self) -> Script:
-        """A cleanup, and what it took seen before and after."""
+        """A cleanup: nobody looks, for what a broken queue lists ends a check (rule 30)."""
         age = self.rng.choice([0.0, 0.0, HOUR, DAY, *self.pieces.constants.spans])
-        return script("janitor", OBSERVE, Do("cleanup", seconds=age), OBSERVE)
+        return script("janitor", Do("cleanup", seconds=age))
 
     def _waits(self) -> Script:
         """Time passes, to a moment before or after something that lasts as long is over."""
