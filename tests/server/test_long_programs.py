@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
+
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.work import Draws, Work, runner_under
+from queueproof.examine.findings import Findings
+from queueproof.examine.work import Crew, Draws, Work, runner_under
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.run.lab import Lab
@@ -74,3 +77,39 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     rest = [one for one in card.guarantees if one != first]
     assert {one.verdict for one in rest} == {"inconclusive", "not-offered"}
     assert any("the check has ended at the first break" in one.reason for one in rest)
+
+
+NOWHERE = SKIP_LOCKED.replace("WHERE queue = :queue", "WHERE queue = :queue AND priority < 10")
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
+    lab_of: LabOf, *, accepted: bool
+) -> None:
+    """A job that no claim looks at is lost; that others stand beside it is not to blame."""
+    breaks = '-- [breaks]\n-- no-lost-job = "known"\n-- ///\n\n-- name: schema#'
+    text = NOWHERE.replace("-- ///\n\n-- name: schema#", breaks) if accepted else NOWHERE
+    card = check_queue(lab_of(text), select(["no-lost-job", "no-starvation"]), profile="quick")
+    lost, starved = card.guarantees
+    if accepted:
+        assert (lost.verdict, starved.verdict) == ("accepted", "broken")
+    else:
+        assert (lost.verdict, starved.verdict) == ("broken", "inconclusive")
+        assert starved.reason == (
+            "its story holds that of no-lost-job, which is broken: mend that first"
+        )
+
+
+def test_of_two_that_explain_each_other_one_stays_broken(lab_of: LabOf) -> None:
+    """What is explained itself explains nothing: else a broken queue would have no break."""
+    lab = lab_of(NOWHERE)
+    offer = calibrate(lab)
+    for already, expected in ((False, True), (True, False)):
+        findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+        for failure in failures(lab):
+            findings.record(failure.violation.guarantee, failure)
+        assert {"no-lost-job", "no-starvation"} <= findings.failures.keys()
+        if already:
+            findings.within["no-lost-job"] = "no-starvation"
+        findings.shorten(select(["no-starvation"]))
+        assert ("no-starvation" in findings.within) == expected

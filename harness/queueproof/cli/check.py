@@ -275,7 +275,7 @@ def check(
 
 
 def _telling(queue: Queue) -> Callable[[str, str], None]:
-    """What says at once what breaks, and after how long; not what the queue says of itself."""
+    """Say at once what breaks, and after how long, but for what the queue says of itself."""
     began = time.monotonic()
 
     def told(guarantee: str, because: str) -> None:

@@ -172,7 +172,7 @@ class Findings:
         return self.suspects(name) or not is_drawn(name)
 
     def is_firm(self, name: str) -> bool:
-        """Whether a breach is known that is not doubtful, and that the schedule alone decided."""
+        """A breach is known that nothing else may explain, and that the schedule alone decided."""
         return name in self.failures and all(self.failures[name].firmness[:2])
 
     def is_certain(self, name: str) -> bool:
@@ -232,12 +232,24 @@ class Findings:
             for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
                 for one in breaches(run, self.declared):
                     inner = Failure(program, schedule, run, one, failure.conditions)
-                    apart = one.guarantee in {name, *self.offer.queue.breaks}
-                    if not apart and one.guarantee in CATALOGUE and all(inner.firmness[:2]):
+                    if one.guarantee == name or not self._explains(inner):
+                        continue
+                    if one.guarantee not in self.failures:
+                        self.record(one.guarantee, self._shortened(inner))
+                    if one.guarantee in self.failures:
                         self.within[name] = one.guarantee
-                        if one.guarantee not in self.failures:
-                            self.record(one.guarantee, self._shortened(inner))
                         return
+
+    def _explains(self, inner: Failure) -> bool:
+        """Tell whether a breach is told as broken, so that another may be explained by it.
+
+        One that is explained itself is not: of two whose stories hold each other one stays broken.
+        """
+        guarantee = CATALOGUE.get(inner.violation.guarantee)
+        if guarantee is None or guarantee.id in self.within or not all(inner.firmness[:2]):
+            return False
+        accepted = guarantee.id in self.offer.queue.breaks or guarantee.accepted(self.offer)
+        return not accepted and guarantee.needs(self.offer) is None
 
     def _shortened(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)
@@ -267,7 +279,7 @@ def _clock_moved(failure: Failure) -> bool:
 
 
 def is_drawn(name: str) -> bool:
-    """Whether random programs may show a guarantee broken."""
+    """Random programs may show a guarantee broken."""
     return not is_apart(name) or CATALOGUE[name].by_life
 
 

@@ -68,7 +68,7 @@ class Actor:
         return [n for n, (ref, _) in enumerate(self.claims) if ref not in self.ended]
 
     def has(self, nth: int) -> bool:
-        """Whether it has made so many claims; from -1 on they count from the latest."""
+        """It has made so many claims; from -1 on they count from the latest."""
         return -len(self.claims) <= nth < len(self.claims)
 
     @property

@@ -34,7 +34,7 @@ from queueproof.schedule.programs import (
     script,
     until,
 )
-from queueproof.space.pieces import MOMENT, Pieces
+from queueproof.space.pieces import Pieces
 
 STAGES = 60
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
@@ -140,7 +140,6 @@ class _Drawing:
             (True, 3, self._waits),
             (True, 2, lambda: script("producer", Do("enqueue"))),
             (True, 1, self._dies),
-            (True, 1, lambda: script("clock", advance(MOMENT))),
         ]
         share = self.rng.choice([0.4, 0.8])
         kept = [

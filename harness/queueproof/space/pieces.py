@@ -132,7 +132,7 @@ class Pieces:
         return [do for do in self.enders() if do.kind != "heartbeat"][:1]
 
     def bounds(self) -> list[int]:
-        """Constants of max_attempts to enqueue with: 1, the header's and one between."""
+        """Values of max_attempts to enqueue with: 1, the header's and one between."""
         if self.bound is None:
             return []
         if "max_attempts" not in self.offer.queue.takes("enqueue"):
