@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import pickle
 import random
-import re
 import sys
 import tracemalloc
-from ast import literal_eval
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,10 +39,8 @@ from queueproof.judge.lives import Hindrances, Life
 from queueproof.judge.spec import Act, Breach, Job, Rules
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DAY, grace
+from tests.fix_histories import LEASE, Case, Told, cases
 from workshop.checker import DECLARED, simulate
-
-LEASE = 30.0
-TICK = 0.01  # seconds of real time between two events
 
 declared = partial(
     Declared,
@@ -57,167 +53,6 @@ declared = partial(
 )
 """A queue's declaration: by default a lease, `recover` and `jobs`."""
 
-VERBS: dict[str, CallKind] = {
-    "claims": "claim",
-    "completes": "complete",
-    "fails": "fail",
-    "beats": "heartbeat",
-    "batches": "complete_many",
-    "crashes": "crash",
-    "starts": "start",
-}
-OTHERS: dict[str, tuple[str, CallKind]] = {
-    "enqueue": ("producer", "enqueue"),
-    "recover": ("reaper", "recover"),
-    "sweep": ("drainer", "sweep"),
-    "cleanup": ("janitor", "cleanup"),
-    "jobs": ("janitor", "jobs"),
-    "terminate": ("nemesis", "terminate"),
-}
-"""Who does what no worker does."""
-NUMBERS = {"bound": int, "priority": int, "limit": int, "delay": float}
-
-
-class Told:
-    """Writes a history down, call by call."""
-
-    def __init__(self, story: str = "") -> None:
-        self.history = History()
-        self.moment = 0
-        self.now = 0.0
-        self.open: dict[str, Call] = {}  # by actor
-        self.claims: dict[tuple[str, str], Call] = {}  # a worker's last claim of a job
-        self.tell(story)
-
-    def tell(self, story: str) -> History:
-        """Write down what happens, event by event.
-
-        `enqueue 1 2 bound=3`, `w1 claims 1`, `w1 completes 1 -> rejected`: a call and its answer,
-        of a worker as it knows the job by its last claim. `w1 runs 1` claims and completes.
-        `begin w1 claims` and `end w1 1`: other events stand between a call and its answer.
-        `+31`: seconds pass, and a lease has 30. `left 1=failed`: what `jobs` reports at the end.
-        `all completed`: it reports this of every job.
-        """
-        for event in filter(None, story.split("; ")):
-            self._tell(event)
-        return self.history
-
-    def _tell(self, event: str) -> None:
-        asked, _, told = event.partition(" -> ")
-        words = [word for word in asked.split() if "=" not in word]
-        facts: dict[str, Any] = {
-            name: NUMBERS.get(name, str)(value) for name, value in re.findall(r"(\w+)=(\S+)", asked)
-        }
-        known: dict[str, Answer] = {one: one for one in get_args(Answer)}
-        answer = known.get(told, "accepted")
-        match words:
-            case ["left"]:
-                self.history.final = facts
-            case ["all", "completed"]:
-                self.completed(*(job for call in self.history.calls for job in call.ids))
-            case [span] if span.startswith("+"):
-                self.wait(float(span))
-            case ["begin", *what]:
-                call = self._asked(what, facts)
-                self.open[call.actor] = call
-                call.answer = answer if told else call.answer
-            case ["end", actor, *ids]:
-                self.end(self.open.pop(actor), *ids, answer=answer)
-            case ["enqueue", first, *others]:
-                for job in (first, *others):
-                    self.end(self._asked(["enqueue"], facts), job)
-            case [worker, "runs", job]:
-                self.tell(f"{worker} claims {job}; {worker} completes {job}")
-            case ["recover", *ids] | [_, "claims", *ids]:
-                self.end(self._asked(words, facts), *ids, answer=answer)
-            case _:
-                ids = [] if told in known else told.split()
-                self.end(self._asked(words, facts), *ids, answer=answer)
-
-    def _asked(self, words: list[str], facts: dict[str, Any]) -> Call:
-        """The invocation of an operation, with what is said of it."""
-        if words[0] in OTHERS:
-            actor, kind = OTHERS[words[0]]
-            return self.begin(kind, actor, **({"states": facts} if kind == "jobs" else facts))
-        actor, verb, *jobs = words
-        if verb in {"completes", "batches", "fails", "beats"}:
-            facts["refs"] = tuple(Ref(self.claims[actor, job].index, job) for job in jobs)
-        return self.begin(VERBS[verb], actor, **facts)
-
-    def begin(self, kind: CallKind, actor: str = "w1", **facts: Any) -> Call:  # noqa: ANN401
-        """Invoke an operation."""
-        self._tick()
-        calls = self.history.calls
-        call = Call(len(calls), kind, actor, self.moment, self.now, **facts)
-        if kind == "claim" and not call.limit:
-            call.limit = 1
-        calls.append(call)
-        return call
-
-    def end(self, call: Call, *ids: str, answer: Answer = "accepted") -> Call:
-        """Answer an operation."""
-        self._tick()
-        call.answer = answer
-        call.ids = tuple(dict.fromkeys(ids))
-        call.repeated = tuple(job for n, job in enumerate(ids) if job in ids[:n])
-        call.end(self.moment, self.now)
-        if call.kind == "claim":
-            self.claims |= {(call.actor, job): call for job in ids}
-        return call
-
-    def do(self, kind: CallKind, actor: str = "w1", *ids: str, **facts: Any) -> Call:  # noqa: ANN401
-        """Invoke an operation, and answer it before anything else happens."""
-        answer = facts.pop("answer", "accepted")
-        return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
-
-    def enqueue(self, job: str, **facts: Any) -> Call:  # noqa: ANN401
-        """Enqueue a job."""
-        return self.do("enqueue", "producer", job, **facts)
-
-    def claim(self, actor: str, *ids: str) -> Call:
-        """Claim jobs."""
-        return self.do("claim", actor, *ids)
-
-    def on(self, kind: CallKind, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
-        """Act on a claimed job."""
-        return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
-
-    def completing_and_claiming(self, claim: Call, *ids: str, blocker: Call | None = None) -> Call:
-        """Complete the job of a claim and claim others in one operation."""
-        refs = tuple(Ref(claim.index, job) for job in claim.ids)
-        done = self.begin("complete_many", claim.actor, refs=refs, limit=1)
-        taken = self.begin("claim", claim.actor, limit=1)
-        taken.invoked, taken.began = done.invoked, done.began
-        if blocker is not None:
-            for call in (done, taken):
-                call.waits += (LockWait(blocker.actor, blocker.index),)
-        self.end(done, *claim.ids)
-        return self.end(taken, *ids)
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now += seconds
-
-    def sweep(self, began: float | None = None) -> Call:
-        """A drainer found nothing more to claim."""
-        call = self.begin("sweep", "drainer")
-        call.began = call.began if began is None else began
-        return self.end(call)
-
-    def finally_(self, **states: State) -> History:
-        """The history, with what `jobs` reported at its end (`j1="completed"`)."""
-        self.history.final = {name.removeprefix("j"): state for name, state in states.items()}
-        return self.history
-
-    def completed(self, *jobs: str) -> History:
-        """The history, with jobs that `jobs` reported as completed at its end."""
-        self.history.final = dict.fromkeys(jobs, "completed")
-        return self.history
-
-    def _tick(self) -> None:
-        self.moment += 1
-        self.now += TICK
-
 
 def broken(history: History, facts: Declared | None = None) -> list[str]:
     """The ids of the guarantees that a history breaks."""
@@ -225,33 +60,9 @@ def broken(history: History, facts: Declared | None = None) -> list[str]:
     return sorted({violation.guarantee for violation in found})
 
 
-class Case(NamedTuple):
-    """A history, which guarantees it breaks, and what the queue declares."""
-
-    story: str
-    breaks: list[str]
-    facts: Declared
-
-    def broken(self) -> list[str]:
-        """The ids of the guarantees that the history breaks."""
-        return broken(Told().tell(self.story), self.facts)
-
-
-def cases(table: str) -> pytest.MarkDecorator:
-    """The rows of a table: what one shows, and below it a history => what that breaks.
-
-    `holds` breaks nothing. What is declared beside the usual follows: `where cap=2 order="fifo"`.
-    """
-    rows = []
-    for title, text in re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)+)", table, re.MULTILINE):
-        story, _, verdict = " ".join(text.split()).partition(" => ")
-        found, _, told = verdict.partition(" where ")
-        facts = re.findall(r'(\w+)=(".*?"|\S+)', told)
-        declaration = declared(**{name: literal_eval(value) for name, value in facts})
-        breaks = [] if found == "holds" else [found]
-        rows.append(pytest.param(Case(story, breaks, declaration), id=title))
-    assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
-    return pytest.mark.parametrize("case", rows)
+def judged(case: Case) -> list[str]:
+    """The ids of the guarantees that a row's history breaks."""
+    return broken(Told(case.story).history, declared(**case.facts))
 
 
 # --- real time and overlap ----------------------------------------------------------------------
@@ -281,7 +92,7 @@ AGAIN = "w2 runs 1; all completed"
 """)
 def test_the_order_of_the_calls_respects_real_time(case: Case) -> None:
     """Of two operations that overlap either may come first, of others the earlier one."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 @cases("""
@@ -301,7 +112,7 @@ def test_the_order_of_the_calls_respects_real_time(case: Case) -> None:
 def test_one_violation_counts_once(case: Case) -> None:
     """It is one of a single guarantee, by a call, of a job."""
     history = Told().tell(case.story)
-    (found,) = check(history, case.facts).violations
+    (found,) = check(history, declared(**case.facts)).violations
     call = history.calls[found.call]
     assert case.breaks == [f"{found.guarantee}: {call.kind} of {found.job} by {call.actor}"]
 
@@ -368,7 +179,7 @@ CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
 """)
 def test_what_was_not_answered_may_have_been_done_or_not(case: Case) -> None:
     """A job is lost, or denied an attempt, only where neither explains what became of it."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery() -> None:
@@ -450,7 +261,7 @@ def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
 """)
 def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
     """No more than it asked for; and what has failed from the moment on that backoff sets."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 # --- order: rule 9 ------------------------------------------------------------------------------
@@ -497,7 +308,7 @@ def test_free_jobs_are_claimed_in_the_declared_order(
 """)
 def test_order_binds_what_was_certainly_there_and_free(case: Case) -> None:
     """Rule 9: rounding, retries and locks of the moment excuse a claim."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 @pytest.mark.parametrize(("taken", "left", "found"), [("2", "3", []), ("3", "2", ["order"])])
@@ -689,7 +500,7 @@ CRASHED = "w1 claims 1; w1 crashes; "
 """)
 def test_what_becomes_of_a_job_must_be_accounted_for(case: Case) -> None:
     """Rules 15 and 21: a job is lost, stranded or starved where nothing explains its absence."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 @pytest.mark.parametrize(("days", "found"), [(1.5, ["stale-recovery"]), (2.5, [])])
@@ -755,7 +566,7 @@ def test_a_workers_heartbeat_named_by_an_old_claim_extends_the_new_one() -> None
 """)
 def test_two_claims_in_turn_that_nobody_disturbs_find_a_ready_job(case: Case) -> None:
     """A job that is ready is not kept from a claim, unless something else explains it."""
-    assert [one for one in case.broken() if one == "no-starvation"] == case.breaks
+    assert [one for one in judged(case) if one == "no-starvation"] == case.breaks
 
 
 @pytest.mark.parametrize(
@@ -821,7 +632,7 @@ def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
 
     An empty claim of a third worker lets the end of a lease be seen.
     """
-    assert [one for one in case.broken() if one == "concurrency-limit"] == case.breaks
+    assert [one for one in judged(case) if one == "concurrency-limit"] == case.breaks
 
 
 # --- errors that are refusals: rule 7 -----------------------------------------------------------
@@ -930,7 +741,7 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(
 """)
 def test_what_a_holder_adds_does_not_end_its_job_otherwise(case: Case) -> None:
     """Rule 6: nor does it end the job that the worker has now."""
-    assert case.broken() == case.breaks
+    assert judged(case) == case.breaks
 
 
 def test_a_completion_that_nobody_was_told_of_is_not_told_as_accepted() -> None:

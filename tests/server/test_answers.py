@@ -10,7 +10,6 @@ from queueproof.errors import QueueError, ServerError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.history.calls import Answer, Call, CallKind, Ref
 from queueproof.judge.answers import contradiction
 from queueproof.judge.checker import check, declare
 from queueproof.queues.model import (
@@ -20,208 +19,94 @@ from queueproof.queues.model import (
     Operation,
     Queue,
     Result,
-    State,
     Step,
     Value,
 )
 from queueproof.queues.offer import Offer
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
+from tests.fix_histories import Case, Told, cases
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED, reference
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
 
-class Calls(list[Call]):
-    """Calls that follow each other, each answered before the next one is made."""
-
-    def __init__(self, *jobs: str) -> None:
-        super().__init__()
-        for job in jobs:
-            self.add("enqueue", job)
-
-    def add(
-        self,
-        kind: CallKind,
-        *ids: str,
-        refs: tuple[Ref, ...] = (),
-        states: dict[str, State] | None = None,
-        answer: Answer = "accepted",
-        bound: int | None = None,
-        lasts: int = 1,
-    ) -> Ref:
-        """One more call; what names the first of its jobs."""
-        moment = 2 * len(self)
-        call = Call(
-            len(self),
-            kind,
-            "w1",
-            moment,
-            0.0,
-            moment + lasts,
-            0.0,
-            ids=(*(states or ()), *ids),
-            refs=refs,
-            states=states,
-            answer=answer,
-            bound=bound,
-        )
-        self.append(call)
-        return Ref(call.index, ids[0] if ids else "")
-
-    def told(self, *, by_worker: bool = False) -> str:
-        """What contradicts what, and nothing where nothing does."""
-        found = contradiction(self, by_worker=by_worker)
-        return f"{found.operation}: {found.because}" if found else ""
-
-
-def claimed_calls() -> tuple[Calls, Ref]:
-    """A job that was enqueued and claimed, and what names it."""
-    calls = Calls("7")
-    return calls, calls.add("claim", "7")
-
-
 # --- in histories -------------------------------------------------------------------------------
 
 
-def test_two_jobs_have_two_ids() -> None:
-    """An id that is answered for two jobs, none of which was ever claimed, is enqueue's fault."""
-    calls = Calls("7")
-    calls.add("enqueue", "7")
-    assert calls.told().startswith("enqueue: enqueue answered the id 7 for two jobs")
-
-
-@pytest.mark.parametrize("between", ["claim", "recover", "cleanup"])
-def test_an_id_is_not_used_again(between: CallKind) -> None:
-    """Once its job may have come to its end, another one's late operation would be about it."""
-    calls = Calls("7")
-    calls.add(between, *(["7"] if between in {"claim", "recover"} else []))
-    calls.add("enqueue", "7")
-    assert calls.told().startswith("enqueue: enqueue answered the id 7 again, which another job")
-
-
-@pytest.mark.parametrize(("between", "answer"), [("restart", "accepted"), ("claim", "unknown")])
-def test_what_a_fault_has_taken_away_may_be_given_out_again(
-    between: CallKind, answer: Answer
-) -> None:
-    """A sequence that was not written down goes back, and that is judged elsewhere."""
-    calls = Calls("7")
-    calls.add(between, answer=answer)
-    calls.add("enqueue", "7")
-    assert not calls.told()
-
-
-def test_a_recovered_job_was_enqueued() -> None:
-    """An id that recover answers and no enqueue did is recover's fault."""
-    calls = Calls("7")
-    calls.add("recover", "8")
-    assert calls.told().startswith("recover: recover answered the id 8")
-
-
-@pytest.mark.parametrize("answer", ["unknown", "error"])
-def test_a_recovered_job_may_be_one_whose_enqueue_was_not_answered(answer: Answer) -> None:
-    """Where an enqueue has no answer, the job that nobody knows is its."""
-    calls = Calls()
-    calls.add("enqueue", answer=answer)
-    calls.add("recover", "8")
-    assert not calls.told()
-
-
-def test_a_job_may_be_recovered_before_its_enqueue_is_answered() -> None:
-    """What an enqueue has committed is there before its producer hears of it."""
-    calls = Calls()
-    calls.add("recover", "8", lasts=9)
-    calls.add("enqueue", "8")
-    assert not calls.told()
-
-
-def test_a_batch_is_accepted_of_what_was_given() -> None:
-    """An accepted id that the batch did not name is complete_many's fault."""
-    calls, claimed = claimed_calls()
-    calls.add("complete_many", "9", refs=(claimed,))
-    assert calls.told() == (
-        "complete_many: complete_many answered the id 9, which it was not given"
-    )
-
-
-def test_a_list_that_leaves_out_a_job_that_comes_later_is_wrong() -> None:
-    """What is claimed after a quiet look was there, and the list lacked it."""
-    calls = Calls("7")
-    calls.add("jobs", states={})
-    assert not calls.told()  # it may be lost
-    calls.add("claim", "7")
-    assert calls.told() == (
-        "jobs: jobs left out job 7, which had been enqueued and not ended, and it was claimed "
-        "afterwards; list it, or leave the block out"
-    )
-
-
-def test_a_list_that_leaves_out_a_job_in_hand_is_wrong() -> None:
-    """What its holder completes after a quiet look was there."""
-    calls, claimed = claimed_calls()
-    calls.add("jobs", states={})
-    calls.add("complete", refs=(claimed,))
-    assert "left out job 7" in calls.told()
-
-
-def test_a_lost_claim_proves_nothing() -> None:
-    """After a lease may have run out, a completion is accepted of a job that is gone."""
-    calls, claimed = claimed_calls()
-    calls.add("jobs", states={})
-    calls.add("advance")
-    calls.add("complete", refs=(claimed,))
-    assert not calls.told()
-
-
-@pytest.mark.parametrize("by_worker", [True, False])
-def test_a_heartbeat_that_names_a_worker_proves_nothing(*, by_worker: bool) -> None:
-    """A worker whose job is over lives on, and may say so."""
-    calls, claimed = claimed_calls()
-    calls.add("advance")
-    calls.add("claim")
-    calls.add("jobs", states={"7": "completed"})
-    calls.add("heartbeat", refs=(claimed,))
-    assert ("extended" in calls.told(by_worker=by_worker)) == (not by_worker)
-
-
-@pytest.mark.parametrize("kind", ["complete", "fail"])
-def test_a_job_that_has_ended_may_be_gone(kind: CallKind) -> None:
-    """A list need not hold what was completed or failed."""
-    calls, claimed = claimed_calls()
-    calls.add(kind, refs=(claimed,))
-    calls.add("jobs", states={})
-    assert not calls.told()
-
-
-@pytest.mark.parametrize("kind", ["claim", "terminate"])
-def test_only_a_quiet_look_counts(kind: CallKind) -> None:
-    """While an operation is under way, or after a fault, a list may say anything."""
-    calls = Calls("7")
-    calls.add(kind, lasts=9)
-    calls.add("jobs", states={})
-    calls.add("claim", "7")
-    assert not calls.told()
-
-
-def test_what_nothing_has_ended_is_not_listed_as_ended() -> None:
-    """A job that is claimed later was not completed."""
-    calls = Calls("7")
-    calls.add("jobs", states={"7": "completed"})
-    calls.add("claim", "7")
-    assert "reported job 7 as completed, although nothing had ended it" in calls.told()
-
-
-@pytest.mark.parametrize(("bound", "wrong"), [(2, True), (1, False), (None, False)])
-def test_a_job_with_attempts_left_is_not_listed_as_failed(bound: int | None, wrong: bool) -> None:  # noqa: FBT001
-    """What is to be tried again is queued; what has failed for good and runs again is judged."""
-    calls = Calls()
-    calls.add("enqueue", "7", bound=bound)
-    claimed = calls.add("claim", "7")
-    calls.add("fail", refs=(claimed,))
-    calls.add("jobs", states={"7": "failed"})
-    calls.add("claim", "7")
-    assert wrong == ("which had attempts left" in calls.told())
+@cases("""
+    an id that is answered for two jobs, none of which was ever claimed, is enqueue's fault
+        enqueue 7; enqueue 7 => enqueue: enqueue answered the id 7 for two jobs
+    an id is not used again after a claim: another job's late operation would be about it
+        enqueue 7; w1 claims 7; enqueue 7
+        => enqueue: enqueue answered the id 7 again, which another job
+    an id is not used again after a recovery
+        enqueue 7; recover 7; enqueue 7
+        => enqueue: enqueue answered the id 7 again, which another job
+    an id is not used again after a cleanup
+        enqueue 7; cleanup; enqueue 7
+        => enqueue: enqueue answered the id 7 again, which another job
+    a sequence that a killed server had not written down goes back, and is judged elsewhere
+        enqueue 7; restart; enqueue 7 => holds
+    a sequence that a lost claim may have left behind goes back, and is judged elsewhere
+        enqueue 7; w1 claims -> unknown; enqueue 7 => holds
+    an id that recover answers and no enqueue did is recover's fault
+        enqueue 7; recover 8 => recover: recover answered the id 8
+    where an enqueue has no answer, the job that nobody knows is its
+        begin enqueue; end producer -> unknown; recover 8 => holds
+    where an enqueue was answered by an error, the job that nobody knows is its
+        begin enqueue; end producer -> error; recover 8 => holds
+    what an enqueue has committed is there before its producer hears of it
+        begin recover; enqueue 8; end reaper 8 => holds
+    an accepted id that the batch did not name is complete_many's fault
+        enqueue 7; w1 claims 7; w1 batches 7 -> 9
+        => complete_many: complete_many answered the id 9, which it was not given
+    a list that leaves out a job may be right, as the job may be lost
+        enqueue 7; jobs => holds
+    what is claimed after a quiet look was there, and the list lacked it
+        enqueue 7; jobs; w1 claims 7
+        => jobs: jobs left out job 7, which had been enqueued and not ended, and it was claimed
+        afterwards; list it, or leave the block out
+    what its holder completes after a quiet look was there
+        enqueue 7; w1 claims 7; jobs; w1 completes 7
+        => jobs: jobs left out job 7, which had been enqueued and not ended, and it was completed
+    after a lease may have run out, a completion is accepted of a job that is gone
+        enqueue 7; w1 claims 7; jobs; advance; w1 completes 7 => holds
+    a worker whose job is over lives on, and may say so
+        enqueue 7; w1 claims 7; advance; w1 claims; jobs 7=completed; w1 beats 7
+        => holds where by_worker=True
+    a job that is over is not extended
+        enqueue 7; w1 claims 7; advance; w1 claims; jobs 7=completed; w1 beats 7
+        => jobs: jobs reported job 7 as completed, although nothing had ended it, and it was extended
+    a list need not hold what was completed
+        enqueue 7; w1 claims 7; w1 completes 7; jobs => holds
+    a list need not hold what has failed
+        enqueue 7; w1 claims 7; w1 fails 7; jobs => holds
+    while an operation is under way a list may say anything
+        enqueue 7; begin w2 claims; jobs; w1 claims 7; end w2 => holds
+    after a fault a list may say anything
+        enqueue 7; begin terminate; jobs; w1 claims 7; end nemesis => holds
+    a job that is claimed later was not completed
+        enqueue 7; jobs 7=completed; w1 claims 7
+        => jobs: jobs reported job 7 as completed, although nothing had ended it
+    what is to be tried again is queued, and not listed as failed
+        enqueue 7 bound=2; w1 claims 7; w1 fails 7; jobs 7=failed; w1 claims 7
+        => jobs: jobs reported job 7 as failed, which had attempts left
+    what has failed for good and runs again is judged
+        enqueue 7 bound=1; w1 claims 7; w1 fails 7; jobs 7=failed; w1 claims 7 => holds
+    what has failed where no attempts are promised and runs again is judged
+        enqueue 7; w1 claims 7; w1 fails 7; jobs 7=failed; w1 claims 7 => holds
+""")
+def test_what_contradicts_what_in_a_history(case: Case) -> None:
+    """The operation that is at fault, and what it answered; nothing where nothing contradicts."""
+    calls = Told(case.story).history.calls
+    found = contradiction(calls, by_worker=case.facts.get("by_worker", False))
+    if case.breaks:
+        assert found is not None
+        assert f"{found.operation}: {found.because}".startswith(case.breaks[0])
+    else:
+        assert found is None
 
 
 # --- in queues ----------------------------------------------------------------------------------
