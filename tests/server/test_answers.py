@@ -78,7 +78,8 @@ JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
         => holds where by_worker=True
     a job that is over is not extended
         enqueue 7; w1 claims 7; advance; w1 claims; jobs 7=completed; w1 beats 7
-        => jobs: jobs reported job 7 as completed, although nothing had ended it, and it was extended
+        => jobs: jobs reported job 7 as completed, although nothing had ended it, and it was
+        extended
     a list need not hold what was completed
         enqueue 7; w1 claims 7; w1 completes 7; jobs => holds
     a list need not hold what has failed
