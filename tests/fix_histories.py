@@ -20,6 +20,7 @@ VERBS: dict[str, CallKind] = {
     "fails": "fail",
     "beats": "heartbeat",
     "batches": "complete_many",
+    "recovers": "recover",
     "crashes": "crash",
     "starts": "start",
 }
@@ -53,7 +54,8 @@ class Told:
 
         `enqueue 1 2 bound=3`, `w1 claims 1`, `w1 completes 1 -> rejected`: a call and its answer,
         of a worker as it knows the job by its last claim. `w1 runs 1` claims and completes.
-        `begin w1 claims` and `end w1 1`: other events stand between a call and its answer.
+        `begin w1 claims waits=w2` and `end w1 1`: other events stand between a call and its answer.
+        `end all`: in the order of beginning. `-> error: 23505`: the answer has a message.
         `+31`: seconds pass, and a lease has 30. `left 1=failed`: what `jobs` reports at the end.
         `all completed`: it reports this of every job.
         """
@@ -68,7 +70,8 @@ class Told:
             name: NUMBERS.get(name, str)(value) for name, value in re.findall(r"(\w+)=(\S+)", asked)
         }
         known: dict[str, Answer] = {one: one for one in get_args(Answer)}
-        answer = known.get(told, "accepted")
+        word, _, error = told.partition(": ")
+        answer = known.get(word, "accepted")
         match words:
             case ["left"]:
                 self.history.final = facts
@@ -80,6 +83,8 @@ class Told:
                 call = self._asked(what, facts)
                 self.open[call.actor] = call
                 call.answer = answer if told else call.answer
+            case ["end", "all"]:
+                self.tell("; ".join(f"end {actor}" for actor in self.open))
             case ["end", actor, *ids]:
                 self.end(self.open.pop(actor), *ids, answer=answer)
             case ["enqueue", first, *others]:
@@ -87,16 +92,20 @@ class Told:
                     self.end(self._asked(["enqueue"], facts), job)
             case [worker, "runs", job]:
                 self.tell(f"{worker} claims {job}; {worker} completes {job}")
-            case ["recover", *ids] | [_, "claims", *ids]:
+            case ["recover", *ids] | [_, "claims" | "recovers", *ids]:
                 self.end(self._asked(words, facts), *ids, answer=answer)
             case ["jobs"]:
                 self.end(self._asked(words, facts), *facts)
             case _:
-                ids = [] if told in known else told.split()
-                self.end(self._asked(words, facts), *ids, answer=answer)
+                call = self._asked(words, facts)
+                call.error = error
+                self.end(call, *([] if word in known else told.split()), answer=answer)
 
     def _asked(self, words: list[str], facts: dict[str, Any]) -> Call:
         """The invocation of an operation, with what is said of it."""
+        if blocker := facts.pop("waits", ""):
+            held = self.open.get(blocker)
+            facts["waits"] = (LockWait(blocker, held.index if held else None),)
         if words[0] in OTHERS:
             actor, kind = OTHERS[words[0]]
             return self.begin(kind, actor, **({"states": facts} if kind == "jobs" else facts))

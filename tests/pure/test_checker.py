@@ -325,58 +325,29 @@ def test_what_completes_and_claims_is_no_other_worker(
 # --- waits: rule 10 -----------------------------------------------------------------------------
 
 
-def waiting(kind: CallKind, blocker: CallKind | None) -> list[str]:
-    """What is said of an operation that had to wait for another worker's."""
-    told = Told("enqueue 1 2; w1 claims 1; w2 claims 2")
-    mine, theirs = told.claims["w1", "1"], told.claims["w2", "2"]
-    other = None
-    if blocker is not None:
-        refs = () if blocker in {"claim", "recover", "cleanup"} else (Ref(theirs.index, "2"),)
-        other = told.begin(blocker, "w2", refs=refs, limit=1)
-    refs = (Ref(mine.index, "1"),) if kind in {"complete", "fail", "heartbeat"} else ()
-    call = told.begin(kind, "w1" if kind != "recover" else "reaper", refs=refs, limit=1)
-    call.waits += (LockWait("w2", other.index if other else None),)
-    if other is not None:
-        told.end(other)
-    told.end(call)
-    return blocked(told.tell("w1 completes 1 -> error; left 1=running 2=running"))
+def is_blocked(story: str) -> bool:
+    """Whether somebody in a history waits who must not."""
+    return "non-blocking" in broken(Told(story).history)
 
 
-def blocked(history: History) -> list[str]:
-    """What is said of a history's waits."""
-    return [one for one in broken(history) if one == "non-blocking"]
+TWO = "enqueue 1 2; w1 claims 1; w2 claims 2"
+BUSY = ["begin w2 claims", "begin w2 completes 2", "begin w2 fails 2", "begin w2 beats 2"]
 
 
-@pytest.mark.parametrize("kind", ["claim", "heartbeat", "recover"])
-@pytest.mark.parametrize("blocker", ["claim", "complete", "fail", "heartbeat", None])
-def test_claim_heartbeat_and_recover_wait_for_nobody(
-    kind: CallKind, blocker: CallKind | None
-) -> None:
+@pytest.mark.parametrize("asked", ["w1 claims", "w1 beats 1", "recover"])
+@pytest.mark.parametrize("blocker", [*BUSY, pytest.param("", id="w2 between its calls")])
+def test_claim_heartbeat_and_recover_wait_for_nobody(asked: str, blocker: str) -> None:
     """Rule 10: waiting for another worker's claim, open job or a shared row breaks non-blocking."""
-    assert waiting(kind, blocker) == ["non-blocking"]
+    assert is_blocked(
+        f"{TWO}; {blocker}; begin {asked} waits=w2; end all; left 1=running 2=running"
+    )
 
 
-@pytest.mark.parametrize("kind", ["complete", "fail", "enqueue", "cleanup"])
-def test_complete_fail_enqueue_and_cleanup_may_wait(kind: CallKind) -> None:
+@pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "enqueue", "cleanup"])
+def test_complete_fail_enqueue_and_cleanup_may_wait(asked: str) -> None:
     """Rule 10: these may wait for whomever they like."""
-    assert waiting(kind, "claim") == []
-
-
-def meeting(kind: CallKind, blocker: CallKind, *, after: float, answered: bool = True) -> list[str]:
-    """What is said when one waits for the other, both of or for a job claimed a while ago."""
-    told = Told(f"enqueue 1; w1 claims 1; +{after}")
-    ref = (Ref(told.claims["w1", "1"].index, "1"),)
-    free = {"claim", "recover"}
-    other = told.begin(
-        blocker, "w1" if blocker not in free else "w2", refs=() if blocker in free else ref, limit=1
-    )
-    call = told.begin(
-        kind, "w1" if kind not in free else "w3", refs=() if kind in free else ref, limit=1
-    )
-    call.waits += (LockWait(other.actor, other.index),)
-    told.end(other, *(["1"] if answered and blocker in free else []))
-    told.end(call, answer="rejected" if kind == "heartbeat" and answered else "accepted")
-    return blocked(told.tell("left 1=running"))
+    told = f"{TWO}; begin w2 claims; begin {asked} waits=w2; end all; left 1=running 2=running"
+    assert not is_blocked(told)
 
 
 @pytest.mark.parametrize(("blocker", "found"), [("complete", []), ("claim", ["non-blocking"])])
@@ -392,44 +363,54 @@ def test_what_completes_and_claims_may_wait_as_a_completion_may(
     assert broken(told.completed("1")) in (found, ["no-lost-job", *found])
 
 
-@pytest.mark.parametrize("kind", ["claim", "recover"])
-@pytest.mark.parametrize("blocker", ["complete", "fail", "heartbeat", "recover"])
+LATE = "enqueue 1; w1 claims 1; +31"
+
+
+@pytest.mark.parametrize("asked", ["w3 claims", "w3 recovers"])
+@pytest.mark.parametrize(
+    ("blocker", "who", "ids"),
+    [
+        ("w1 completes 1", "w1", ""),
+        ("w1 fails 1", "w1", ""),
+        ("w1 beats 1", "w1", ""),
+        ("w2 recovers", "w2", "1"),
+    ],
+)
 def test_no_claim_or_recovery_waits_for_a_late_worker_or_a_reaper(
-    kind: CallKind, blocker: CallKind
+    asked: str, blocker: str, who: str, ids: str
 ) -> None:
     """Rule 10: not even for the operation of a worker whose lease has run out."""
-    assert meeting(kind, blocker, after=LEASE + 1) == ["non-blocking"]
+    told = f"{LATE}; begin {blocker}; begin {asked} waits={who}; end {who} {ids}; end w3"
+    assert is_blocked(f"{told}; left 1=running")
 
 
-@pytest.mark.parametrize("blocker", ["claim", "recover"])
-@pytest.mark.parametrize("answered", [True, False])
-def test_a_late_heartbeat_may_wait_for_what_takes_its_job(
-    blocker: CallKind, *, answered: bool
-) -> None:
+@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
+@pytest.mark.parametrize("ends", ["end w2 1; end w1 -> rejected", "end w2; end w1"])
+def test_a_late_heartbeat_may_wait_for_what_takes_its_job(blocker: str, ends: str) -> None:
     """Rule 10: also where the job is put back or buried, so that the claim does not answer it."""
-    assert meeting("heartbeat", blocker, after=LEASE + 1, answered=answered) == []
+    told = f"{LATE}; begin {blocker}; begin w1 beats 1 waits=w2; {ends}; left 1=running"
+    assert not is_blocked(told)
 
 
-@pytest.mark.parametrize("blocker", ["claim", "recover"])
-def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: CallKind) -> None:
+@pytest.mark.parametrize("blocker", ["w2 claims", "w2 recovers"])
+def test_a_heartbeat_waits_for_nobody_while_its_lease_is_fresh(blocker: str) -> None:
     """Rule 10: a claim or a recovery must leave alone what is alive."""
-    assert meeting("heartbeat", blocker, after=1, answered=False) == ["non-blocking"]
+    told = f"enqueue 1; w1 claims 1; +1; begin {blocker}; begin w1 beats 1 waits=w2; end all"
+    assert is_blocked(f"{told}; left 1=running")
 
 
-def test_a_workers_heartbeat_may_wait_for_an_operation_on_any_of_its_jobs() -> None:
-    """Rules 3 and 10: a heartbeat of the whole worker names every job that the worker claimed."""
-    told = Told("enqueue 1 2; w1 claims 1; +15; w1 claims 2; +16; begin recover; begin w1 beats 2")
-    told.open["w1"].waits += (LockWait("reaper", told.open["reaper"].index),)
-    told.tell("end reaper 1; end w1; w1 completes 2; w1 completes 1 -> rejected")
-    told.tell("w2 runs 1; left 1=completed 2=completed")
-    assert broken(told.history, declared(worker_heartbeat=True)) == []
-
-
-def test_who_races_another_for_a_job_waits_for_it_and_that_is_one_violation() -> None:
-    """Rule 21: two claims of one job are single-claim; that one waited is not judged as well."""
-    told = Told("enqueue 1; begin w1 claims; begin w2 claims")
-    told.open["w2"].waits += (LockWait("w1", told.open["w1"].index),)
-    assert broken(told.tell("end w1 1; end w2 1; left 1=running")) == ["single-claim"]
+@cases("""
+    rule 3: a worker's heartbeat may wait for an operation on any job that it has claimed
+        enqueue 1 2; w1 claims 1; +15; w1 claims 2; +16; begin recover;
+        begin w1 beats 2 waits=reaper; end reaper 1; end w1; w1 completes 2;
+        w1 completes 1 -> rejected; w2 runs 1; all completed => holds where worker_heartbeat=True
+    rule 21: of two claims of one job one waits for the other, which is not judged as well
+        enqueue 1; begin w1 claims; begin w2 claims waits=w1; end w1 1; end w2 1; left 1=running
+        => single-claim
+""")
+def test_who_may_wait_for_whom(case: Case) -> None:
+    """Rule 10: a wait is judged by what both sides are about."""
+    assert judged(case) == case.breaks
 
 
 # --- jobs that do not come back: rules 15 and 21 ------------------------------------------------
@@ -637,58 +618,48 @@ def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
 
 # --- errors that are refusals: rule 7 -----------------------------------------------------------
 
-REFUSED = "23505: duplicate key value violates unique constraint"
+REFUSED = "error: 23505: duplicate key value violates unique constraint"
 
 
-def erring(told: Told, kind: CallKind, worker: str, job: str, error: str = REFUSED) -> History:
-    """The history, with an operation on a claimed job that is answered by an error."""
-    ref = Ref(told.claims[worker, job].index, job)
-    call = told.begin(kind, worker, refs=(ref,))
-    call.error = error
-    told.end(call, answer="error")
-    return told.history
-
-
-@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
-def test_an_error_that_nobody_else_has_caused_is_a_refusal(kind: CallKind) -> None:
+@pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "w1 beats 1"])
+def test_an_error_that_nobody_else_has_caused_is_a_refusal(asked: str) -> None:
     """Rule 7: a fresh holder who gets nothing but errors has lost the job that it holds."""
-    history = erring(Told("enqueue 1; w1 claims 1"), kind, "w1", "1")
+    history = Told(f"enqueue 1; w1 claims 1; {asked} -> {REFUSED}").history
     assert broken(history) == ["live-lease"]
     assert broken(history, declared(lease=None)) == []  # nor is a refusal judged there
     paced = broken(history, declared(paced=True))
-    assert paced == ([] if kind == "fail" else ["live-lease"])  # that is backoff's to judge
+    assert paced == ([] if "fails" in asked else ["live-lease"])  # that is backoff's to judge
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "facts"),
+    "story",
     [
-        pytest.param("", "w1 completes 1", declared(), id="it succeeds later"),
-        pytest.param("+30", "", declared(), id="its lease is over"),
-        pytest.param("begin w2 claims", "end w2", declared(), id="it meets somebody"),
-        pytest.param("terminate", "", declared(), id="it meets a fault"),
-        pytest.param("+31; recover 1; w2 runs 1", "", declared(), id="it has lost the job"),
-        pytest.param("w1 completes 1", "", declared(), id="it has ended the job"),
-        pytest.param("w2 starts", "", declared(), id="another worker starts"),
-        pytest.param("w1 beats 1", "", declared(renews=True), id="its token may be another now"),
+        f"w1 completes 1 -> {REFUSED}; w1 completes 1",
+        f"+30; w1 completes 1 -> {REFUSED}",
+        f"begin w2 claims; w1 completes 1 -> {REFUSED}; end w2",
+        f"terminate; w1 completes 1 -> {REFUSED}",
+        f"+31; recover 1; w2 runs 1; w1 completes 1 -> {REFUSED}",
+        f"w1 completes 1; w1 completes 1 -> {REFUSED}",
+        f"w2 starts; w1 completes 1 -> {REFUSED}",
+        "w1 completes 1 -> error: 40001: of the server's own",
     ],
+    ids=["again", "late", "met", "fault", "lost", "ended", "begun", "server"],
 )
-def test_an_error_with_another_cause_is_none(before: str, after: str, facts: Declared) -> None:
-    """Rule 7: who meets or has lost something was not refused, nor who succeeds later."""
-    told = Told(f"enqueue 1; w1 claims 1; {before}")
-    erring(told, "complete", "w1", "1")
-    assert "live-lease" not in broken(told.tell(after), facts)
+def test_an_error_with_another_cause_is_none(story: str) -> None:
+    """Who succeeds later, has lost the job, met somebody or met a fault was not refused it."""
+    assert "live-lease" not in broken(Told(f"enqueue 1; w1 claims 1; {story}").history)
 
 
-def test_an_error_of_the_servers_own_is_no_refusal() -> None:
-    """Rule 7: a serialization failure says nothing of the job."""
-    history = erring(Told("enqueue 1; w1 claims 1"), "complete", "w1", "1", "40001: ")
-    assert "live-lease" not in broken(history)
+def test_an_error_after_a_heartbeat_may_be_of_an_old_token() -> None:
+    """Where a heartbeat answers a new token its worker cannot have known it yet."""
+    told = Told(f"enqueue 1; w1 claims 1; w1 beats 1; w1 completes 1 -> {REFUSED}")
+    assert "live-lease" not in broken(told.history, declared(renews=True))
 
 
 def test_an_error_of_a_fail_is_the_job_s_where_others_fail_at_that_attempt() -> None:
     """Where a wait is declared, what fails at an attempt for every job is backoff's to judge."""
-    told = Told("enqueue 1 2; w1 claims 1; w1 fails 1; w2 claims 2")
-    assert broken(erring(told, "fail", "w2", "2"), declared(paced=True)) == ["live-lease"]
+    told = Told(f"enqueue 1 2; w1 claims 1; w1 fails 1; w2 claims 2; w2 fails 2 -> {REFUSED}")
+    assert broken(told.history, declared(paced=True)) == ["live-lease"]
 
 
 # --- who has lost or ended a job: rules 6 and 7 -------------------------------------------------
