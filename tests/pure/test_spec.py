@@ -86,6 +86,15 @@ CLAIM = call("claim", 1.0, 2.0)
 AFTER = CLAIM.ended + LEASE  # its lease has certainly run out
 
 
+def acts(story: str) -> list[Act]:
+    """What the calls of a history meant for its one job, in the order of their answers."""
+    calls = Told(story).history.calls
+    return [
+        act(made, calls[made.refs[0].call] if made.refs else None, made.answer)
+        for made in sorted(calls, key=lambda made: made.ended)
+    ]
+
+
 # --- what is blamed, and what is not ------------------------------------------------------------
 
 
@@ -200,20 +209,59 @@ AFTER = CLAIM.ended + LEASE  # its lease has certainly run out
 def test_the_last_act_of_a_life_is_blamed_by_the_rules(case: Case) -> None:
     """All before it is legal; it breaks the guarantee, or is legal in one of the job's states."""
     rules = replace(LEASED, **case.facts)
-    calls = Told(case.story).history.calls
-    *before, last = (
-        act(made, calls[made.refs[0].call] if made.refs else None, made.answer)
-        for made in sorted(calls, key=lambda made: made.ended)
-    )
+    *before, last = acts(case.story)
     assert blamed(rules, life(rules, *before), last) == set(case.breaks)
 
 
+@cases("""
+    a queued job that is due runs after a claim
+        enqueue 1; w1 claims 1 => running
+    a recovered job with attempts left is queued again
+        enqueue 1 bound=2; w1 claims 1; +31; recover 1 => queued
+    rule 14: recover names what it acted on, and no other job is the worse for it
+        enqueue 1; recover 1 => queued
+    a claim whose answer was lost may have taken the job
+        enqueue 1; w1 claims -> unknown => queued or running
+    an enqueue whose answer was lost never brings a finished job back
+        enqueue 1; w1 claims 1; w1 completes 1; begin enqueue; end producer -> unknown
+        => completed
+    rule 19: where the transaction is the claim, a crash frees the job at once
+        enqueue 1; w1 claims 1; w1 crashes; w2 claims 1 => running where lease=None held=True
+    a completed job stays completed, whatever became of a complete
+        enqueue 1; w1 claims 1; w1 completes 1; w1 completes 1 -> unknown => completed
+    a completed job stays completed, whatever became of a fail
+        enqueue 1; w1 claims 1; w1 completes 1; w1 fails 1 -> unknown => completed
+    a completed job stays completed, whatever became of a heartbeat
+        enqueue 1; w1 claims 1; w1 completes 1; w1 beats 1 -> unknown => completed
+    a stale job that should fail has failed after a recovery
+        enqueue 1; w1 claims 1; w1 crashes; +48; recover 1 => failed where stale_fails=True
+""")
+def test_a_life_leads_to_these_phases(case: Case) -> None:
+    """All of it is legal, and where several are possible each is kept in mind."""
+    states = life(replace(LEASED, **case.facts), *acts(case.story))
+    assert phases(states) == {Phase(one) for one in case.breaks[0].split(" or ")}
+
+
+def test_a_claim_whose_answer_was_lost_has_no_worker() -> None:
+    """Whoever it was is gone."""
+    states = life(LEASED, *acts("enqueue 1; w1 claims -> unknown"))
+    assert all(job.crashed for job in states if job.phase == Phase.RUNNING)
+
+
+def test_a_held_job_is_nobody_elses() -> None:
+    """As long as the transaction of its claim is open nobody gets the job."""
+    *before, last = acts("enqueue 1; w1 claims 1; w2 claims 1")
+    breach = blamed(HELD, life(HELD, *before), last)
+    assert breach <= {"single-claim", "live-lease"}
+    assert breach
+
+
+def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
+    """Where the queue declares no max_attempts no number of attempts is too many."""
+    assert life(TAKES_OVER, *acts("enqueue 1" + "; w1 claims 1; w1 crashes; +99" * 50))
+
+
 # --- enqueue and claim --------------------------------------------------------------------------
-
-
-def test_a_job_that_was_enqueued_may_be_claimed() -> None:
-    """A queued job that is due runs after a claim."""
-    assert phases(life(LEASED, enqueued(), act(CLAIM))) == {Phase.RUNNING}
 
 
 def test_a_claim_before_the_enqueue_is_early() -> None:
@@ -270,17 +318,6 @@ def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
     assert phases(states) == {Phase.QUEUED, Phase.FAILED}
     ended = [job for job in states if job.phase == Phase.FAILED]
     assert blamed(LEASED, ended, act(call("complete", AFTER + 1), CLAIM)) == {"fencing"}
-
-
-def test_recover_does_not_end_a_job_that_has_attempts_left() -> None:
-    """A recovered job with attempts left is queued again."""
-    recovered = act(call("recover", AFTER + 0.5, actor="reaper"))
-    assert phases(life(LEASED, enqueued(bound=2), act(CLAIM), recovered)) == {Phase.QUEUED}
-
-
-def test_recover_may_answer_jobs_that_need_nothing() -> None:
-    """Rule 14: recover names what it acted on; no other job is the worse for it."""
-    assert phases(life(LEASED, enqueued(), act(call("recover", 1.0)))) == {Phase.QUEUED}
 
 
 # --- the end of a claim: rules 6 and 21 ---------------------------------------------------------
@@ -371,17 +408,6 @@ def test_a_job_that_runs_again_is_graver_than_the_operation_that_did_it() -> Non
     assert blamed(LEASED, revived, act(call("claim", 5.0, actor="w2"))) == {"final-state"}
 
 
-# --- attempts: rule 12 --------------------------------------------------------------------------
-
-
-def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
-    """Where the queue declares no max_attempts no number of attempts is too many."""
-    acts = [enqueued()]
-    for n in range(50):
-        acts += [act(call("claim", 100.0 * n + 1)), act(call("crash", 100.0 * n + 2))]
-    assert life(TAKES_OVER, *acts)
-
-
 # --- answers that were lost: rules 7 and 16 -----------------------------------------------------
 
 
@@ -396,40 +422,6 @@ def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: CallK
     assert set(before) < set(after)
 
 
-def test_a_claim_whose_answer_was_lost_has_no_worker() -> None:
-    """A claim of unknown outcome may have taken the job; whoever it was is gone."""
-    lost = Act(CLAIM, "claim", "unknown")
-    states = life(LEASED, enqueued(), lost)
-    assert phases(states) == {Phase.QUEUED, Phase.RUNNING}
-    assert all(job.crashed for job in states if job.phase == Phase.RUNNING)
-
-
-def test_an_enqueue_whose_answer_was_lost_changes_no_other_job() -> None:
-    """An unknown enqueue may have made a job, but never brings a finished one back."""
-    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
-    lost = Act(call("enqueue", 4.0, actor="producer"), "enqueue", "unknown")
-    after = [job for state in done for job in legal(step(LEASED, state, lost))]
-    assert phases(after) == {Phase.COMPLETED}
-
-
-# --- held transactions: rules 13 and 19 ---------------------------------------------------------
-
-
-def test_a_crash_rolls_a_held_claim_back() -> None:
-    """Rule 19: where the transaction is the claim, a crash frees the job at once."""
-    crashed = act(call("crash", 3.0))
-    again = act(call("claim", 4.0, actor="w2"))
-    assert phases(life(HELD, enqueued(), act(CLAIM), crashed, again)) == {Phase.RUNNING}
-
-
-def test_a_held_job_is_nobody_elses() -> None:
-    """As long as the transaction of its claim is open nobody gets the job."""
-    running = life(HELD, enqueued(), act(CLAIM))
-    breach = blamed(HELD, running, act(call("claim", 4.0, actor="w2")))
-    assert breach <= {"single-claim", "live-lease"}
-    assert breach
-
-
 # --- crashes ------------------------------------------------------------------------------------
 
 
@@ -439,17 +431,8 @@ def test_a_crash_of_somebody_else_changes_nothing() -> None:
     assert life(LEASED, enqueued(), act(CLAIM), act(call("crash", 3.0, actor="w2"))) == running
 
 
-@pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat"])
-def test_a_lost_answer_does_not_wake_a_finished_job(kind: CallKind) -> None:
-    """Whatever became of the operation, a completed job stays completed."""
-    done = (enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
-    lost = act(call(kind, 5.0), CLAIM, "unknown")
-    assert phases(life(LEASED, *done, lost)) == {Phase.COMPLETED}
-
-
 # --- the header's words -------------------------------------------------------------------------
 
-STALE_FAILS = replace(LEASED, stale_fails=True)
 ONE_EACH = replace(LEASED, one_each=True)
 
 
@@ -460,13 +443,6 @@ def test_another_operation_may_beat_for_what_its_worker_holds() -> None:
     (signed,) = legal(step(LEASED, job, Act(call("claim", 25), "sign")))
     assert (signed.fresh_until, signed.stale_after) == (job.fresh_until, 25.001 + LEASE)
     assert [job] == legal(step(LEASED, job, Act(call("claim", 25, actor="w2"), "sign")))
-
-
-def test_a_stale_job_that_should_fail_never_runs_again() -> None:
-    """A recovery ends it, and does not give it back."""
-    gone = (act(call("enqueue", 0)), act(call("claim", 1)), act(call("crash", 2)))
-    failed = life(STALE_FAILS, *gone, act(call("recover", 50)))
-    assert phases(failed) == {Phase.FAILED}
 
 
 def test_a_claim_that_answers_what_runs_out_meanwhile_may_begin_no_attempt() -> None:
