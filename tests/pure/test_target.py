@@ -163,16 +163,6 @@ def test_a_class_may_have_names_of_its_own(write: Write) -> None:
     assert resolve(f"{module}:Mine").lease is not None
 
 
-def test_a_misspelt_fact_of_a_client_is_named(write: Write) -> None:
-    """A class whose library owns its connections is read as closely."""
-    client = "from queueproof import Client\nclass Mine(Client):\n    max_attempt = 4\n" + "".join(
-        f"    def {name}(self): ...\n" for name in ("install", "enqueue", "claim")
-    )
-    module = write(client)
-    with pytest.raises(QueueproofError, match=rf"^{module}.py:3: .*did you mean 'max_attempts'"):
-        resolve(f"{module}:Mine")
-
-
 def test_an_exception_of_the_queue_is_its_own(write: Write) -> None:
     """What a queue's code raises while it runs is the user's error, at the user's line."""
     module = write(SOUND.replace('str(row["id"])', 'str(row["no_id"])', 1))

@@ -63,7 +63,7 @@ def does(*do: object) -> str:
 def test_tokens_that_were_written_are_read() -> None:
     """A program, and what each probe writes."""
     digest, guarantee, seed, data = told_by(story())
-    assert (digest, guarantee, seed) == ("0123456789ab", "fencing", 7)
+    assert (digest, guarantee, seed, data) == ("0123456789ab", "fencing", 7, STORY)
     assert Program.from_data(data["program"]) == PROGRAM
     for filling in DEEP:
         told_by(probe("claim-limit", [list(filling), next(iter(PLANNERS)), 3]))
@@ -92,6 +92,15 @@ def test_what_is_written_is_what_is_read(kind: type, value: object) -> None:
 
 
 WRONG = {
+    "nothing": ("", "not a replay token"),
+    "a word": ("nonsense", "not a replay token"),
+    "a letter": ("A", "not a replay token"),
+    "another letter": ("é", "not a replay token"),
+    "an end too early": ("eJwBAAD__wAAAAE", "not a replay token"),
+    "an older version": (
+        encode_token("0123456789ab", "fencing", 7, program=[], schedule=[]),
+        "older queueproof",
+    ),
     "null": (packed("null"), "not a replay token"),
     "a number": (packed("5"), "not a replay token"),
     "too few": (packed([1, 2]), "not a replay token"),

@@ -179,6 +179,7 @@ def test_the_digest_is_the_class(write: Write) -> None:
         (("worker, limit", "worker, limt"), 15, "claim cannot be given 'limt'; did you mean"),
         (("(seconds=30)", "(0)"), 5, "lease = datetime.timedelta(0) is none of its values"),
         (("    lease", "    breaks = {'ordr': 'x'}\n    lease"), 5, "did you mean 'order'"),
+        (("    lease", "    max_attempt = 4\n    lease"), 6, "did you mean 'max_attempts'"),
     ],
 )
 def test_a_mistake_in_a_class_is_shown_with_its_line(

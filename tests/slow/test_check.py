@@ -158,28 +158,6 @@ def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
     assert [judgement.verdict for judgement in card.guarantees] == ["not-offered"] * 2
 
 
-def test_a_token_holds_what_was_put_into_it() -> None:
-    """A token is read back as it was written."""
-    program = [[[0, 0.5, 1]], [], []]
-    data = {"program": program, "schedule": [1, 0, 2], "under": {}, "broken": "fencing"}
-    token = encode_token("0123456789ab", "fencing", 7, **data)
-    assert decode_token(token) == ("0123456789ab", "fencing", 7, data)
-
-
-def test_a_token_of_an_older_version_is_refused() -> None:
-    """A token without the conditions of its story is no internal error."""
-    token = encode_token("0123456789ab", "fencing", 7, program=[], schedule=[])
-    with pytest.raises(QueueproofError, match="older queueproof"):
-        decode_token(token)
-
-
-@pytest.mark.parametrize("token", ["", "nonsense", "A", "é", "eJwBAAD__wAAAAE"])
-def test_what_is_no_token_is_refused(token: str) -> None:
-    """A token that was cut or mistyped is the user's error."""
-    with pytest.raises(QueueproofError, match="not a replay token"):
-        decode_token(token)
-
-
 def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
     """The program finds the defect wherever its statements stand by now, or sees it mended."""
     (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="quick").guarantees

@@ -243,15 +243,6 @@ def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
     assert "It does not happen any more, in any order." in mended.out
 
 
-def test_a_story_that_does_not_happen_again_exits_0(
-    broken: tuple[Ran, Path], check: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that a fix can be seen to work."""
-    monkeypatch.setattr("queueproof.examine.replay.replay", lambda _lab, _token: None)
-    token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
-    assert ((ran := check(BROKEN, "--replay", token)).code, "not happen" in ran.out) == (0, True)
-
-
 def test_the_queue_that_init_writes_passes(
     command: Command, check: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,17 +609,6 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
         True,
         bool(code),
     )
-
-
-def test_it_is_a_module_too() -> None:
-    """`python -m queueproof` is the command."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "queueproof", "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.startswith("queueproof ")
 
 
 # --- files --------------------------------------------------------------------------------------
