@@ -158,11 +158,14 @@ def test_an_explicit_transaction_is_stepped_statement_by_statement(lab_of: LabOf
     assert sent[:3] == ["BEGIN", "UPDATE", "COMMIT"]
 
 
-def test_the_clock_moves_for_workers_too(lab_of: LabOf) -> None:
-    """A delayed job is claimed once the database's clock has passed its time."""
+@pytest.mark.parametrize("time", ["now()", "CURRENT_TIMESTAMP"])
+def test_the_clock_moves_for_workers_too(lab_of: LabOf, time: str) -> None:
+    """A delayed job is claimed once it is due; a keyword is rewritten, and shown as it was."""
     later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
-    made = run(lab_of(), Program((Job(delay=60.0),), later))
+    lab = lab_of(("run_at <= now()", f"run_at <= {time}"))
+    made = run(lab, Program((Job(delay=60.0),), later))
     assert answers(made, "claim")[:2] == [("w1", "accepted", ()), ("w2", "accepted", ("1",))]
+    assert any(time in beat.text for beat in made.trace if beat.event == "sql")
 
 
 def test_a_crashed_worker_is_another_one_afterwards(lab_of: LabOf) -> None:
@@ -309,15 +312,6 @@ def test_a_worker_without_a_word_is_told_with_its_exit_status(server: Server) ->
         pass
 
 
-def test_every_form_of_the_time_moves_for_workers(lab_of: LabOf) -> None:
-    """CURRENT_TIMESTAMP is rewritten on its way to the server, and shown as it was."""
-    lab = lab_of(("run_at <= now()", "run_at <= CURRENT_TIMESTAMP"))
-    later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
-    made = run(lab, Program((Job(delay=60.0),), later))
-    assert answers(made, "claim")[1] == ("w2", "accepted", ("1",))
-    assert any("CURRENT_TIMESTAMP" in beat.text for beat in made.trace if beat.event == "sql")
-
-
 def test_an_answer_before_its_commit_is_refused(lab_of: LabOf) -> None:
     """Whether the COMMIT has arrived by then or not: the job may be lost with the connection."""
     begins = ('return {"jobs": db', 'db.execute("BEGIN"); return {"jobs": db')
@@ -347,15 +341,16 @@ REGISTERS = """
             db.execute("UPDATE workers SET name = name")
             return {}
         case "claim":"""
+BEGINS = (
+    ('        case "claim":', REGISTERS),
+    ('"operations": [', '"operations": ["start", '),
+    ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
+)
 
 
 def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
     """Each registers in each run anew, and none of them waits for a gate that nobody opens."""
-    lab = lab_of(
-        ('        case "claim":', REGISTERS),
-        ('"operations": [', '"operations": ["start", '),
-        ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
-    )
+    lab = lab_of(*BEGINS)
     for gate in ("statement", "row"):
         made = Runner(lab, conditions=Conditions(gate=gate)).run(TWO_CLAIMS)
         assert answers(made, "claim")[0] == ("w1", "accepted", ("1",))
@@ -367,11 +362,7 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
 
 def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:
     """Its program says when, and its statements stop as any others do."""
-    lab = lab_of(
-        ('        case "claim":', REGISTERS),
-        ('"operations": [', '"operations": ["start", '),
-        ("CREATE INDEX jobs_queued", "CREATE TABLE workers (name text); CREATE INDEX jobs_queued"),
-    )
+    lab = lab_of(*BEGINS)
     beside = Program(ONE, ((script("w1", claim()), script("w2", START, claim())),))
     made = Runner(lab).run(beside, [1, 1])
     assert [(c.actor, c.kind) for c in made.history.calls if c.actor in {"w1", "w2"}][:2] == [
