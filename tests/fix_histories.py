@@ -72,6 +72,7 @@ class Told:
         known: dict[str, Answer] = {one: one for one in get_args(Answer)}
         word, _, error = told.partition(": ")
         answer = known.get(word, "accepted")
+        assert not told or word in known or "batches" in words, event
         match words:
             case ["left"]:
                 self.history.final = facts
