@@ -23,7 +23,6 @@ def call(
     ended: float | None = None,
     actor: str = "w1",
     *,
-    delay: float = 0.0,
     bound: int | None = None,
 ) -> Call:
     """A call between two moments; without an end it takes a millisecond."""
@@ -36,7 +35,6 @@ def call(
         began=began,
         returned=round(ended * 10_000),
         ended=ended,
-        delay=delay,
         bound=bound,
     )
 
@@ -77,9 +75,9 @@ def blamed(rules: Rules, jobs: Sequence[Job], late: Act) -> set[str]:
     return breaches if breaches and all(isinstance(o, Breach) for o in outcomes) else set()
 
 
-def enqueued(*, delay: float = 0.0, bound: int | None = None) -> Act:
+def enqueued(*, bound: int | None = None) -> Act:
     """A job's enqueue at second 0."""
-    return act(call("enqueue", 0.0, delay=delay, bound=bound))
+    return act(call("enqueue", 0.0, bound=bound))
 
 
 CLAIM = call("claim", 1.0, 2.0)
@@ -149,6 +147,10 @@ def acts(story: str) -> list[Act]:
         => live-lease where recovers=False
     a lease runs out after a heartbeat too
         enqueue 1; w1 claims 1; +20; w1 beats 1; +31; w2 claims 1 => holds where recovers=False
+    rule 21: who claims a completed job breaks final-state
+        enqueue 1 bound=2; w1 claims 1; w1 completes 1; w2 claims 1 => final-state
+    rule 21: a finished job that a late fail revived is final-state once it is claimed
+        enqueue 1; w1 claims 1; w1 completes 1; w1 fails 1; w2 claims 1 => final-state
     rule 3: a worker's heartbeat is accepted whatever became of the job that it names
         enqueue 1; w1 claims 1; +31; w2 claims 1; w1 beats 1
         => holds where worker_heartbeat=True
@@ -323,27 +325,38 @@ def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
 # --- the end of a claim: rules 6 and 21 ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
+ENDED = [
+    pytest.param("enqueue 1; w1 claims 1; w1 completes 1", id="it is completed"),
+    pytest.param("enqueue 1 bound=1; w1 claims 1; w1 fails 1", id="it failed at its last attempt"),
+]
+TO_BE_TRIED_AGAIN = "enqueue 1 bound=2; w1 claims 1; w1 fails 1"
+
+
+@pytest.mark.parametrize("story", ENDED)
+@pytest.mark.parametrize("late", ["w1 completes 1", "w1 fails 1", "w1 beats 1"])
 @pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_what_follows_a_complete_changes_nothing(late: CallKind, answer: Answer) -> None:
-    """Rule 6: a holder that repeats itself may be told either, and its job stays completed."""
-    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
-    assert steps(done, act(call(late, 4.0), CLAIM, answer)) == done
+def test_what_follows_the_end_of_a_job_changes_nothing(
+    story: str, late: str, answer: Answer
+) -> None:
+    """Rule 6: a holder that repeats itself may be told either, and its job stays ended."""
+    *before, last = acts(f"{story}; {late} -> {answer}")
+    done = life(LEASED, *before)
+    assert steps(done, last) == done
 
 
-@pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
-@pytest.mark.parametrize("answer", ["accepted", "rejected"])
-def test_what_follows_the_last_fail_changes_nothing(late: CallKind, answer: Answer) -> None:
-    """Rule 6: a job that failed at its last attempt stays failed, whatever its holder repeats."""
-    failed = life(LEASED, enqueued(bound=1), act(CLAIM), act(call("fail", 3.0), CLAIM))
-    assert steps(failed, act(call(late, 4.0), CLAIM, answer)) == failed
-
-
-@pytest.mark.parametrize("late", ["fail", "heartbeat"])
-def test_what_follows_a_fail_with_attempts_left_changes_nothing(late: CallKind) -> None:
+@pytest.mark.parametrize("late", ["w1 fails 1", "w1 beats 1"])
+def test_what_follows_a_fail_with_attempts_left_changes_nothing(late: str) -> None:
     """Rule 6: a job that is to be tried again is not tried twice for a fail that is repeated."""
-    failed = life(LEASED, enqueued(bound=2), act(CLAIM), act(call("fail", 3.0), CLAIM))
-    assert steps(failed, act(call(late, 4.0), CLAIM)) == failed
+    *before, last = acts(f"{TO_BE_TRIED_AGAIN}; {late}")
+    failed = life(LEASED, *before)
+    assert steps(failed, last) == failed
+
+
+def test_a_job_that_failed_for_good_and_is_claimed_again_is_final_state() -> None:
+    """Rule 21: where its fail has ended it although it had attempts left."""
+    *before, last = acts(f"{TO_BE_TRIED_AGAIN}; w2 claims 1")
+    ended = [job for job in life(LEASED, *before) if job.phase != Phase.QUEUED]
+    assert blamed(LEASED, ended, last) == {"final-state"}
 
 
 def test_a_job_that_is_to_be_tried_again_may_be_completed_after_all() -> None:
@@ -386,26 +399,6 @@ def test_a_claim_that_was_taken_over_is_refused(late: CallKind, owner: str) -> N
     taken = life(TAKES_OVER, enqueued(), act(CLAIM), again)
     assert blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM)) == {"fencing"}
     assert not blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM, "rejected"))
-
-
-@pytest.mark.parametrize("ender", ["complete", "fail"])
-def test_a_finished_job_that_is_claimed_again_is_final_state(ender: CallKind) -> None:
-    """Rule 21: who claims a finished job breaks final-state."""
-    done = [
-        job
-        for job in life(LEASED, enqueued(bound=2), act(CLAIM), act(call(ender, 3.0), CLAIM))
-        if job.phase != Phase.QUEUED
-    ]
-    assert blamed(LEASED, done, act(call("claim", 4.0, actor="w2"))) == {"final-state"}
-
-
-def test_a_job_that_runs_again_is_graver_than_the_operation_that_did_it() -> None:
-    """Rule 21: a finished job that a late operation revived is final-state once it is claimed."""
-    done = life(LEASED, enqueued(), act(CLAIM), act(call("complete", 3.0), CLAIM))
-    revived = [
-        job for before in done for job in legal(step(LEASED, before, act(call("fail", 4.0), CLAIM)))
-    ]
-    assert blamed(LEASED, revived, act(call("claim", 5.0, actor="w2"))) == {"final-state"}
 
 
 # --- answers that were lost: rules 7 and 16 -----------------------------------------------------
