@@ -15,7 +15,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions, Gate
-from queueproof.schedule.programs import JobSpec, Program, claim, complete, in_turn, script
+from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.search.explore import explore
 from tests.fix_labs import LabOf
 from tests.fix_places import STRATEGIES, text_of
@@ -226,10 +226,11 @@ def told(run: Run) -> list[object]:
 @pytest.mark.parametrize("gate", ["statement", "row", "every", "query"])
 @pytest.mark.parametrize("form", SOUND)
 def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
-    """Workers that act in turn are told the same with a gate as without one."""
+    """Workers are told the same with a gate; they stop where somebody else may act."""
     lab = lab_of(SOUND[form])
-    stages = in_turn(script("w1", claim(), complete()), script("w2", claim(), claim()))
-    program = Program(ONE * 2, stages)
+    later = script("clock", advance(1.0))
+    first, second = script("w1", claim(), complete()), script("w2", claim(), claim())
+    program = Program(ONE * 2, ((first, later), (second, later)))
     plain = Runner(lab).run(program)
     gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
     assert told(plain) == told(gated)

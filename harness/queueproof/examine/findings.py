@@ -253,8 +253,8 @@ class Findings:
 
     def _shortened(self, failure: Failure) -> Failure:
         failure = reduced(self.runner(failure.conditions), self.declared, failure)
-        if failure.conditions.far:
-            near = replace(failure.conditions, far=False)
+        if failure.conditions.far or failure.conditions.gate:
+            near = replace(failure.conditions, far=False, gate=None)
             broken = failure.violation.guarantee
             found = find(
                 self.runner(near), self.declared, failure.program, broken, like=failure.like

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from queueproof.errors import OWN_SERVERS
@@ -24,10 +25,12 @@ from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.programs import DoKind, Program, Schedule
 from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
+from queueproof.space.situations import Space, drawn
 
 AT_ONCE = 5  # crowds
 CLOCKED = 4  # of so many crowds one is run again by workers with other zones and wrong clocks
 FAR = 3  # of so many units of them one with ids beyond an int4
+_INSIDE: Gate = "every"
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
 FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
@@ -175,10 +178,12 @@ class Examination:
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
         crowds = self._crowds()
-        drawn = [
+        random = [
             _Part("random programs", partial(self._draw, unit, ids), [unit]) for unit in crowds
         ]
-        parts = [*drawn, *parts]
+        units = list(self._situations())
+        meetings = [_Part("situations", partial(self._draw, unit, ids), [unit]) for unit in units]
+        parts = [*random, *parts, *meetings]
         if not self._crew.is_alone:
             ahead: list[Unit] = [
                 unit for part in parts if not self._is_spared(part, ids) for unit in part.units
@@ -412,12 +417,24 @@ class Examination:
             units.append(Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far)))
         return units
 
-    def _draw(self, unit: Draws, asked: Sequence[str]) -> None:
-        """Run random programs under random schedules, unless they would change no verdict."""
+    def _situations(self) -> Iterator[Exploration]:
+        """What may happen to a job in each situation: alone, and while its life goes on."""
+        profile, inside = self.profile, Conditions(gate=_INSIDE)
+        under = inside if _INSIDE in self._lab.gates else PLAIN
+        known = partial(drawn, self._suite, self._found.declared, self._found.seed)
+        if profile.situations:
+            for program in islice(known(Space.alone), profile.situations):
+                yield Exploration(program, PLAIN, profile.each)
+            for program in islice(known(Space.meetings), profile.meetings):
+                yield Exploration(program, under, profile.each)
+
+    def _draw(self, unit: Draws | Exploration, asked: Sequence[str]) -> None:
+        """Run what was drawn, unless it would change no verdict."""
         if all(map(self._found.is_settled, asked)):
             return
+        what = "random programs" if isinstance(unit, Draws) else "runs of one job's situations"
         for tried in self._crew.tries(unit):
-            self._found.evidence["", "random programs"] += 1
+            self._found.evidence["", what] += 1
             self._found.note(tried)
         self._headway.done(unit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,9 @@ class Profile:
         varied: Most schedules of each under conditions that should change nothing.
         kills: Most schedules of each in which the server is killed.
         crowds: Random programs of many stages.
+        situations: Acts that are tried alone, in situations of a job's life.
+        meetings: Acts that are tried there while the job's life goes on.
+        each: Most schedules of each of these.
         level: How much the probes measure.
         free: Runs without a scheduler.
     """
@@ -26,15 +29,19 @@ class Profile:
     kills: int
     crowds: int
     level: int
+    situations: int = 0
+    meetings: int = 0
+    each: int = 1
     free: int = 0
 
 
+_QUICK = Profile(schedules=16, inside=6, varied=3, kills=1, crowds=40, level=0)
+_DEFAULT = Profile(schedules=250, inside=50, varied=30, kills=12, crowds=400, level=1)
+_DEEP = Profile(schedules=2500, inside=800, varied=500, kills=60, crowds=4_000, level=2, free=3)
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile(schedules=16, inside=6, varied=3, kills=1, crowds=40, level=0),
-    "default": Profile(schedules=250, inside=50, varied=30, kills=12, crowds=400, level=1),
-    "deep": Profile(
-        schedules=2500, inside=800, varied=500, kills=60, crowds=4_000, level=2, free=3
-    ),
+    "quick": _QUICK,
+    "default": replace(_DEFAULT, situations=150, meetings=150, each=6),
+    "deep": replace(_DEEP, situations=10_000, meetings=10_000, each=60),
 }
 
 _PROGRAMS: Mapping[str, Profile] = {

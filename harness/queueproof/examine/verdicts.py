@@ -19,7 +19,8 @@ from queueproof.schedule.programs import FAULTS
 from queueproof.search.shrink import Failure
 from queueproof.search.tokens import encode_token
 
-_EFFORT = frozenset({"schedules", "random programs", "operations in free runs"})
+_DRAWN = ("random programs", "runs of one job's situations", "operations in free runs")
+_EFFORT = frozenset({"schedules", *_DRAWN})
 
 
 def judgement_of(
@@ -129,10 +130,8 @@ def _without(findings: Findings, evidence: Mapping[str, int]) -> str:
 def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
     name = guarantee.id
     evidence = {what: n for (g, what), n in sorted(findings.evidence.items()) if g == name}
-    drawn = findings.evidence["", "random programs"]
-    if drawn and is_drawn(name):
-        evidence["random programs"] = drawn
-        evidence["operations in free runs"] = findings.evidence["", "operations in free runs"]
+    if findings.evidence["", "random programs"] and is_drawn(name):
+        evidence |= {what: findings.evidence["", what] for what in _DRAWN}
     if guarantee.faults:
         evidence["distinct steps hit"] = len(findings.hit)
     watched = findings.probed.get(name, Seen({}))

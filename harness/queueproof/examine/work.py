@@ -235,7 +235,7 @@ class Work:
         for schedule, run in explored:
             tried = self._tried(unit.program, schedule, conditions, run, unit.counting)
             yield tried
-            if conditions.gate and not tried.stops:
+            if conditions.gate not in {None, "every"} and not tried.stops:
                 return  # these are the runs without a gate
 
     def _tried(

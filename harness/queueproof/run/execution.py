@@ -109,12 +109,16 @@ class Execution:
             self._enqueue(specs)
         if program.jobs and "promote" in self.queue.offers:
             self.perform(self.state.actor(PROMOTER), Do("promote"))
-        self.state.splitting = self._terms.split
-        self.lab.close_gates(closed=self._terms.split)
         for number, stage in enumerate(program.stages):
+            self._split(split=self._terms.split and len(stage) > 1)
             self._stage(number, stage)
-        self.state.splitting = False
-        self.lab.close_gates(closed=False)
+        self._split(split=False)
+
+    def _split(self, *, split: bool) -> None:
+        """Have operations stop between their statements and inside them, or not any more."""
+        if split != self.state.splitting:
+            self.state.splitting = split
+            self.lab.close_gates(closed=split)
 
     def _enqueue(self, specs: Sequence[JobSpec]) -> None:
         """Enqueue jobs; several in one transaction of the producer's, where its SQL allows that."""

@@ -190,7 +190,10 @@ class _Drawing:
         return script(self._worker(), Do(kind, self.rng.choice(_LATEST)))
 
     def _ends_batch(self, kind: DoKind) -> Script:
-        return script(self._worker(), Do(kind, self.rng.choice(_BATCHES)))
+        batch, queue = self.rng.choice(_BATCHES), "default"
+        if kind == "complete_and_claim":
+            queue = self.rng.choice(self.names)
+        return script(self._worker(), Do(kind, batch, queue=queue))
 
     def _cleans(self) -> Script:
         """A cleanup: nobody looks, for what a broken queue lists ends a check (rule 30)."""

@@ -1,0 +1,582 @@
+"""Situations of a job's life, and what may go on there while somebody is in the midst of an act.
+
+The way from one situation to the next is the specification's own step on what a queue answers at
+best: an operation that may be accepted is. A meeting is an act that takes long, while another
+worker, the clock and maintenance go on with the job's life: for one step, or for several.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+from queueproof.history.calls import Call, CallKind
+from queueproof.judge.spec import FINISHED, Act, Breach, Job, Phase, Rules, step
+from queueproof.schedule.actors import PROMOTER
+from queueproof.schedule.moments import APART, DAY, past
+from queueproof.schedule.programs import (
+    HEARTBEATS,
+    MAINTENANCE,
+    PROMOTE,
+    RECOVER,
+    START,
+    Do,
+    JobSpec,
+    OperationKind,
+    Program,
+    Script,
+    Stage,
+    advance,
+    claim,
+    crash,
+    in_turn,
+    script,
+    until,
+    whole,
+)
+from queueproof.space.pieces import ALIGNED, CLEAN, NEW, SETTLE, Pieces
+
+DEPTH = 5  # steps to a situation
+WALK = 3  # steps of what goes on meanwhile
+BATCH = 2  # jobs of a claim, where a job's life is led in batches
+MOST_HELD = 12  # jobs that others hold
+WORN = 0.5  # of the programs
+RESERVE = 6  # jobs that come later, more than any program enqueues
+_EARLY, _LATER = 0.3, 0.6  # of a lease
+# What is left of a lease, at least, and how much of it may pass then.
+_AGES = {"fresh": 0.75, "young": 0.5, "old": 0.2, "late": 0.0, "lapsed": -math.inf}
+_KEPT = {"fresh": 0.8, "young": 0.6, "old": 0.3, "late": 0.05}
+_OLD = 400 * DAY
+_BY_A_CLAIM = frozenset({"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"})
+_LOCKING = _BY_A_CLAIM | {"recover", "claim"}
+_SPAN = frozenset({"advance", "crash"})  # which have no steps
+
+Kind: TypeAlias = tuple[object, ...]
+"""What is alike in some programs: of each kind one is tried before a second of any."""
+
+
+class Known(NamedTuple):
+    """A program that may be tried.
+
+    Attributes:
+        kind: Which one it is of.
+        make: Makes it.
+        apart: Whether it has the same end in whichever order its actors go first.
+        steps: Of what goes on meanwhile.
+    """
+
+    kind: Kind
+    make: Callable[[], Program]
+    apart: bool = False
+    steps: int = 0
+
+
+class Situation(NamedTuple):
+    """A job at some moment of its life.
+
+    Attributes:
+        job: As the specification knows it.
+        now: Seconds.
+        way: Who has done what to get here.
+        claims: The claims of the job so far.
+        ends: How they have ended, those that have: the operation that gave the job back.
+        gone: Workers who have crashed.
+        beaten: Whether a heartbeat has been accepted.
+        cleaned: Whether a cleanup has come since it ended.
+        lined: Whether it stands in line: a promotion has come, or its wait is over.
+        key: What tells it from others, as far as a queue may tell them apart.
+    """
+
+    job: Job = Job()
+    now: float = 0.0
+    way: tuple[Script, ...] = ()
+    claims: tuple[Call, ...] = ()
+    ends: tuple[str, ...] = ()
+    gone: frozenset[str] = frozenset()
+    beaten: bool = False
+    cleaned: bool = False
+    lined: bool = True
+    key: Kind = ()
+
+    @property
+    def holder(self) -> str:
+        """Who holds the job; nobody where it does not run."""
+        running = self.job.holder if self.job.phase == Phase.RUNNING else None
+        return running.actor if running else ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job may not run yet."""
+        return self.job.phase == Phase.QUEUED and self.ends[-1:] == ("fail",) and not self.lined
+
+    def lease(self, seconds: float | None) -> str:
+        """How much of the holder's lease has passed."""
+        if not self.holder or seconds is None:
+            return ""
+        left = (self.job.fresh_until - self.now) / seconds
+        return next(age for age, least in _AGES.items() if left > least)
+
+    def after(self, actor: str, do: Do, **changes: Any) -> Situation:  # noqa: ANN401 - of its fields
+        """What comes of something that somebody does.
+
+        Args:
+            actor: Who.
+            do: What.
+            **changes: What is different then.
+        """
+        return self._replace(now=self.now + APART, way=(*self.way, (actor, (do,))), **changes)
+
+
+class Deed(NamedTuple):
+    """What somebody may do in a situation, and the situation that should come of it."""
+
+    actor: str
+    do: Do
+    after: Situation
+
+    @property
+    def script(self) -> Script:
+        """As a program has it."""
+        return script(self.actor, self.do)
+
+
+class Space:
+    """The situations of a queue's jobs, and the programs that are made of them.
+
+    Args:
+        pieces: What the queue offers.
+        rules: What it declares.
+        bound: Most attempts of the job; 0: as the queue's header says.
+        batch: Jobs that lead one life together.
+    """
+
+    def __init__(self, pieces: Pieces, rules: Rules, bound: int = 0, batch: int = 1) -> None:
+        self.pieces, self.rules, self.batch = pieces, rules, batch
+        self._jobs = (JobSpec(bound=bound),) * batch
+        self._bound = bound or pieces.bound
+        self._known: dict[Kind, dict[Script, Deed]] = {}
+
+    @cached_property
+    def situations(self) -> list[Situation]:
+        """All of them, each by the shortest way."""
+        absent = self._named(Situation())
+        call = self._call(absent, "enqueue", "producer")
+        job = _only(step(self.rules, Job(), Act(call, "enqueue")))
+        born = self._named(absent._replace(job=job))
+        found = {one.key: one for one in (absent, born)}
+        frontier = deque(found.values())
+        while frontier:
+            at = frontier.popleft()
+            if len(at.way) >= DEPTH:
+                continue
+            for deed in self._deeds(at).values():
+                if deed.after.key not in found:
+                    found[deed.after.key] = deed.after
+                    frontier.append(deed.after)
+        return list(found.values())
+
+    def _named(self, at: Situation) -> Situation:
+        """A situation with its key."""
+        history = tuple(call.actor for call in at.claims), at.ends, at.gone
+        key = (*self._stands(at), at.holder, history, at.beaten, at.cleaned, at.lined)
+        return at._replace(key=key)
+
+    def _stands(self, at: Situation) -> Kind:
+        last = self._bound is not None and at.job.exhausted
+        return at.job.phase, at.waits, at.lease(self.rules.lease), at.job.crashed, last
+
+    # --- what may happen ------------------------------------------------------------------------
+
+    def _acts(self, at: Situation) -> list[Deed]:
+        return [deed for deed in self._deeds(at).values() if deed.actor != "clock"]
+
+    def _deeds(self, at: Situation) -> dict[Script, Deed]:
+        """All that may happen in a situation, by who does what."""
+        if at.key not in self._known:
+            every = (*self._done(at), *self._passing(at))
+            known = [deed._replace(after=self._named(deed.after)) for deed in every]
+            self._known[at.key] = {deed.script: deed for deed in known}
+        return self._known[at.key]
+
+    def _done(self, at: Situation) -> Iterator[Deed]:
+        """What somebody may do to the job, or try to."""
+        offers = self.pieces.offers
+        yield Deed(*_only_do(NEW), self._born(at))
+        if at.job.phase == Phase.ABSENT:
+            return
+        for who in self._workers(at):
+            if not ((self.rules.held or self.rules.one_each) and at.holder == who):
+                yield self._claims(at, who)
+            mine = len(self._of(at, who))
+            for nth in sorted({0, mine - 1}) if mine else ():
+                for do in self._ends_by(nth):
+                    yield self._ends(at, who, do)
+            if not mine and "start" in offers:
+                yield Deed(who, START, at.after(who, START))
+        if at.holder and not at.job.crashed:
+            yield self._dies(at)
+        if "recover" in offers:
+            yield self._recovers(at)
+        if "promote" in offers:
+            yield Deed(PROMOTER, PROMOTE, at.after(PROMOTER, PROMOTE, lined=True))
+        if "cleanup" in offers:
+            who, do = _only_do(CLEAN)
+            over = at.job.phase in FINISHED
+            yield Deed(who, do, at.after(who, do, cleaned=at.cleaned or over))
+
+    def _passing(self, at: Situation) -> Iterator[Deed]:
+        """How time may pass, to a moment before and after whatever ends by itself."""
+        lease = self.rules.lease
+        spans: list[float] = []
+        if at.holder and lease is not None:
+            early, most = _EARLY * lease, _LATER * lease
+            known = {"fresh": [early, most, past(lease)], "old": [early]}
+            spans = known.get(at.lease(lease), [])
+        if at.waits:
+            spans.append(DAY)
+        for seconds in spans:
+            later = at.after("clock", advance(seconds), lined=True)
+            yield Deed("clock", advance(seconds), later._replace(now=at.now + seconds))
+
+    def _workers(self, at: Situation) -> list[str]:
+        """Who may act: those who have had the job, and one who has not."""
+        had = list(dict.fromkeys(call.actor for call in at.claims))
+        return [who for who in (*had, f"w{len(had) + 1}") if who not in at.gone][:2]
+
+    def _of(self, at: Situation, who: str) -> list[Call]:
+        return [call for call in at.claims if call.actor == who]
+
+    def _ends_by(self, nth: int) -> Iterator[Do]:
+        """How a worker may act on what it has got by one of its claims."""
+        if self.batch == 1:
+            yield from self.pieces.enders(nth)
+        if self.pieces.joins:
+            yield Do("complete_and_claim", nth)
+        if "complete_many" in self.pieces.offers and self.pieces.takes_limit:
+            yield Do("complete_many", nth)
+
+    def _call(self, at: Situation, kind: CallKind, who: str) -> Call:
+        index, began = len(at.way), at.now + APART
+        bound = self._bound if kind == "enqueue" else None
+        return Call(index, kind, who, 2 * index, began, 2 * index + 1, began, bound=bound)
+
+    def _born(self, at: Situation) -> Situation:
+        actor, do = _only_do(NEW)
+        if at.job.phase != Phase.ABSENT:
+            return at.after(actor, do)
+        call = self._call(at, "enqueue", actor)
+        job = _only(step(self.rules, at.job, Act(call, "enqueue")))
+        return at.after(actor, do, job=job, lined="promote" not in self.pieces.offers)
+
+    def _claims(self, at: Situation, who: str) -> Deed:
+        do, call = claim(self.batch), self._call(at, "claim", who)
+        outcome = step(self.rules, at.job, Act(call, "claim"))
+        free = at.job.phase == Phase.QUEUED and at.lined and not at.waits
+        over = self._is_lost(at) and not self.rules.recovers
+        spent = self._bound is not None and at.job.exhausted
+        if spent or not (free or over) or isinstance(outcome, Breach):
+            return Deed(who, do, at.after(who, do))
+        ends = (*at.ends, "claim") if over else at.ends
+        claims = (*at.claims, call)
+        return Deed(who, do, at.after(who, do, job=outcome[0], claims=claims, ends=ends))
+
+    def _is_lost(self, at: Situation) -> bool:
+        """Whether the job's holder has certainly lost it."""
+        return at.lease(self.rules.lease) == "lapsed" or (at.job.crashed and self.rules.tied)
+
+    def _ends(self, at: Situation, who: str, do: Do) -> Deed:
+        """A worker acts on the job, by one of its claims."""
+        kind: OperationKind = "complete"
+        if do.kind == "fail" or do.kind == "heartbeat":  # noqa: PLR1714 - mypy knows them apart
+            kind = do.kind
+        act = Act(self._call(at, kind, who), kind, holder=self._of(at, who)[do.n])
+        outcome = step(self.rules, at.job, act)
+        if isinstance(outcome, Breach):
+            return Deed(who, do, at.after(who, do))
+        again = self.pieces.offer.retries and not (self._bound is not None and at.job.exhausted)
+        job = outcome[0 if again else -1]
+        if kind == "heartbeat":
+            return Deed(who, do, at.after(who, do, job=job, beaten=True))
+        if job.phase == at.job.phase:
+            return Deed(who, do, at.after(who, do))
+        ends = at.ends if at.job.phase == Phase.QUEUED else (*at.ends, kind)
+        lined = at.lined and job.phase != Phase.QUEUED
+        return Deed(who, do, at.after(who, do, job=job, ends=ends, lined=lined))
+
+    def _dies(self, at: Situation) -> Deed:
+        who = at.holder
+        job = _only(step(self.rules, at.job, Act(self._call(at, "crash", who), "crash")))
+        return Deed(who, crash(), at.after(who, crash(), job=job, gone=at.gone | {who}))
+
+    def _recovers(self, at: Situation) -> Deed:
+        outcome = step(self.rules, at.job, Act(self._call(at, "recover", "reaper"), "recover"))
+        if isinstance(outcome, Breach) or not self._is_lost(at):
+            return Deed("reaper", RECOVER, at.after("reaper", RECOVER))
+        ends, lined = (*at.ends, "recover"), "promote" not in self.pieces.offers
+        back = at.after("reaper", RECOVER, job=outcome[-1], ends=ends, lined=lined)
+        return Deed("reaper", RECOVER, back)
+
+    # --- programs -------------------------------------------------------------------------------
+
+    def alone(self) -> Iterator[Known]:
+        """Every act in every situation, with what shows what has come of it."""
+        for at in self.situations:
+            for deed in self._acts(at):
+                for n, look in enumerate(self._looks(deed)):
+                    make = partial(self._program, at, (deed.script,), look)
+                    yield Known((*self._kind(at, deed), n), make)
+
+    def meetings(self) -> Iterator[Known]:
+        """Every act in every situation, while the job's life goes on."""
+        seen = set()
+        for at in self.situations:
+            for deed in self._acts(at):
+                look = self._looks(deed)[0]
+                lapsed = at.lease(self.rules.lease) == "lapsed"
+                stands = self.batch, at.job.phase, lapsed
+                if deed.actor.startswith("w") and deed.do.kind not in _SPAN:
+                    dies = script("nemesis", crash(int(deed.actor[1:])))
+                    make = partial(self._program, at, (deed.script, dies), look)
+                    yield Known((*stands, deed.do.kind, "crash"), make, steps=1)
+                for walk in self._walks(at, deed):
+                    other = self._script(deed, walk)
+                    key = (at.key, frozenset((deed.script, other)))
+                    if other is None or key in seen:
+                        continue
+                    seen.add(key)
+                    kinds = frozenset(do.kind for do in other[1])
+                    what = kinds | {deed.do.kind} if len(walk) == 1 else (deed.do.kind, kinds)
+                    make = partial(self._program, at, self._stage(deed, other), look)
+                    apart = self._is_apart(at, deed, walk)
+                    late = apart and self._locks(at, deed, walk)
+                    kind = ("late", what) if late else (*stands, what)
+                    yield Known(kind, make, apart and not late, len(walk))
+
+    def _stage(self, deed: Deed, other: Script) -> Stage:
+        """Both at once; the heartbeats of a worker may come from a thread of its own (rule 3)."""
+        beats = HEARTBEATS if deed.actor == other[0] else ""
+        if deed.do.kind == "heartbeat":
+            return (script(deed.actor + beats, deed.do), other)
+        return (deed.script, (other[0] + beats, other[1]))
+
+    def _is_apart(self, at: Situation, deed: Deed, walk: tuple[Deed, ...]) -> bool:
+        """Whether it is all one who goes first: it ends the same, and the act does the same."""
+        there = walk[-1].after
+        end = self._replayed(there, [deed])
+        does = deed.after.key != at.key
+        return self._replayed(deed.after, walk) == end and (end != there.key) == does
+
+    def _locks(self, at: Situation, deed: Deed, walk: tuple[Deed, ...]) -> bool:
+        """Whether somebody late may lock what another one wants: a wait is no answer."""
+        kinds = {deed.do.kind, *(one.do.kind for one in walk)}
+        known = len(walk) == 1 and kinds <= _LOCKING and at.job.phase not in FINISHED
+        return known and not {"holder", ""} >= {self._role(at, one) for one in (deed, *walk)}
+
+    def _replayed(self, at: Situation, deeds: Iterable[Deed]) -> Kind | None:
+        """Where it leads when the same is done in another situation; None where it cannot be."""
+        for deed in deeds:
+            again = self._deeds(at).get(deed.script)
+            if again is None:
+                return None
+            at = again.after
+        return at.key
+
+    def _kind(self, at: Situation, deed: Deed) -> Kind:
+        """Who does what in which situation."""
+        return (self.batch, *self._stands(at), self._role(at, deed), deed.do.kind)
+
+    def _role(self, at: Situation, deed: Deed) -> str:
+        """Who acts: the holder, somebody else, or how the claim has ended that is named."""
+        had = self._of(at, deed.actor)
+        if not had:
+            return ""
+        by = had[deed.do.n] if deed.do.kind in _BY_A_CLAIM else had[-1]
+        return dict(zip_longest(map(id, at.claims), at.ends, fillvalue="holder"))[id(by)]
+
+    def _walks(self, at: Situation, deed: Deed) -> Iterator[tuple[Deed, ...]]:
+        """What may go on while an act is under way: any act, or several that come to something."""
+        here = {at.key}
+        paths: list[tuple[tuple[Deed, ...], Situation]] = [((), at)]
+        for length in range(1, WALK + 1):
+            further = []
+            for path, there in paths:
+                for one in self._deeds(there).values():
+                    walk = (*path, one)
+                    comes_to_something = one.after.key not in here
+                    if (comes_to_something or length == 1) and self._script(deed, walk):
+                        if comes_to_something:
+                            here.add(one.after.key)
+                            further.append((walk, one.after))
+                        if one.actor != "clock":
+                            yield walk
+            paths = further
+
+    def _script(self, deed: Deed, walk: tuple[Deed, ...]) -> Script | None:
+        """Several steps as one actor's; None where it takes two workers, or the one who acts."""
+        workers = {one.actor for one in walk if one.actor.startswith("w")}
+        kinds = {one.do.kind for one in walk}
+        if len(workers) > 1 or deed.do.kind in _SPAN:
+            return None
+        if deed.do.kind in MAINTENANCE and kinds & MAINTENANCE and self.pieces.offer.queue.leader:
+            return None
+        actor = min(workers, default=f"{walk[0].actor}2" if walk[0].actor != "clock" else "w9")
+        if actor == deed.actor:
+            # Whose heartbeats may come from a thread of its own, one after the other (rule 3).
+            beats = kinds if deed.do.kind != "heartbeat" else {"heartbeat"} - kinds
+            both = kinds | {deed.do.kind}
+            if self.rules.held or not {"heartbeat"} <= beats <= {"heartbeat", "advance"}:
+                return None
+            if "claim" in both:
+                return None
+        dos = [one.do for one in walk]
+        return actor, tuple(do if do.kind in _SPAN else whole(do) for do in dos)
+
+    def _program(self, at: Situation, stage: Stage, look: tuple[Stage, ...]) -> Program:
+        """A program of one act; where jobs are capped, as many run as may beside the job's own."""
+        cap = self.pieces.offer.queue.concurrency_limit or 1
+        others = [script(f"w{20 + n}", claim()) for n in range(cap - 1)] if cap <= MOST_HELD else []
+        jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
+        jobs += self._jobs[:1] * (len(others) + (cap > 1))
+        exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
+        way = in_turn(SETTLE, *at.way, *others, *[ALIGNED] * exact)
+        return Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
+
+    def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
+        """What shows whether a lease is kept, and what a death leaves; the run's end shows all."""
+        lease, after = self.rules.lease, deed.after
+        if lease is None or after.lease(lease) not in _KEPT or after.job.crashed:
+            return [()]
+        last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
+        begins = deed.do.kind in {"claim", "heartbeat"}
+        if self.rules.worker_heartbeat:  # whose lease may have begun before the claim
+            kept = advance(min(_KEPT[after.lease(lease)], _EARLY) * lease)
+        elif begins and after.lease(lease) == "fresh":
+            kept = until(lease)
+        else:
+            kept = advance(_KEPT[after.lease(lease)] * lease)
+        looks = [in_turn(script("clock", kept), *last)]
+        if begins:
+            # What was old is over, and not what somebody has begun anew.
+            over = _LATER * lease if after.lease(lease) == "old" else past(lease)
+            dead = [script(who, crash()) for who in dict.fromkeys((after.holder, deed.actor))]
+            looks.append(in_turn(*dead, script("clock", advance(over)), *last))
+        return looks
+
+
+def _only(outcome: list[Job] | Breach) -> Job:
+    assert not isinstance(outcome, Breach)
+    return outcome[0]
+
+
+def _only_do(one: Script) -> tuple[str, Do]:
+    actor, (do,) = one
+    return actor, do
+
+
+# --- the same life with another job ---------------------------------------------------------------
+
+
+def spaces(pieces: Pieces, rules: Rules) -> list[Space]:
+    """The spaces of a queue: of a job that has one attempt, of one that has more, of a batch.
+
+    Args:
+        pieces: What it offers.
+        rules: What it declares.
+    """
+    bounds = pieces.bounds() or [0]
+    found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
+    if pieces.takes_limit and "complete_many" in pieces.offers:
+        found.append(Space(pieces, rules, bounds[-1], BATCH))
+    return found
+
+
+Skin: TypeAlias = Callable[[Program], Program]
+
+
+def _wearing(**facts: object) -> Skin:
+    def skin(program: Program) -> Program:
+        jobs, later = (
+            tuple(job._replace(**facts) for job in some)  # type: ignore[arg-type]  # its fields
+            for some in (program.jobs, program.reserve)
+        )
+        return program._replace(jobs=jobs, reserve=later)
+
+    return skin
+
+
+def _elsewhere(program: Program) -> Program:
+    stages = tuple(
+        tuple(
+            (who, tuple(do._replace(queue="other") if "claim" in do.kind else do for do in dos))
+            for who, dos in stage
+        )
+        for stage in program.stages
+    )
+    return _wearing(queue="other")(program._replace(stages=stages))
+
+
+def _long_ago(program: Program) -> Program:
+    return program._replace(stages=(*in_turn(script("clock", advance(_OLD))), *program.stages))
+
+
+def _with_another(program: Program) -> Program:
+    return program._replace(jobs=(*program.jobs, *program.reserve[:1]))
+
+
+def skins(pieces: Pieces) -> list[Skin]:
+    """What may be different about a job all along."""
+    takes = pieces.offer.queue.takes("enqueue")
+    known: list[tuple[bool, Skin]] = [
+        (pieces.routes(), _elsewhere),
+        ("priority" in takes, _wearing(priority=-1)),
+        ("priority" in takes, _wearing(priority=1000)),
+        ("payload" in takes, _wearing(payload="same")),
+        ("payload" in takes, _wearing(payload="large")),
+        (True, _long_ago),
+        (True, _with_another),
+    ]
+    return [skin for offered, skin in known if offered]
+
+
+def ordered(known: Iterable[Known], seed: int) -> list[Known]:
+    """Programs in an order of chance, one of each kind before a second one of any.
+
+    Those come later in which it is all one who goes first, and those of more steps.
+
+    Args:
+        known: All of them.
+        seed: Of the order.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
+    shuffled = list(known)
+    rng.shuffle(shuffled)
+    seen: Counter[tuple[Kind, bool]] = Counter()
+    ranked = []
+    for one in shuffled:
+        rank = seen[one.kind, one.apart]
+        seen[one.kind, one.apart] += 1
+        ranked.append((2 * rank + 1 if one.apart else rank, one.steps, one))
+    return [one for *_, one in sorted(ranked, key=itemgetter(0, 1))]
+
+
+def drawn(
+    pieces: Pieces, rules: Rules, seed: int, found: Callable[[Space], Iterable[Known]]
+) -> Iterator[Program]:
+    """The programs that are found in the spaces of a queue, half of them in a skin.
+
+    Args:
+        pieces: What the queue offers.
+        rules: What it declares.
+        seed: Of the order, and of the choice of skins.
+        found: Finds them.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
+    offered = skins(pieces)
+    for one in ordered((one for space in spaces(pieces, rules) for one in found(space)), seed):
+        yield rng.choice(offered)(one.make()) if rng.random() < WORN else one.make()

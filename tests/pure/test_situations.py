@@ -1,0 +1,92 @@
+"""Situations of a job's life: what is derived from the specification and what a queue offers."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from queueproof.judge.checker import declare
+from queueproof.queues.offer import Offer
+from queueproof.queues.sqlfile import load
+from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Program
+from queueproof.space.pieces import Pieces
+from queueproof.space.situations import Space, drawn, ordered, spaces
+from tests.fix_places import STRATEGIES
+
+FIRST = 200
+LEADER = "sound/leader_promotes.sql"
+
+
+def offered(name: str) -> Offer:
+    """What a queue of strategies/ brings."""
+    queue = load(STRATEGIES / name)
+    return Offer(queue, held=name == "hold_open.sql", retries=True)
+
+
+def meetings(name: str, seed: int = 0) -> list[Program]:
+    """The first meetings of a queue's jobs."""
+    offer = offered(name)
+    return list(islice(drawn(Pieces(offer), declare(offer), seed, Space.meetings), FIRST))
+
+
+def races(program: Program) -> list[tuple[str, list[str]]]:
+    """Who does what at once."""
+    (stage,) = (stage for stage in program.stages if len(stage) > 1)
+    return [(actor, [do.kind for do in dos]) for actor, dos in stage]
+
+
+def test_a_seed_draws_the_same_programs() -> None:
+    """Another seed begins with others."""
+    assert meetings("skip_locked.sql") == meetings("skip_locked.sql")
+    assert meetings("skip_locked.sql", 1) != meetings("skip_locked.sql")
+
+
+@pytest.mark.parametrize("name", ["skip_locked.sql", "lease_table.sql", "hold_open.sql", LEADER])
+def test_all_that_a_queue_offers_is_tried(name: str) -> None:
+    """Each operation is somebody's act, alone and while the job's life goes on."""
+    offer = offered(name)
+    wanted = {*offer.queue.offers, "enqueue", "claim"} - {"install", "jobs", "start"}
+    acts = drawn(Pieces(offer), declare(offer), 0, Space.alone)
+    alone = {do.kind for one in acts for stage in one.stages for _, dos in stage for do in dos}
+    assert wanted <= alone
+    met = {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
+    assert wanted <= met
+
+
+def test_a_late_worker_meets_its_jobs_next_life() -> None:
+    """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
+    found = [races(one) for one in meetings("skip_locked.sql")]
+    late = [
+        (one, other)
+        for one, other in found
+        if one[1] == ["complete"] and other[1] == ["recover", "claim"]
+    ]
+    assert late
+    assert all(one[0] != other[0] for one, other in late)
+
+
+def test_what_is_all_one_comes_later() -> None:
+    """Two claims of one job are among the first."""
+    offer = offered("skip_locked.sql")
+    every = [one for space in spaces(Pieces(offer), declare(offer)) for one in space.meetings()]
+    first = ordered(every, 0)[:100]
+    assert not any(one.apart for one in first)
+    assert sum(one.apart for one in every) > len(every) / 2
+    kinds = {frozenset(kind for _, kinds in races(one.make()) for kind in kinds) for one in first}
+    assert frozenset({"claim"}) in kinds
+
+
+@pytest.mark.parametrize("name", ["skip_locked.sql", "lease_table.sql", LEADER])
+def test_nothing_meets_that_the_rules_exclude(name: str) -> None:
+    """A worker beats on one thread beside another, and a leader is one at a time."""
+    leads = offered(name).queue.leader
+    for one in meetings(name):
+        (mine, what), (theirs, meanwhile) = races(one)
+        maintenance = [not MAINTENANCE.isdisjoint(kinds) for kinds in (what, meanwhile)]
+        assert not (leads and all(maintenance)), one
+        worker = mine.removesuffix(HEARTBEATS)
+        if worker == theirs.removesuffix(HEARTBEATS):
+            beats = ["heartbeat" in kinds for kinds in (what, meanwhile)]
+            assert sorted(beats) == [False, True], one
+            assert "claim" not in (*what, *meanwhile)
