@@ -153,6 +153,15 @@ CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
     rule 15: a job that is gone may have failed where a cleanup may have taken it
         enqueue 1 2 bound=1; w2 claims 2; w2 fails 2; w1 claims 1; begin w1 fails 1 -> unknown;
         w1 crashes; cleanup; +31; sweep; left 2=failed => holds where retries=True
+    rule 15: a job that is gone has not completed where completed jobs are listed
+        enqueue 1 2; w2 claims 2; w2 completes 2; w1 claims 1; begin w1 completes 1 -> unknown;
+        w1 crashes; +31; sweep; left 2=completed => no-lost-job
+    rule 15: a job that is gone may have completed where what is completed is deleted
+        enqueue 1 2; w2 claims 2; w2 completes 2; w1 claims 1; begin w1 completes 1 -> unknown;
+        w1 crashes; +31; sweep; left => holds
+    rule 15: a job that is gone may have completed where only a failed one is listed
+        enqueue 1 2 bound=1; w2 claims 2; w2 fails 2; w1 claims 1; begin w1 completes 1 -> unknown;
+        w1 crashes; +31; sweep; left 2=failed => holds where retries=True
     a last fail that was answered the second time is done, and may delete at leisure
         enqueue 1 2 bound=1; w2 claims 2; w2 fails 2; w1 claims 1; begin w1 fails 1 -> unknown;
         w1 fails 1; +31; sweep; left 2=failed => holds where retries=True

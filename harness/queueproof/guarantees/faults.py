@@ -40,9 +40,7 @@ def _broken_off(pieces: Pieces, _: LifePrograms) -> list[Program]:
         _beside(program, Do(kind, 1))
         for kind, fault in FAULTS.items()
         if not fault.of_server
-        for program in pieces.joined(
-            (*_operations(pieces), *_meetings(pieces), *_ending_failed(pieces))
-        )
+        for program in pieces.joined((*_operations(pieces), *_meetings(pieces), *_ending(pieces)))
     )
 
 
@@ -103,11 +101,19 @@ def _meetings(pieces: Pieces) -> Iterator[Program]:
         yield Program(ONE, (*taken, *over, (script("w1", ender), *rival)))
 
 
-def _ending_failed(pieces: Pieces) -> Iterator[Program]:
-    """w1's job fails for good, as another one did before, which shows what becomes of such jobs."""
-    if "fail" in pieces.offers and "jobs" in pieces.offers and 1 in pieces.bounds():
+def _ending(pieces: Pieces) -> Iterator[Program]:
+    """w1's job ends, as another one did before, which shows what becomes of such jobs."""
+    if "jobs" not in pieces.offers:
+        return
+    if "fail" in pieces.offers and 1 in pieces.bounds():
         before, last = script("w2", claim(), fail()), script("w1", claim(), fail())
         yield Program((JobSpec(bound=1),) * 2, in_turn(before, last))
+    if "complete" in pieces.offers:
+        before, last = script("w2", claim(), complete()), script("w1", claim(), complete())
+        yield Program(TWO, in_turn(before, last))
+    if "complete_many" in pieces.offers and pieces.takes_limit:
+        before, last = (script(who, claim(2), COMPLETE_ALL) for who in ("w2", "w1"))
+        yield Program((JobSpec(),) * 4, in_turn(before, last))
 
 
 def _beside(program: Program, fault: Do) -> Program:

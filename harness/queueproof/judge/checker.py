@@ -596,8 +596,10 @@ class _JobCheck:
             because = f"its fail was not answered, attempts were left, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
-        if any(self._is_unlisted(one, seen) for one, _ in configs):
-            because = f"its last fail was not answered, other failed jobs are listed, and {where}"
+        if unlisted := [one for one, _ in configs if self._is_unlisted(one, seen)]:
+            kind, phase = unlisted[0].end_unheard, unlisted[0].phase
+            end = "last fail" if kind == "fail" else kind
+            because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
         if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
@@ -619,7 +621,8 @@ class _JobCheck:
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase == Phase.COMPLETED:
-            return self.declared.at_most_once or seen in {None, "completed"}
+            ended = seen in {None, "completed"} and not self._is_unlisted(job, seen)
+            return self.declared.at_most_once or ended
         if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
         if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
@@ -637,16 +640,12 @@ class _JobCheck:
         return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
 
     def _is_unlisted(self, job: Job, seen: State | None) -> bool:
-        """Whether a job is gone that would be listed as failed if its last fail had been done.
+        """Whether a job is gone that would be listed if its end had been done.
 
-        One that failed before it is listed, and that fail was answered (rule 15).
+        One that ended by the same operation before it is listed, and that was answered (rule 15).
         """
-        return (
-            seen is None
-            and job.end_unheard
-            and job.last is not None
-            and self.lives.keeps_failed(job.last)
-        )
+        kind = job.end_unheard
+        return bool(seen is None and kind and job.last and self.lives.keeps(kind, job.last))
 
     def _note(self, act: Act, configs: list[_Config]) -> None:
         """Count what makes a pass worth something: the moments at which it could have failed."""

@@ -17,7 +17,7 @@ from itertools import chain, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from queueproof.history.calls import KINDS_OF_CALLS, Answer, Call, Ref, Timeline
+from queueproof.history.calls import KINDS_OF_CALLS, Answer, Call, CallKind, Ref, Timeline
 from queueproof.history.shelf import Shelf
 from queueproof.judge.spec import FOREVER, Act, ActKind
 from queueproof.queues.model import State
@@ -444,17 +444,18 @@ class Lives(Watcher):
         """The state that a job was seen in at the end."""
         return self._outcome.get(job)
 
-    def keeps_failed(self, before: Call) -> bool:
-        """Whether a job is listed as failed at the end whose fail was accepted before a call.
+    def keeps(self, kind: CallKind, before: Call) -> bool:
+        """Whether a job is listed as ended at the end that ended by an operation before a call.
 
         Args:
+            kind: The operation, and it was accepted.
             before: The call. Where jobs are cleaned up after a while this one is there for less.
         """
         return not self.cleaned and any(
-            self.outcome(job) == "failed"
+            self.outcome(job) == ("failed" if kind == "fail" else "completed")
             and any(
-                entry.kind == "fail"
-                and entry.call.answer == "accepted"
+                entry.call.kind == kind
+                and entry.answer == "accepted"
                 and entry.call.ended < before.began
                 for entry in life.entries
             )

@@ -75,7 +75,7 @@ class Job(NamedTuple):
         failed_once: A `fail` was accepted, so that the queue may have ended the job.
         failed_unheard: That answer was lost, of the first of several attempts, since when nobody
             has claimed the job.
-        end_unheard: It ended as failed by a `fail` that was not answered.
+        end_unheard: The operation that ended it, where that was not answered; else empty.
         unsure: What an operation broke if it was accepted, which nobody was told, or if it fell on
             this job, which it did not name, or if it did more than be accepted.
         rests_until: Until then it waits after a fail that was accepted (rule 11).
@@ -97,7 +97,7 @@ class Job(NamedTuple):
     recovered: bool = False
     failed_once: bool = False
     failed_unheard: bool = False
-    end_unheard: bool = False
+    end_unheard: CallKind | Literal[""] = ""
     unsure: Breach | None = None
     rests_until: float = 0.0
     tokens: int = 0
@@ -228,9 +228,9 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
                 return [_after_ended_claim(job, act)]
             if unknown:
                 outcome = _finish(rules, job, act)
-                if act.kind == "fail" and not isinstance(outcome, Breach):
-                    first = job.claims == 1 and not job.exhausted
-                    outcome = [_unheard(one, first=first) for one in outcome]
+                if not isinstance(outcome, Breach):
+                    first = act.kind == "fail" and job.claims == 1 and not job.exhausted
+                    outcome = [_unheard(one, act.call, first=first) for one in outcome]
                 return _perhaps(job, outcome)
             if act.answer == "rejected":
                 return _reject(rules, job, act)
@@ -268,11 +268,11 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             return [job]
 
 
-def _unheard(job: Job, *, first: bool) -> Job:
-    """The state after a fail that was not answered; `first`: of the first of several attempts."""
+def _unheard(job: Job, end: Call, *, first: bool) -> Job:
+    """The state after an end that was not answered; `first`: a fail of the first of several."""
     return job._replace(
         failed_unheard=job.failed_unheard or first,
-        end_unheard=job.phase == Phase.FAILED,
+        end_unheard=end.kind if job.phase in FINISHED else "",
     )
 
 
@@ -496,7 +496,7 @@ def _repeated(job: Job, act: Act) -> list[Job]:
     """
     if act.kind == "complete" and job.phase == Phase.QUEUED and not _past_bound(job):
         return [job, job._replace(phase=Phase.COMPLETED, holder=act.holder)]
-    return [job if act.answer == "unknown" else job._replace(end_unheard=False)]
+    return [job if act.answer == "unknown" else job._replace(end_unheard="")]
 
 
 def _after_ended_claim(job: Job, act: Act) -> Job:
