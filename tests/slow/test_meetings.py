@@ -16,7 +16,7 @@ from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, REFERENCE
 
 INSIDE = Conditions(gate="every")
-MOST, SCHEDULES = 150, 6  # what a check of the default profile has
+MOST, SCHEDULES = 150, 6
 
 
 def broken(lab_of: LabOf, name: str, guarantee: str = "") -> set[str]:
@@ -48,5 +48,5 @@ def test_a_race_is_found(lab_of: LabOf, name: str, guarantee: str) -> None:
 
 
 def test_the_reference_is_not_accused(lab_of: LabOf) -> None:
-    """It takes twenty seconds: all meetings that a check of the default profile has."""
+    """It takes ten seconds: as many meetings as find the races above."""
     assert not broken(lab_of, "")

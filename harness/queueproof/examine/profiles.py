@@ -40,7 +40,7 @@ _DEFAULT = Profile(schedules=250, inside=50, varied=30, kills=12, crowds=400, le
 _DEEP = Profile(schedules=2500, inside=800, varied=500, kills=60, crowds=4_000, level=2, free=3)
 PROFILES: Mapping[str, Profile] = {
     "quick": _QUICK,
-    "default": replace(_DEFAULT, situations=150, meetings=150, each=6),
+    "default": _DEFAULT,
     "deep": replace(_DEEP, situations=10_000, meetings=10_000, each=60),
 }
 

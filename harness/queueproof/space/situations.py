@@ -430,7 +430,9 @@ class Space:
             # Whose heartbeats may come from a thread of its own, one after the other (rule 3).
             beats = kinds if deed.do.kind != "heartbeat" else {"heartbeat"} - kinds
             both = kinds | {deed.do.kind}
-            if self.rules.held or not {"heartbeat"} <= beats <= {"heartbeat", "advance"}:
+            if self.rules.worker_heartbeat or self.rules.held:
+                return None
+            if not {"heartbeat"} <= beats <= {"heartbeat", "advance"}:
                 return None
             if "claim" in both:
                 return None
