@@ -418,7 +418,7 @@ class Examination:
         return units
 
     def _situations(self) -> Iterator[Exploration]:
-        """What may happen to a job in each situation: alone, and while its life goes on."""
+        """Acts of a job's life in each of its situations: alone, and while that life goes on."""
         profile, inside = self.profile, Conditions(gate=_INSIDE)
         under = inside if _INSIDE in self._lab.gates else PLAIN
         known = partial(drawn, self._suite, self._found.declared, self._found.seed)

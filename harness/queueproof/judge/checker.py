@@ -640,7 +640,7 @@ class _JobCheck:
         return seen is None and job.phase == Phase.FAILED and not self._is_unlisted(job, seen)
 
     def _is_unlisted(self, job: Job, seen: State | None) -> bool:
-        """Whether a job is gone that would be listed if its end had been done.
+        """Tell whether a job is gone that would be listed if its end had been done.
 
         One that ended by the same operation before it is listed, and that was answered (rule 15).
         """

@@ -445,7 +445,7 @@ class Lives(Watcher):
         return self._outcome.get(job)
 
     def keeps(self, kind: CallKind, before: Call) -> bool:
-        """Whether a job is listed as ended at the end that ended by an operation before a call.
+        """Tell whether the last look lists a job that an operation had ended before a call.
 
         Args:
             kind: The operation, and it was accepted.

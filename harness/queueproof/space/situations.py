@@ -58,7 +58,7 @@ _LOCKING = _BY_A_CLAIM | {"recover", "claim"}
 _SPAN = frozenset({"advance", "crash"})  # which have no steps
 
 Kind: TypeAlias = tuple[object, ...]
-"""What is alike in some programs: of each kind one is tried before a second of any."""
+"""Programs of one kind are alike: of each kind one is tried before a second of any."""
 
 
 class Known(NamedTuple):
@@ -106,24 +106,24 @@ class Situation(NamedTuple):
 
     @property
     def holder(self) -> str:
-        """Who holds the job; nobody where it does not run."""
+        """The worker who holds the job; empty where it does not run."""
         running = self.job.holder if self.job.phase == Phase.RUNNING else None
         return running.actor if running else ""
 
     @property
     def waits(self) -> bool:
-        """Whether the job may not run yet."""
+        """The job failed, and its wait is not over."""
         return self.job.phase == Phase.QUEUED and self.ends[-1:] == ("fail",) and not self.lined
 
     def lease(self, seconds: float | None) -> str:
-        """How much of the holder's lease has passed."""
+        """The age of the holder's lease, as `_AGES` names it; empty where there is none."""
         if not self.holder or seconds is None:
             return ""
         left = (self.job.fresh_until - self.now) / seconds
         return next(age for age, least in _AGES.items() if left > least)
 
     def after(self, actor: str, do: Do, **changes: Any) -> Situation:  # noqa: ANN401 - of its fields
-        """What comes of something that somebody does.
+        """The situation after something that somebody does.
 
         Args:
             actor: Who.
