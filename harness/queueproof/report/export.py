@@ -234,7 +234,7 @@ class _Spec:
             case "done" if session is not None:
                 session.steps[session.current] = f"BEGIN;\n{session.steps[session.current]}"
                 session.state, session.open = "", True
-            case "stops" if self._failure.conditions.gate == "query":
+            case "stops" if beat.text == "query":
                 raise cannot("a query stops between its snapshot and its read in it")
             case "waits" | "stops" if session is not None:
                 session.state = beat.event

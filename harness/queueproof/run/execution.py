@@ -43,7 +43,6 @@ from queueproof.schedule.programs import (
 FIRST_LOOK = 0.001  # seconds; most statements answer sooner, and nobody asks who blocks them
 ALONE_LOOK = 0.005  # the same, where nobody else is in the middle of anything
 LAST_LOOK = 0.002  # each look waits twice as long as the one before, and at most this
-AT_GATE = 0.0002  # a backend that has said that it stops there asks for its key next
 
 _DEADLOCK = "40P01"
 _TERMINATED = ServerError("57P01", "terminating connection due to administrator command")
@@ -93,7 +92,7 @@ class Execution:
         self._conditions = terms.conditions
         self._program = program
         self._schedule = deque(schedule)
-        self._declaring = self._conditions.gate == "query" and "query" in lab.gates
+        self._declaring = self._conditions.gate in {"query", "every"} and "query" in lab.gates
         self._alone = False  # whoever acts: nobody could do anything before its commit
 
     def go_through(self) -> None:
@@ -178,7 +177,9 @@ class Execution:
             if len(able) > 1:
                 if self._schedule:
                     taken = self._schedule.popleft() % len(able)
-                self.state.record.choices.append(Choice(len(able), taken, going_on, number))
+                inside = going_on and able[0].flight is not None and able[0].flight.gated
+                choice = Choice(len(able), taken, going_on, number, inside)
+                self.state.record.choices.append(choice)
             last = able[taken]
             self._alone = len(able) == 1 and not any(
                 other.flight for other in acting if other is not last
@@ -217,7 +218,7 @@ class Execution:
                 self._change_connection(actor, flight)
             inside = flight.session.in_transaction or not self.lab.ends_transactions
             wraps = flight.split and not inside and keyword in _HOLDABLE
-            flight.wrapped = wraps and (not self._alone or self._declaring)  # as a cursor must be
+            flight.wrapped = wraps and not self._alone
             flight.sent += wraps and not flight.wrapped  # its commit goes with it
             if step.commits:
                 self.state.note(actor, "commit")
@@ -267,7 +268,8 @@ class Execution:
 
     def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
         begin = flight.wrapped and not flight.session.in_transaction
-        if self._declaring and flight.split and only_selects(step.sql):
+        stops = self._declaring and flight.split and not self._alone
+        if stops and only_selects(step.sql):  # in a transaction, as a cursor must be
             flight.cursor = "declared"
             step = step._replace(sql=_DECLARE + step.sql)
         try:
@@ -315,8 +317,8 @@ class Execution:
         session = flight.session
         limit: waits.Limit | None = None
         while not session.ready(look):
-            pids = self.lab.blockers(flight.session)
-            if self.lab.control_pid in pids:
+            pids = [] if session.said else self.lab.blockers(flight.session)
+            if session.said or self.lab.control_pid in pids:
                 if flight.split:
                     flight.gated = True
                     return False
@@ -324,7 +326,7 @@ class Execution:
             if any(self.state.owner(pid) for pid in pids):
                 flight.blockers = pids
                 return False
-            look = AT_GATE if session.said else min(max(2 * look, FIRST_LOOK), LAST_LOOK)
+            look = min(max(2 * look, FIRST_LOOK), LAST_LOOK)
             limit = limit or waits.Limit(waits.STATEMENT, flight.call.kind)
             if limit.is_over():
                 raise unanswered(self.lab.shown(flight.step), limit.seconds, flight.call.kind)

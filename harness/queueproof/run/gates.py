@@ -20,30 +20,34 @@ FROM pg_class c JOIN pg_trigger t ON t.tgrelid = c.oid
 WHERE c.relkind = 'v' AND t.tgtype & 64 <> 0  -- INSTEAD OF (pg_trigger.h)
   AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype = 'e')
 """
-# A session that has asked for it stops here: it takes its first key, which the scheduler holds,
-# and then its second. Two keys make a turnstile; with one it could slip through two gates. A third
-# says that it has stopped at a row. INFO is sent at once, whatever client_min_messages is, so that
-# nobody has to ask again and again who stands here; a worker's own client does not hear it.
+# A session that has asked for it stops here: it waits for that of its two keys which the scheduler
+# holds. Who opens takes the other key first, so that it stops at the next gate, too. What it says
+# comes after it has found out which key that is: whoever hears it may open at once, and no opening
+# is lost. INFO is sent at once, whatever client_min_messages is, so that nobody has to ask who
+# stands here; a worker's own client does not hear it, and a third key says that it is at a row.
 FUNCTION = """
 CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
   wanted constant text[] :=
     pg_catalog.string_to_array(pg_catalog.current_setting('queueproof.gate', true), ' ');
+  me constant int := pg_catalog.pg_backend_pid();
+  held int := {first};
 BEGIN
   IF wanted[1] IN ('every', pg_catalog.lower(TG_LEVEL)) THEN
-    IF TG_LEVEL = 'ROW' THEN
-      PERFORM pg_catalog.pg_advisory_lock({row}, pg_catalog.pg_backend_pid());
+    IF pg_catalog.pg_try_advisory_lock({first}, me) THEN
+      PERFORM pg_catalog.pg_advisory_unlock({first}, me);
+      held := {second};
     END IF;
     IF wanted[2] = '{aloud}' THEN
-      RAISE INFO '{stops}';
+      RAISE INFO '{stops}%', pg_catalog.lower(TG_LEVEL);
+    ELSIF TG_LEVEL = 'ROW' THEN
+      PERFORM pg_catalog.pg_advisory_lock({row}, me);
     END IF;
-    PERFORM pg_catalog.pg_advisory_lock({first}, pg_catalog.pg_backend_pid());
-    PERFORM pg_catalog.pg_advisory_unlock({first}, pg_catalog.pg_backend_pid());
-    IF TG_LEVEL = 'ROW' THEN
-      PERFORM pg_catalog.pg_advisory_unlock({row}, pg_catalog.pg_backend_pid());
+    PERFORM pg_catalog.pg_advisory_lock(held, me);
+    PERFORM pg_catalog.pg_advisory_unlock(held, me);
+    IF TG_LEVEL = 'ROW' AND wanted[2] IS NULL THEN
+      PERFORM pg_catalog.pg_advisory_unlock({row}, me);
     END IF;
-    PERFORM pg_catalog.pg_advisory_lock({second}, pg_catalog.pg_backend_pid());
-    PERFORM pg_catalog.pg_advisory_unlock({second}, pg_catalog.pg_backend_pid());
   END IF;
   IF TG_OP = 'DELETE' THEN
     RETURN OLD;
@@ -59,11 +63,10 @@ _ASKED = {
     "move": "SELECT clock.move($1, $2)",
     "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
     "open": """
-SELECT pg_catalog.pg_advisory_lock(%(second)s, $1::int4),
-  pg_catalog.pg_advisory_unlock(%(first)s, $1::int4),
-  pg_catalog.pg_advisory_lock(%(first)s, $1::int4),
-  pg_catalog.pg_advisory_unlock(%(second)s, $1::int4)
+SELECT pg_catalog.pg_advisory_lock($2::int4, $1::int4),
+  pg_catalog.pg_advisory_unlock($3::int4, $1::int4)
 """,
+    "cancel": "SELECT pg_catalog.pg_cancel_backend($1::int4)",
 }
 INSIDE = frozenset[Gate]({"statement", "row", "every"})  # by triggers
 # A gate's triggers, by their level.
@@ -81,8 +84,9 @@ class Scheduler(LibpqSession):
     def __init__(self, conninfo: str, meanwhile: waits.Meanwhile | None) -> None:
         super().__init__(conninfo, "the scheduler", meanwhile=meanwhile)
         self.run(f"SET search_path = pg_catalog; {waits.IMPATIENT}")
+        self._keys: dict[int, tuple[int, int]] = {}  # of each backend: that is held, and the other
         for name, asked in _ASKED.items():
-            self.prepare(name, asked % GATE_KEYS)
+            self.prepare(name, asked)
 
     def _asked(self, name: str, *values: int | str) -> bytes:
         """The answer to one of its prepared queries."""
@@ -130,15 +134,23 @@ class Scheduler(LibpqSession):
 
     def lock_gate(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""
+        self._keys[pid] = GATE_KEYS["first"], GATE_KEYS["second"]
         self.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
 
     def unlock_gate(self, pid: int) -> None:
         """Take the key of a backend back that has gone."""
-        self.run(f"SELECT pg_advisory_unlock({GATE_KEYS['first']}, {pid})")
+        held, _ = self._keys.pop(pid)
+        self.run(f"SELECT pg_advisory_unlock({held}, {pid})")
 
     def open_gate(self, pid: int) -> None:
         """Let a backend that has stopped at a gate go on, and no further than to the next one."""
-        self._asked("open", pid)
+        held, other = self._keys[pid]
+        self._asked("open", pid, other, held)
+        self._keys[pid] = other, held
+
+    def cancel_backend(self, pid: int) -> None:
+        """Cancel what a backend runs."""
+        self._asked("cancel", pid)
 
 
 def without(relations: Sequence[str]) -> Iterator[str]:

@@ -459,7 +459,7 @@ class Lab:
     def _wanted(self, key: str) -> Mapping[str, str]:
         """The settings that the session under a key begins with."""
         wanted = self._conditions.settings(key.partition(",")[0])
-        if self._conditions.gate == "query":
+        if self._conditions.gate in {"query", "every"}:
             return {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
         return wanted
 
@@ -596,7 +596,10 @@ class Lab:
 
     def interrupt(self, session: Session) -> None:
         """Cancel what a session waits for: its worker is dead, and cannot."""
-        session.cancel()
+        if self._pooler or not isinstance(session, LibpqSession):
+            session.cancel()
+        else:
+            session.cancel(self._control.cancel_backend)
 
     def own_session(self, key: str) -> LibpqSession:
         """The session under one of the keys of `HARNESS`."""
@@ -611,11 +614,13 @@ class Lab:
 
     def open_gate(self, session: Session) -> None:
         """Let a session that has stopped at a gate go on, and no further than to the next one."""
-        session.said = False
+        session.said = ""
         self._control.open_gate(session.pid)
 
     def is_at_row(self, session: Session) -> bool:
         """Whether a session that has stopped at a gate has locked a row, and not the next."""
+        if session.said:
+            return session.said == "row"
         found = self._admin.execute(_AT_ROW, [GATE_KEYS["row"], session.pid]).fetchone()
         return found == (True,)
 

@@ -61,12 +61,14 @@ class Choice:
         taken: Which one did; 0 is the one that acted last, if it could.
         preempts: Whether any other option takes the turn from an actor that could go on.
         stage: The number of the stage.
+        inside: Whether the one that acted last stands inside a statement.
     """
 
     options: int
     taken: int
     preempts: bool
     stage: int = 0
+    inside: bool = False
 
 
 @dataclass(slots=True)

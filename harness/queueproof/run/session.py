@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from types import MappingProxyType
@@ -25,7 +25,7 @@ WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 """The array type of each type that is not the server's own."""
 INTERVAL_OID = 1186
-STOPS = "queueproof: stops at a gate"  # what a backend says that does (`gates`)
+STOPS = "queueproof: stops at a gate, "  # what a backend says that does: at which level (`gates`)
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)
 _COPYING = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
@@ -43,12 +43,12 @@ class Session(ABC):
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
-        said: Whether it has said that the running statement stops at a gate, or is about to.
+        said: At which level it has said that the running statement stops at a gate; empty: nothing.
     """
 
     name: str
     stepped: bool = True
-    said: bool = False
+    said: str = ""
     meanwhile: waits.Meanwhile | None = None
 
     @property
@@ -241,7 +241,7 @@ class LibpqSession(Session):
             step: The statement.
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
-        self.said = False
+        self.said = ""
         pipelined = begin or bool(self._ahead)
         if pipelined:
             self.pgconn.enter_pipeline_mode()
@@ -345,7 +345,7 @@ class LibpqSession(Session):
         """
         said = self.said
         while not self._complete():
-            if said is not self.said or not waits.readable(self.pgconn.socket, seconds):
+            if said != self.said or not waits.readable(self.pgconn.socket, seconds):
                 return False
             try:
                 self.pgconn.consume_input()
@@ -355,7 +355,8 @@ class LibpqSession(Session):
 
     def _hear(self, notice: PGresult) -> None:
         primary = notice.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)
-        self.said = self.said or primary == STOPS.encode()
+        _, _, level = (primary or b"").decode(errors="replace").partition(STOPS)
+        self.said = level or self.said
 
     def _complete(self) -> bool:
         """Take what has arrived; whether that is all."""
@@ -483,11 +484,20 @@ class LibpqSession(Session):
         """
         return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
 
-    def cancel(self) -> None:
-        """Ask the server to cancel the running statement, and wait until it has answered."""
+    def cancel(self, cancels: Callable[[int], None] | None = None) -> None:
+        """Ask the server to cancel the running statement, and wait until it has answered.
+
+        Args:
+            cancels: Asks for a backend; None: by a connection of its own, which takes longer.
+        """
         limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
-        while not self.ready(limit.left(0.01)):
-            waits.cancel(self.pgconn)
+        look = 0.0
+        while not self.ready(limit.left(look)):
+            look = 0.01  # what began a moment ago may miss the first one
+            if cancels is None:
+                waits.cancel(self.pgconn)
+            else:
+                cancels(self.pid)
 
     def probe(self) -> None:
         """See whether its server takes another connection.

@@ -325,7 +325,7 @@ class RunState:
             actor: Whose it is.
             flight: The operation that it belongs to.
         """
-        where = self.terms.conditions.gate
+        where = "query" if flight.cursor == "declared" else self.terms.conditions.gate
         if where == "every":
             where = "row" if self.lab.is_at_row(flight.session) else "statement"
         self.note(actor, "stops", where or "statement")

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 DRAINER = "drainer"  # who empties the queue at the end of a run
 PROMOTER = "promoter"  # who makes jobs claimable that have become due
+NEMESIS = "nemesis"  # who brings faults and deaths
 
 
 _TAIL = 12  # digits of a name that say nothing of who sorts before whom

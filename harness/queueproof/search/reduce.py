@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from queueproof.judge.checker import Declared
 from queueproof.run.runner import Runner
-from queueproof.schedule.programs import Program, Schedule, Stage
+from queueproof.schedule.programs import JobSpec, Program, Schedule, Stage
 from queueproof.search.shrink import Failure, breaches
 
 LONG = 16  # jobs and operations: no longer needs this
@@ -20,7 +20,7 @@ _Candidate: TypeAlias = tuple[Program, Schedule]
 
 
 def reduced(runner: Runner, declared: Declared, failure: Failure) -> Failure:
-    """A failure with stages, races and jobs left out by halves, quarters, ... while it breaks.
+    """A failure with less of everything, by halves, quarters, and so on while it breaks.
 
     This is delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and isolating
     failure-inducing input", 2002): the jobs of a queue are independent, but for those few.
@@ -30,11 +30,14 @@ def reduced(runner: Runner, declared: Declared, failure: Failure) -> Failure:
         declared: What the queue declares.
         failure: What is to break again: the same guarantee, by the same operation.
     """
-    best = failure
+    best, tried = (
+        failure,
+        set[_Candidate](),
+    )  # of jobs that are alike it is all one which is left out
     while best.program.size > LONG:
         before = best.program.size
-        for halve in (_fewer_stages, _fewer_races, _fewer_jobs):
-            best = _while_it_breaks(runner, declared, best, halve)
+        for halve in (_fewer_stages, _fewer_races, _plainer_jobs, _fewer_jobs):
+            best = _while_it_breaks(runner, declared, best, halve, tried)
         if best.program.size == before:
             break
     return best
@@ -45,6 +48,7 @@ def _while_it_breaks(
     declared: Declared,
     failure: Failure,
     smaller: Callable[[Failure, int, int], _Candidate | None],
+    tried: set[_Candidate],
 ) -> Failure:
     """Try pieces from the end, each half as long as those before, down to single ones."""
     length = max(len(failure.program.stages), len(failure.program.jobs))
@@ -53,7 +57,8 @@ def _while_it_breaks(
         while at > 0:
             start = max(0, at - length)
             candidate = smaller(failure, start, at)
-            if candidate is not None:
+            if candidate is not None and candidate not in tried:
+                tried.add(candidate)
                 failure = _again(runner, declared, failure, candidate) or failure
             at = start
         length //= 2
@@ -102,6 +107,15 @@ def _fewer_jobs(failure: Failure, start: int, end: int) -> _Candidate | None:
         return None
     program = failure.program._replace(jobs=jobs[:start] + jobs[end:])
     return program, _choices(failure, lambda _: True)
+
+
+def _plainer_jobs(failure: Failure, start: int, end: int) -> _Candidate | None:
+    """With some jobs like all others: of those that are alike one stands for each."""
+    jobs = failure.program.jobs
+    plain = (*jobs[:start], *(JobSpec() for _ in jobs[start:end]), *jobs[end:])
+    if plain == jobs:
+        return None
+    return failure.program._replace(jobs=plain), _choices(failure, lambda _: True)
 
 
 def _choices(failure: Failure, kept: Callable[[int], bool]) -> Schedule:
