@@ -10,6 +10,8 @@
 -- [breaks]
 -- single-claim = "two workers read the same job before either has marked it"
 -- non-blocking = "its update waits for a late worker's row lock"
+-- retry-bound = "follows from it: a claim that comes late counts once more what another one has tried and failed"
+-- backoff = "follows from it: a claim that comes late takes what waits by then"
 -- ///
 
 -- name: schema#

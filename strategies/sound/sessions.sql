@@ -70,8 +70,12 @@ WITH orphans AS MATERIALIZED (
   SELECT id
   FROM jobs
   WHERE status = 'running'
+    -- OFFSET 0 keeps it from becoming a join, which a lock does not run again for a row that has
+    -- changed since the snapshot.
     AND NOT EXISTS (
-      SELECT FROM pg_stat_activity WHERE pid = jobs.backend AND backend_start = jobs.since
+      SELECT FROM pg_stat_activity
+      WHERE pid = jobs.backend AND backend_start = jobs.since
+      OFFSET 0
     )
   FOR UPDATE SKIP LOCKED
 )

@@ -173,6 +173,9 @@ CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
     a claim whose answer was lost may have taken a job, which is free after the lease
         enqueue 1; begin w1 claims -> unknown; w1 crashes; w2 claims; +31; recover 1; w2 runs 1;
         all completed => holds
+    rule 21: a slow worker's job that nobody takes back is stale-recovery, too
+        enqueue 1; w1 claims 1; +31; w1 completes 1 -> rejected; +61; sweep; left 1=running
+        => stale-recovery
     rule 21: a lost claim's job that never comes back is stale-recovery
         enqueue 1 bound=3; begin w1 claims -> unknown; w1 crashes; +31; sweep; left 1=running
         => stale-recovery
@@ -197,6 +200,17 @@ def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery(
     found = check(history, declared())
     assert found.violations == []
     assert found.evidence["stale-recovery", "jobs of crashed workers claimed again"] == 0
+
+
+def test_what_a_claims_race_leads_to_follows_from_it() -> None:
+    """What two claims at once got is one attempt too many, and locks in the claim would mend it."""
+    late = "begin w1 claims; w2 claims 1; w2 fails 1; end w1 1"
+    (raced,) = check(Told(f"enqueue 1 bound=1; {late}").history, declared()).violations
+    (alone,) = check(
+        Told("enqueue 1 bound=1; w2 claims 1; w2 fails 1; w1 claims 1").history, declared()
+    ).violations
+    assert (raced.guarantee, alone.guarantee) == ("retry-bound", "retry-bound")
+    assert (raced.follows, alone.follows) == ("single-claim", "")
 
 
 @pytest.mark.parametrize(("bound", "found"), [(1, []), (2, ["retry-given"]), (None, [])])

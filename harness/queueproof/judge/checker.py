@@ -60,6 +60,7 @@ class Violation(NamedTuple):
         plain: See `spec.Breach`.
         doubts: See `spec.Breach`.
         alone: See `spec.Breach`.
+        follows: See `spec.Breach`.
     """
 
     guarantee: str
@@ -69,6 +70,7 @@ class Violation(NamedTuple):
     plain: bool = False
     doubts: tuple[str, ...] = ()
     alone: bool = False
+    follows: str = ""
 
 
 @dataclass(slots=True)
@@ -402,6 +404,9 @@ class _JobCheck:
                 late = _late_beside(acts, configs[0].job.holder)
                 if late and because.guarantee in {"single-claim", "live-lease"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
+                claimed = act.kind == "claim" and because.guarantee != "single-claim"
+                if claimed and _has_a_rival(acts, act):
+                    because = because._replace(follows="single-claim")
                 self._violate(because, call)
                 return
             open_acts.discard(n)
@@ -478,6 +483,7 @@ class _JobCheck:
                 breach.plain,
                 breach.doubts,
                 breach.alone,
+                breach.follows,
             )
         )
 
@@ -602,7 +608,12 @@ class _JobCheck:
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
-        if self.lives.lost or any(job.crashed or job.released for job, _ in configs):
+        running = seen == "running" or not self.declared.observable
+        # Nobody has it any more, whether its worker has died or is only slow.
+        over = running and any(
+            one.phase == Phase.RUNNING and one.fresh_until < last.began for one, _ in configs
+        )
+        if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
             what = what if unheard else "a worker lost the job"
@@ -695,6 +706,17 @@ def _after_whom_it_waited_for(acts: Sequence[Act], n: int, left: AbstractSet[int
         return True
     waited = {wait.call for wait in acts[n].call.waits}
     return not any(acts[m].kind == "claim" and acts[m].call.index in waited for m in left - {n})
+
+
+def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
+    """Whether another claim got the job while this one was under way, as it turned out."""
+    return any(
+        act is not claim
+        and act.kind == "claim"
+        and act.answer == "accepted"
+        and act.call.overlaps(claim.call)
+        for act in acts
+    )
 
 
 def _late_beside(acts: Sequence[Act], holder: Call | None) -> bool:
@@ -1201,16 +1223,17 @@ class _Allowed:
             if blocker.kind in {"complete", "complete_many", "fail"}:
                 return True
             call = before
-        elif call.kind != "heartbeat":
+        elif call.kind == "recover":
             return False
         mine = list(call.refs)
-        if self._declared.worker_heartbeat:  # it names all jobs of its worker
+        # A heartbeat may name all jobs of its worker, and a claim may be a sign of life as well.
+        if self._declared.worker_heartbeat or call.kind == "claim":
             mine += self._of_actor[call.actor]
         takes = blocker.kind in {"claim", "recover"}
         if takes and any(self._maybe_stale(ref, call) for ref in mine):
             return True
         jobs = {ref.job for ref in blocker.refs} | set(blocker.ids)
-        return not jobs.isdisjoint(ref.job for ref in mine)
+        return call.kind != "claim" and not jobs.isdisjoint(ref.job for ref in mine)
 
     def _maybe_stale(self, ref: Ref, call: Call) -> bool:
         """Whether the lease of a claimed job may have run out before a call ended."""

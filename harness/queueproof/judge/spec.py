@@ -47,6 +47,7 @@ class Breach(NamedTuple):
         doubts: Guarantees of which a plain breach would explain it. A queue that hands out its jobs
             twice in turn does the same whatever the lease, for instance.
         alone: It hurts nobody but the worker that did it.
+        follows: The guarantee of which any breach would explain it; empty for none.
     """
 
     guarantee: str
@@ -54,6 +55,7 @@ class Breach(NamedTuple):
     plain: bool = False
     doubts: tuple[str, ...] = ()
     alone: bool = False
+    follows: str = ""
 
 
 class Job(NamedTuple):

@@ -47,7 +47,8 @@ class Failure:
         the one in which the program's own workers see it.
         """
         seen_by = self.run.history.calls[self.violation.call].actor
-        certain = not self.violation.doubts, not self.run.ambiguous
+        doubts = self.violation.doubts or self.violation.follows
+        certain = not doubts, not self.run.ambiguous
         return *certain, not self.violation.alone, seen_by != DRAINER
 
     @property
@@ -219,6 +220,10 @@ def smaller(program: Program) -> Iterator[Program]:
         if len(first) == len(second) == 1 and (moved := _moved_at_once(first[0][1] + second[0][1])):
             joined: Stage = ((first[0][0], (moved,)),)
             yield program._replace(stages=(*stages[:n], joined, *stages[n + 2 :]))
+    for name, value in JobSpec()._asdict().items():
+        alike = tuple(job._replace(**{name: value}) for job in jobs)
+        if alike != jobs:
+            yield program._replace(jobs=alike)
     for n, job in enumerate(jobs):
         for plain in _plainer(job):
             yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
