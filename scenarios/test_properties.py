@@ -46,6 +46,6 @@ def test_a_crowd_breaks_a_broken_queue(
     strategy: Callable[[str], Queue], install: Install, seed: int
 ) -> None:
     """The same programs find a planted defect, and what is told is its story."""
-    queue = strategy("broken/claim_limit_per_lane")
-    with install(queue) as lab, pytest.raises(AssertionError, match="claim-limit"):
+    queue = strategy("broken/live_lease_recover_all")
+    with install(queue) as lab, pytest.raises(AssertionError, match="live-lease"):
         put_to_crowds(lab, seed)

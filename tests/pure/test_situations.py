@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
 from queueproof.judge.checker import declare
@@ -11,10 +9,11 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
 from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Program
 from queueproof.space.pieces import Pieces
-from queueproof.space.situations import Space, drawn, ordered, spaces
+from queueproof.space.situations import ordered, spaces
+from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
-FIRST = 200
+FIRST, ALL = 200, 400
 LEADER = "sound/leader_promotes.sql"
 
 
@@ -26,8 +25,7 @@ def offered(name: str) -> Offer:
 
 def meetings(name: str, seed: int = 0) -> list[Program]:
     """The first meetings of a queue's jobs."""
-    offer = offered(name)
-    return list(islice(drawn(Pieces(offer), declare(offer), seed, Space.meetings), FIRST))
+    return Suite(offered(name), seed=seed).meetings(FIRST)
 
 
 def races(program: Program) -> list[tuple[str, list[str]]]:
@@ -47,7 +45,7 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     """Each operation is somebody's act, alone and while the job's life goes on."""
     offer = offered(name)
     wanted = {*offer.queue.offers, "enqueue", "claim"} - {"install", "jobs", "start"}
-    acts = drawn(Pieces(offer), declare(offer), 0, Space.alone)
+    acts = Suite(offer).alone(ALL)
     alone = {do.kind for one in acts for stage in one.stages for _, dos in stage for do in dos}
     assert wanted <= alone
     met = {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}

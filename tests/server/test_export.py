@@ -16,8 +16,6 @@ import pytest
 from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.work import runner_under
-from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.guarantees.suites import Suite
 from queueproof.history.calls import Call, History
 from queueproof.judge.checker import Violation, declare
 from queueproof.postgres import Server
@@ -33,6 +31,7 @@ from queueproof.run.record import Beat, Run
 from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
     COMPLETE_ALL,
     RECOVER,
@@ -50,6 +49,7 @@ from queueproof.schedule.programs import (
     lose,
     script,
     terminate,
+    whole,
 )
 from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
@@ -314,8 +314,9 @@ def test_a_deadlock(told: Told) -> None:
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
-    queue = load(BROKEN / "no_deadlock_one_statement.sql")
-    (program,) = Suite(Offer(queue, held=False)).late(CATALOGUE["no-deadlock"])
+    between = (advance(past(30.0)), whole(RECOVER), whole(claim(2)), COMPLETE_ALL)
+    race = (script("w1", COMPLETE_ALL), script("w2", *between))
+    program = Program((JobSpec(),) * 2, (*in_turn(script("w1", claim(2))), race))
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
     )

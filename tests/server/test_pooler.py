@@ -18,7 +18,6 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
-from queueproof.guarantees.claims import FRACTION
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
@@ -207,8 +206,9 @@ def test_a_run_that_stood_still_for_a_moment_is_asked_again(
     told = queue(also="AND locked_at <= now()").replace("enqueue\n", "enqueue(delay)\n")
     cuts = "(locked_at) VALUES (date_trunc('second', now() + :delay))"
     lab = lab_of(told.replace("DEFAULT VALUES", cuts))
-    reserve = (JobSpec(delay=FRACTION),)
-    steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(FRACTION)))
+    delay = 61.47
+    reserve = (JobSpec(delay=delay),)
+    steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(delay)))
     program = Program((), (*steps, *in_turn(script("w1", claim()))), reserve=reserve)
     aligned = lab.until_aligned
     left = late.copy()  # of the run with the pooler, three without, and the one with it again

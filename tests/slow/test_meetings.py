@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
 
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.work import Exploration, Work
-from queueproof.judge.checker import declare
 from queueproof.schedule.conditions import Conditions
-from queueproof.space.pieces import Pieces
-from queueproof.space.situations import Space, drawn
+from queueproof.space.suites import Suite
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, REFERENCE
 
@@ -24,7 +20,7 @@ def broken(lab_of: LabOf, name: str, guarantee: str = "") -> set[str]:
     lab = lab_of(BROKEN / f"{name}.sql" if guarantee else REFERENCE)
     offer = calibrate(lab)
     work, found = Work(lab, offer, 0), set()
-    for program in islice(drawn(Pieces(offer), declare(offer), 0, Space.meetings), MOST):
+    for program in Suite(offer).meetings(MOST):
         for tried in work.tries(Exploration(program, INSIDE, SCHEDULES)):
             found |= {one.guarantee for one in tried.violations if not one.doubts}
             if guarantee in found:

@@ -32,7 +32,7 @@ from tests.fix_queues import queue_file
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
 RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
 ASKED = ["single-claim", "isolation"]
-UNIT = Exploration(RACE, PLAIN, budget=5, until="single-claim")
+UNIT = Exploration(RACE, PLAIN, budget=5)
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +77,13 @@ def test_what_nobody_has_done_is_done_here(server: Server) -> None:
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
         offer = calibrate(lab)
         alone = told(list(Crew(lab, offer, 0).tries(UNIT)))
-        assert any(one.breaks("single-claim") for one in Crew(lab, offer, 0).tries(UNIT))
+        broken = {v.guarantee for one in Crew(lab, offer, 0).tries(UNIT) for v in one.violations}
+        assert "single-claim" in broken
         with beside(lab, 2) as pool:
             assert pool is not None
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT])
-            wait([future for _, future in crew._ahead.values()], timeout=60)
+            wait([*crew._ahead.values()], timeout=60)
             assert told(list(crew.tries(UNIT))) == alone
             with pytest.raises(BrokenProcessPool):
                 pool.processes.submit(die).result()
@@ -109,11 +110,11 @@ def test_processes_that_are_frozen_are_not_waited_for(
             monkeypatch.setattr(processes, "END", 0.1)
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
-            _, future = crew._ahead[work.key_of(UNIT)]
+            future = crew._ahead[UNIT]
             eventually(future.running)  # as far as anybody here knows
             assert told(list(crew.tries(UNIT))) == alone
             # The first few were handed over, and who waited for one of them has done the others.
-            assert [future.done() for _, future in crew._ahead.values()][-2:] == [True, True]
+            assert [future.done() for future in crew._ahead.values()][-2:] == [True, True]
         # The pool's own thread reaps them as well: whoever comes second knows of it a moment later.
         eventually(lambda: [one.exitcode for one in frozen] == [-signal.SIGKILL] * len(frozen))
 
@@ -124,7 +125,7 @@ def test_what_is_left_is_not_asked_for(server: Server) -> None:
         offer = calibrate(lab)
         with beside(lab, 2) as pool:
             crew = Crew(lab, offer, 0, pool)
-            crew.go_ahead([UNIT, UNIT._replace(until="fencing")])
+            crew.go_ahead([UNIT, UNIT])
             crew.leave([UNIT])
             assert len(crew._ahead) == 1
             crew.leave([UNIT])

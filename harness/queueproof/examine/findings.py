@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,6 +51,7 @@ class Findings:
         told: Called at once with what breaks and how, for each guarantee that does.
         causes: Whether other operations that break the same are looked for.
         declared: What the checker must know of it.
+        space: How many programs of each kind there are, whether they are run or not.
     """
 
     lab: Lab
@@ -67,6 +68,7 @@ class Findings:
     within: dict[str, str] = field(default_factory=dict)  # whose story holds which other one's
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)
+    space: Mapping[str, int] = field(default_factory=dict)
     spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
     plain: set[str] = field(default_factory=set)  # guarantees whose breach explains another's
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
@@ -105,9 +107,9 @@ class Findings:
         """
         known = self.failures.get(name)
         others = self.others.setdefault(name, {})
-        if known is None or failure.firmness > known.firmness:
+        if known is None or _says_more(failure, known):
             if (kept := self._confirmed(name, failure)) is not None:
-                if known is None and name in CATALOGUE and not kept.violation.doubts:
+                if known is None and name in CATALOGUE and not _doubted(kept):
                     self.told(name, kept.violation.because)
                 self.failures[name] = kept
                 if known is not None and self.causes:
@@ -120,8 +122,8 @@ class Findings:
 
     def _is_another(self, name: str, failure: Failure) -> bool:
         """Whether a breach has a cause that no story tells yet, or tells better."""
-        certain = not failure.violation.doubts and not failure.run.ambiguous
-        if not self.causes or is_apart(name) or not certain or not failure.cause:
+        certain = not _doubted(failure) and not failure.run.ambiguous
+        if not self.causes or _is_apart(name) or not certain or not failure.cause:
             return False
         others = self.others[name]
         if (other := others.get(failure.cause)) is not None:
@@ -169,7 +171,7 @@ class Findings:
 
     def is_settled(self, name: str) -> bool:
         """Whether more runs would not change the verdict on a guarantee."""
-        return self.suspects(name) or not is_drawn(name)
+        return self.suspects(name) or _is_apart(name)
 
     def is_firm(self, name: str) -> bool:
         """A breach is known that nothing else may explain, and that the schedule alone decided."""
@@ -178,7 +180,7 @@ class Findings:
     def is_certain(self, name: str) -> bool:
         """The same, and no run of another guarantee's programs could explain it."""
         failure = self.failures.get(name)
-        return self.is_settled(name) and not (failure and failure.violation.doubts)
+        return self.is_settled(name) and not (failure and _doubted(failure))
 
     def explained(self, name: str) -> str:
         """The other finding that explains a breach, so that it counts once; empty for none."""
@@ -192,7 +194,9 @@ class Findings:
             return f"{broken} {found} without it too"
         if name in self.within:
             return f"its story holds that of {self.within[name]}, which is broken: mend that first"
-        other = next((one for one in failure.violation.doubts if one in self.plain), "")
+        doubts = [one for one in failure.violation.doubts if one in self.plain]
+        follows = failure.violation.follows
+        other = next(iter(doubts), follows if follows in self.failures else "")
         return f"{failure.violation.because}, as the breach of {other} explains" if other else ""
 
     def shorten(self, wanted: Sequence[Guarantee]) -> None:
@@ -261,7 +265,7 @@ class Findings:
             )
             failure = found or failure
         shorter = shrink(failure, partial(self._first, failure))
-        weaker = shorter.violation.doubts and not failure.violation.doubts
+        weaker = _doubted(shorter) and not _doubted(failure)
         if weaker or not self.lab.remembers:
             return failure if weaker else shorter
         return self._happens_again(shorter) or failure
@@ -278,11 +282,16 @@ def _clock_moved(failure: Failure) -> bool:
     return any(call.kind == "advance" for call in calls[: failure.violation.call])
 
 
-def is_drawn(name: str) -> bool:
-    """Random programs may show a guarantee broken."""
-    return not is_apart(name) or CATALOGUE[name].by_life
+def _says_more(failure: Failure, known: Failure) -> bool:
+    """Whether a breach stands better than a known one, or as well by a shorter program."""
+    found, best = ((*one.firmness, -one.program.size) for one in (failure, known))
+    return found > best
 
 
-def is_apart(name: str) -> bool:
-    """Whether a guarantee is asked in runs of its own, so that others say nothing about it."""
-    return name in CATALOGUE and CATALOGUE[name].programs is None
+def _doubted(failure: Failure) -> bool:
+    """Whether the breach of another guarantee may explain it."""
+    return bool(failure.violation.doubts or failure.violation.follows)
+
+
+def _is_apart(name: str) -> bool:
+    return name in CATALOGUE and CATALOGUE[name].apart

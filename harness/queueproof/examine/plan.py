@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import islice
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from queueproof.errors import OWN_SERVERS
-from queueproof.examine.findings import STORIES, Findings, is_apart
+from queueproof.examine.findings import Findings
 from queueproof.examine.profiles import Profile
-from queueproof.examine.work import Draws, Exploration, Probing, Unit, key_of, runs_of
-from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.examine.work import Draws, Exploration, Probing, Unit, runs_of
+from queueproof.guarantees.catalogue import CATALOGUE, own_programs
 from queueproof.guarantees.guarantee import Guarantee, Variation
-from queueproof.guarantees.suites import Suite
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.run import wallclock
 from queueproof.run.free import free_run
 from queueproof.run.lab import Lab
 from queueproof.run.places import FreeFault
+from queueproof.schedule.actors import NEMESIS
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
-from queueproof.schedule.programs import DoKind, Program, Schedule
+from queueproof.schedule.programs import DoKind, Program
 from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
-from queueproof.space.situations import Space, drawn
+from queueproof.space.suites import ALONE, MEETINGS, Suite
 
 AT_ONCE = 5  # crowds
 CLOCKED = 4  # of so many crowds one is run again by workers with other zones and wrong clocks
 FAR = 3  # of so many units of them one with ids beyond an int4
+TOGETHER = 20  # meetings
 _INSIDE: Gate = "every"
+_NO_INDEX = Conditions(planner="no index")  # rows come as they lie
 _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
-TINY = 4  # jobs and operations; the schedules of so short a program are worth more than others
-FURTHER = 2  # schedules of each program, once a guarantee is known to be broken
-OVERTAKEN: Schedule = (0, 1)  # the late batch begins, and the other one is let past
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 MANY = 20  # schedules: most programs have no more, whatever the budget
 DEARER = 20  # times as long does a probe take at the next level
@@ -54,14 +52,12 @@ class _Part(NamedTuple):
         act: Does it.
         units: That it will probably ask for.
         runs: About how many it takes beside those of its units.
-        beside: Whether it is of a guarantee that was not asked for: its runs are judged by all.
     """
 
     what: str
     act: Callable[[], None]
     units: Sequence[Unit] = ()
     runs: int = 0
-    beside: bool = False
 
 
 class Headway:
@@ -80,7 +76,7 @@ class Headway:
         ahead: Callable[[], Iterable[Unit]] = tuple,
     ) -> None:
         self._progress, self._ahead = progress, ahead
-        self._units = {key_of(unit): _weight(unit) for part in parts for unit in part.units}
+        self._units = {unit: _weight(unit) for part in parts for unit in part.units}
         self._later = sum(part.runs for part in parts)
         self._rest = 0  # of the part's runs beside its units
         self._total = self._left
@@ -98,14 +94,14 @@ class Headway:
 
     def done(self, unit: Unit) -> None:
         """A unit is done, or nobody needs it."""
-        self._units.pop(key_of(unit), None)
+        self._units.pop(unit, None)
         self._tell()
 
     def end(self, part: _Part) -> None:
         """A part is done, whatever it has left out."""
         self._rest = 0
         for unit in part.units:
-            self._units.pop(key_of(unit), None)
+            self._units.pop(unit, None)
 
     def _tell(self) -> None:
         left = self._left - sum(map(_weight, self._ahead()))
@@ -138,10 +134,9 @@ class Examination:
         self._found = findings
         self.profile = profile
         self._lab, self._offer, self._crew = findings.lab, findings.offer, findings.crew
-        self._suite = Suite(findings.offer, through)
-        self._plain: set[str] = set()  # guarantees whose programs have been run
+        self._suite = Suite(findings.offer, through, findings.seed)
+        self._done: set[Unit] = set()  # what all guarantees have judged
         self._losing: dict[Program, bool] = {}  # without any fault
-        self._explored: dict[Exploration, int] = {}  # to how many schedules
         self._headway = Headway((), lambda _what, _fraction: None)
 
     def examine(
@@ -163,10 +158,12 @@ class Examination:
         """
         asked = [g for g in wanted if g.needs(self._offer) is None]
         ids = [g.id for g in asked]
-        rest = [g for g in CATALOGUE.values() if g not in wanted and g.needs(self._offer) is None]
-        parts = self._plain_parts(asked)
-        if enough is None:
-            parts += [part._replace(beside=True) for part in self._plain_parts(rest)]
+        parts: list[_Part] = []
+        if not self._is_settled(ids):
+            parts = [
+                _Part(what, partial(self._search, what, units, ids), units)
+                for what, units in self._searched
+            ]
         for guarantee in asked:
             for variation in guarantee.variations:
                 units = list(self._variations(guarantee, variation))
@@ -177,18 +174,9 @@ class Examination:
             if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
-        crowds = self._crowds()
-        random = [
-            _Part("random programs", partial(self._draw, unit, ids), [unit]) for unit in crowds
-        ]
-        units = list(self._situations())
-        meetings = [_Part("situations", partial(self._draw, unit, ids), [unit]) for unit in units]
-        parts = [*random, *parts, *meetings]
         if not self._crew.is_alone:
-            ahead: list[Unit] = [
-                unit for part in parts if not self._is_spared(part, ids) for unit in part.units
-            ]
             # What finds most goes first, and of the rest what takes longest.
+            ahead: list[Unit] = [unit for part in parts for unit in part.units]
             ahead.sort(
                 key=lambda unit: (not isinstance(unit, Draws), not isinstance(unit, Probing))
             )
@@ -198,26 +186,10 @@ class Examination:
             for number in range(self.profile.free)
         ]
         self._headway = Headway(parts, progress, lambda: self._crew.ahead)
-        spared = []
         for part in parts:
-            if self._is_spared(part, ids):
-                spared.append(part)
-                self._headway.end(part)
-                self._crew.leave(part.units)
-            else:
-                self._do(part)
+            self._do(part)
             if enough is not None and enough():
                 return
-        # What broke under some conditions counts only where it does not break without them: that is
-        # asked by the programs of what broke.
-        broken = {
-            self._found.failures[g.id].violation.guarantee
-            for g in asked
-            if g.variations and g.id in self._found.failures
-        }
-        for part in spared:
-            if part.what in broken:
-                self._do(part)
 
     def _do(self, part: _Part) -> None:
         self._headway.begin(part)
@@ -226,30 +198,9 @@ class Examination:
         self._headway.end(part)
         self._crew.leave(part.units)
 
-    def _is_spared(self, part: _Part, asked: Iterable[str]) -> bool:
-        """Whether a part would change no verdict that was asked for."""
-        return part.beside and all(is_apart(one) or self._found.is_certain(one) for one in asked)
-
-    def _plain_parts(self, guarantees: Sequence[Guarantee]) -> list[_Part]:
-        """The programs of some guarantees, by which others may be seen to break as well."""
-        # The gates' triggers are made and dropped once, not for each guarantee.
-        parts = [
-            self._exploring(guarantee, Conditions(gate=gate))
-            for gate in _GATES
-            if gate is None or gate in self._lab.gates
-            for guarantee in guarantees
-            if guarantee.programs is not None
-        ]
-        parts += [
-            self._exploring(guarantee, conditions)
-            for guarantee in guarantees
-            for conditions in guarantee.extra
-        ]
-        for guarantee in guarantees:
-            if guarantee.late is not None:
-                late = list(self._overtaking(guarantee))
-                parts.append(_Part(guarantee.id, partial(self._overtake, late), late))
-        return parts
+    def _is_settled(self, asked: Iterable[str]) -> bool:
+        """Whether no run that all guarantees judge would change a verdict that was asked for."""
+        return all(map(self._found.is_certain, asked))
 
     def _probe(self, unit: Probing) -> None:
         name = unit.guarantee
@@ -257,74 +208,6 @@ class Examination:
             return
         self._found.probed[name] = self._crew.probe(unit)
         self._headway.done(unit)
-
-    def _exploring(self, guarantee: Guarantee, conditions: Conditions) -> _Part:
-        units = list(self._explorations(guarantee, conditions))
-        return _Part(guarantee.id, partial(self._explore_all, units, guarantee, conditions), units)
-
-    def _explorations(
-        self, guarantee: Guarantee, conditions: Conditions = PLAIN
-    ) -> Iterator[Exploration]:
-        """The programs of a guarantee; those that stop inside a statement where they race."""
-        inside = conditions.gate is not None
-        budget = self.profile.inside if inside else self.profile.schedules
-        for program in self._suite.programs(guarantee):
-            if program.races or not inside:
-                yield Exploration(program, conditions, budget, until=guarantee.id)
-
-    def _explore_all(
-        self, units: Iterable[Exploration], guarantee: Guarantee, conditions: Conditions = PLAIN
-    ) -> None:
-        name = guarantee.id
-        for unit in units:
-            if self._lab.unmoved and guarantee.timed:
-                return
-            if not self._found.is_firm(name):
-                self._explore(unit, name)
-            elif conditions != PLAIN or not self._found.causes:
-                return
-            else:
-                self._look_further(unit.program, name)
-        if conditions == PLAIN:
-            self._plain.add(name)
-
-    def _explore(self, unit: Exploration, guarantee: str) -> None:
-        what = unit._replace(until="")
-        if what in self._explored:  # for another guarantee: all that these runs break was noted
-            self._found.evidence[guarantee, "schedules"] += self._explored[what]
-            return
-        count = 0
-        for tried in self._crew.tries(unit):
-            count += 1
-            self._found.evidence[guarantee, "schedules"] += 1
-            self._found.note(tried)
-            if self._found.is_firm(guarantee):
-                return
-        self._explored[what] = count
-        self._headway.done(unit)
-
-    def _look_further(self, program: Program, guarantee: str) -> None:
-        """Look a little for another operation that breaks what is broken, or hurts another."""
-        known = [
-            self._found.failures[guarantee],
-            *self._found.others.get(guarantee, {}).values(),
-        ]
-        if len(known) == STORIES and not any(one.violation.alone for one in known):
-            return
-        for tried in self._crew.tries(Exploration(program, PLAIN, FURTHER)):
-            self._found.evidence[guarantee, "schedules"] += 1
-            self._found.note(tried)
-
-    def _overtaking(self, guarantee: Guarantee) -> Iterator[Exploration]:
-        """Programs in which somebody acts late, after another has overtaken it."""
-        conditions, budget = Conditions(gate="every"), 4 * self.profile.inside
-        for program in self._suite.late(guarantee):
-            yield Exploration(program, conditions, budget, OVERTAKEN, guarantee.id)
-
-    def _overtake(self, units: Iterable[Exploration]) -> None:
-        for unit in units:
-            if unit.until not in self._found.failures and not self._lab.unmoved:
-                self._explore(unit, unit.until)
 
     def _variations(
         self, guarantee: Guarantee, variation: Variation
@@ -338,9 +221,11 @@ class Examination:
         if conditions.killed and not self._lab.server.ours:
             return
         profile = self.profile
-        for program in self._suite.varied(variation):
-            budget = profile.schedules if program.size <= TINY else profile.varied
-            budget = profile.kills if conditions.killed else budget
+        programs = variation.programs(self._suite, profile.situations)
+        if conditions.isolation:
+            programs += [one for one in own_programs(self._suite) if one.races]
+        for program in programs:
+            budget = profile.kills if conditions.killed else profile.schedules
             yield Exploration(program, conditions, budget, counting=guarantee.id)
         if conditions.clocks:  # what waits is about time, and only many steps show all of it
             for first in range(0, profile.crowds // CLOCKED, AT_ONCE):
@@ -383,15 +268,17 @@ class Examination:
 
     def _breaks_anyway(self, program: Program, broken: str) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
-        known = CATALOGUE.get(broken)
-        if known and known.programs and broken not in self._plain and not known.needs(self._offer):
-            self._explore_all(self._explorations(known), known)
-        if broken in self._found.failures or broken in self._found.errors:
+        found = self._found
+        if broken in found.failures or broken in found.errors:
             return True
-        failure = find(self._found.runner(), self._found.declared, program, broken, budget=ENOUGH)
-        if failure is not None and broken not in CATALOGUE:
-            self._found.errors.add(broken)
-        return failure is not None
+        failure = find(found.runner(), found.declared, program, broken, budget=ENOUGH)
+        if failure is not None:
+            if broken not in CATALOGUE:
+                found.errors.add(broken)
+            return True
+        for what, units in self._searched:  # a part of a check is to find what a whole one does
+            self._search(what, units, [broken])
+        return broken in found.failures or broken in found.errors
 
     def _loses_anyway(self, program: Program) -> bool:
         """Whether a program loses or doubles a job without any fault, whatever that breaks."""
@@ -406,37 +293,63 @@ class Examination:
             )
         return self._losing[program]
 
-    def _crowds(self) -> list[Draws]:
+    @cached_property
+    def _searched(self) -> list[tuple[str, Sequence[Exploration | Draws]]]:
+        """What all guarantees judge: random programs, a job's life, and what that does not hold."""
+        suite, profile, few = self._suite, self.profile, self.profile.schedules
+        inside = Conditions(gate=_INSIDE) if _INSIDE in self._lab.gates else PLAIN
+        own = own_programs(suite)
+        turns = [one for one in own if not one.races]
+        meetings = suite.meetings(profile.meetings)
+        known: dict[str, list[Exploration]] = {
+            ALONE: [Exploration(one, PLAIN, 1) for one in suite.alone(profile.situations)],
+            "own programs": [
+                *(Exploration(one, PLAIN, 1) for one in turns),
+                *(Exploration(one, _NO_INDEX, 1) for one in turns),
+                *(Exploration(one, inside, few * _most_at_once(one)) for one in own if one.races),
+            ],
+            MEETINGS: [
+                Exploration(
+                    one, inside if n < profile.inside and not _dies(one) else PLAIN, few, fixed=1
+                )
+                for n, one in enumerate(meetings)
+            ],
+        }
+        self._found.space = {ALONE: suite.known(ALONE), MEETINGS: suite.known(MEETINGS)}
+        return [
+            *(("random programs", one) for one in self._crowds()),
+            *(
+                (what, units[at : at + TOGETHER])
+                for what, units in known.items()
+                for at in range(0, len(units), TOGETHER)
+            ),
+        ]
+
+    def _crowds(self) -> Iterator[list[Draws]]:
         """Random programs under random schedules; the last of them stop inside statements."""
         gates = [gate for gate in _GATES if gate is None or gate in self._lab.gates]
-        units = []
         for n in range(-(-self.profile.crowds // AT_ONCE)):
             at = max(0, n * AT_ONCE * (len(gates) + 1) // self.profile.crowds - 1)
             inside = gates[at]
             far = inside is None and n % FAR == 1
-            units.append(Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far)))
-        return units
+            yield [Draws(n * AT_ONCE, AT_ONCE, Conditions(gate=inside, far=far))]
 
-    def _situations(self) -> Iterator[Exploration]:
-        """Acts of a job's life in each of its situations: alone, and while that life goes on."""
-        profile, inside = self.profile, Conditions(gate=_INSIDE)
-        under = inside if _INSIDE in self._lab.gates else PLAIN
-        known = partial(drawn, self._suite, self._found.declared, self._found.seed)
-        if profile.situations:
-            for program in islice(known(Space.alone), profile.situations):
-                yield Exploration(program, PLAIN, profile.each)
-            for program in islice(known(Space.meetings), profile.meetings):
-                yield Exploration(program, under, profile.each)
-
-    def _draw(self, unit: Draws | Exploration, asked: Sequence[str]) -> None:
-        """Run what was drawn, unless it would change no verdict."""
-        if all(map(self._found.is_settled, asked)):
-            return
-        what = "random programs" if isinstance(unit, Draws) else "runs of one job's situations"
-        for tried in self._crew.tries(unit):
-            self._found.evidence["", what] += 1
-            self._found.note(tried)
-        self._headway.done(unit)
+    def _search(
+        self, what: str, units: Iterable[Exploration | Draws], asked: Sequence[str]
+    ) -> None:
+        """Run what all guarantees judge, unless it would change no verdict."""
+        for unit in units:
+            if self._is_settled(asked):
+                return
+            if unit in self._done:
+                continue
+            self._done.add(unit)
+            runs = "schedules" if isinstance(unit, Exploration) else what
+            for tried in self._crew.tries(unit):
+                self._found.evidence["", runs] += 1
+                self._found.note(tried)
+            self._found.evidence["", what] += isinstance(unit, Exploration)
+            self._headway.done(unit)
 
     def _run_free(self, asked: Sequence[str], number: int) -> None:
         """Run processes without a scheduler, when the controlled runs have found nothing."""
@@ -457,6 +370,16 @@ class Examination:
         self._found.evidence["", "operations in free runs"] += free.evidence.get("operations", 0)
         for name, violation in free.broken.items():
             self._found.freed.setdefault(name, (free, violation))
+
+
+def _most_at_once(program: Program) -> int:
+    """How many operations race: so many times as many schedules are worth a try."""
+    return max(sum(len(dos) for _, dos in stage) for stage in program.stages)
+
+
+def _dies(program: Program) -> bool:
+    """Whether somebody dies at any moment: inside a statement that is before it, for others."""
+    return any(actor == NEMESIS for stage in program.stages for actor, _ in stage)
 
 
 def _unkilled(lab: Lab) -> Seen:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from queueproof.examine.findings import Findings, is_drawn
+from queueproof.examine.findings import Findings
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.probes.backoff import RetryWaits
@@ -19,8 +19,7 @@ from queueproof.schedule.programs import FAULTS
 from queueproof.search.shrink import Failure
 from queueproof.search.tokens import encode_token
 
-_DRAWN = ("random programs", "runs of one job's situations", "operations in free runs")
-_EFFORT = frozenset({"schedules", *_DRAWN})
+_EFFORT = ("schedules", "random programs", "operations in free runs")
 
 
 def judgement_of(
@@ -75,8 +74,11 @@ def _judgement(
         return Judgement(name, "inconclusive" if must else "not-offered", lacks)
     unsure = _unsure(findings, guarantee, watched, evidence)
     if unsure:
-        return Judgement(name, "inconclusive", unsure, evidence=evidence)
-    reason = ", ".join(counted(n, what) for what, n in evidence.items())
+        follows = accepted is not None and name in findings.failures
+        return Judgement(name, "accepted" if follows else "inconclusive", unsure, evidence=evidence)
+    effort = _effort(findings)
+    own = {what: n for what, n in evidence.items() if what not in effort} or evidence
+    reason = ", ".join(counted(n, what) for what, n in own.items())
     if watched.lacks and must:
         reason = f"{watched.lacks}; without it: {reason}"
         return Judgement(name, "inconclusive", reason, evidence=evidence)
@@ -109,7 +111,8 @@ def _unsure(
         return findings.lab.unmoved
     if name in findings.unsure:
         return findings.unsure[name]
-    if not any(n for what, n in evidence.items() if what not in _EFFORT):
+    effort = _effort(findings)
+    if not any(n for what, n in evidence.items() if what not in effort):
         lacking = f": no {guarantee.lacking}" if guarantee.lacking else ""
         return f"no run put it to the test{lacking}"
     if guarantee.faults and (lacking := _without(findings, evidence)):
@@ -127,11 +130,18 @@ def _without(findings: Findings, evidence: Mapping[str, int]) -> str:
     return " and no ".join(told for told in wanted if not evidence.get(told))
 
 
+def _effort(findings: Findings) -> dict[str, int]:
+    """What all guarantees were judged by, and how many others the profile leaves out."""
+    done = {what: findings.evidence["", what] for what in _EFFORT}
+    parts = {f"of {n:,} {what}": findings.evidence["", what] for what, n in findings.space.items()}
+    return done | parts
+
+
 def _evidence(findings: Findings, guarantee: Guarantee) -> dict[str, int]:
     name = guarantee.id
     evidence = {what: n for (g, what), n in sorted(findings.evidence.items()) if g == name}
-    if findings.evidence["", "random programs"] and is_drawn(name):
-        evidence |= {what: findings.evidence["", what] for what in _DRAWN}
+    if not guarantee.apart:
+        evidence |= _effort(findings)
     if guarantee.faults:
         evidence["distinct steps hit"] = len(findings.hit)
     watched = findings.probed.get(name, Seen({}))

@@ -16,7 +16,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from queueproof import waits
@@ -58,17 +57,15 @@ class Exploration(NamedTuple):
         program: Who does what.
         conditions: Under what.
         budget: Most schedules.
-        begin: The choices with which all of them begin.
-        until: The guarantee whose certain breach is enough; nothing where all schedules are wanted.
         counting: The guarantee that says what its conditions' evidence is; or nothing.
+        fixed: See `explore`.
     """
 
     program: Program
     conditions: Conditions
     budget: int
-    begin: Schedule = ()
-    until: str = ""
     counting: str = ""
+    fixed: int = 0
 
 
 class Draws(NamedTuple):
@@ -119,7 +116,6 @@ class Tried:
         unexpected: What else it broke: see `shrink.unexpected`.
         errors: What the server answered with, as `error SQLSTATE`.
         faults: See `Run`; none where it was the server that decided.
-        stops: Whether somebody stopped at a gate.
         run: All of it, where something broke.
     """
 
@@ -131,7 +127,6 @@ class Tried:
     unexpected: Sequence[Violation]
     errors: frozenset[str]
     faults: Sequence[tuple[str, str, int]]
-    stops: bool
     run: Run | None
 
     def failures(self, violations: Iterable[Violation]) -> Iterator[Failure]:
@@ -140,13 +135,6 @@ class Tried:
             assert self.run is not None
             yield Failure(self.program, self.schedule, self.run, violation, self.conditions)
 
-    def breaks(self, guarantee: str) -> bool:
-        """Whether it certainly broke a guarantee."""
-        certain = self.run is not None and not self.run.ambiguous
-        return certain and any(
-            one.guarantee == guarantee and not one.doubts for one in self.violations
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -154,12 +142,10 @@ class Done:
 
     Attributes:
         found: A list of `Tried`, a `Seen`, a `Failure`, or None.
-        whole: Whether no schedule was left out.
         unmoved: See `Lab`.
     """
 
     found: list[Tried] | Seen | Failure | None
-    whole: bool = True
     unmoved: str = ""
 
 
@@ -230,13 +216,11 @@ class Work:
             self._lab.execute("SELECT")  # whoever ends the run stops this lab's server
         runner = runner_under(self._lab, self._offer, conditions, known=self._in_turn)
         explored = explore(
-            runner, unit.program, budget=unit.budget, seed=self._seed, begin=unit.begin
+            runner, unit.program, budget=unit.budget, seed=self._seed, fixed=unit.fixed
         )
         for schedule, run in explored:
             tried = self._tried(unit.program, schedule, conditions, run, unit.counting)
             yield tried
-            if conditions.gate not in {None, "every"} and not tried.stops:
-                return  # these are the runs without a gate
 
     def _tried(
         self,
@@ -262,7 +246,6 @@ class Work:
             others,
             frozenset(f"error {error.sqlstate}" for error, _ in run.errors.values()),
             () if run.ambiguous else run.faults,
-            any(beat.event == "stops" for beat in run.trace),
             run if broken else None,
         )
 
@@ -283,12 +266,7 @@ class Work:
             case Search():
                 return Done(self.search(unit), unmoved=self._lab.unmoved)
             case Exploration() | Draws():
-                found = []
-                for tried in self.tries(unit):
-                    found.append(tried)
-                    if isinstance(unit, Exploration) and tried.breaks(unit.until):
-                        return Done(found, whole=False, unmoved=self._lab.unmoved)
-                return Done(found, unmoved=self._lab.unmoved)
+                return Done(list(self.tries(unit)), unmoved=self._lab.unmoved)
 
 
 class Helpers:
@@ -355,7 +333,7 @@ class Crew:
         self._shares = pool is None or pool.shares
         self._given = pool.given(offer, seed) if pool else b""
         self._planned = 0  # runs
-        self._ahead: dict[Unit, tuple[Unit, Future[Done]]] = {}
+        self._ahead: dict[Unit, Future[Done]] = {}
         self._announced: Counter[Unit] = Counter()
 
     @property
@@ -366,7 +344,7 @@ class Crew:
     @property
     def ahead(self) -> list[Unit]:
         """Units that are done, and that nobody has asked for yet."""
-        return [unit for unit, future in self._ahead.values() if future.done()]
+        return [unit for unit, future in self._ahead.items() if future.done()]
 
     def go_ahead(self, units: Sequence[Unit]) -> None:
         """Have units done that will probably be asked for, in this order.
@@ -375,26 +353,25 @@ class Crew:
         """
         self._planned += sum(map(runs_of, units))
         for unit in units:
-            key = key_of(unit)
-            self._announced[key] += 1  # whoever does it: `leave` counts them down
+            self._announced[unit] += 1  # whoever does it: `leave` counts them down
             little = self._shares and self._planned < WORTH
-            if self._pool is None or little or self._announced[key] > 1:
+            if self._pool is None or little or self._announced[unit] > 1:
                 continue
             try:
-                self._ahead[key] = unit, self._pool.submit(self._given, unit)
+                self._ahead[unit] = self._pool.submit(self._given, unit)
             except BrokenProcessPool:
                 self._pool = None
 
     def leave(self, units: Iterable[Unit]) -> None:
         """Withdraw units that were announced: nobody will ask for them."""
-        for key in map(key_of, units):
-            self._announced[key] -= 1
-            if not self._announced[key] and key in self._ahead:
-                self._ahead.pop(key)[1].cancel()
+        for unit in units:
+            self._announced[unit] -= 1
+            if not self._announced[unit] and unit in self._ahead:
+                self._ahead.pop(unit).cancel()
 
     def _take(self, unit: Unit) -> Done | None:
         """The result of a unit that another process has begun; None where none has."""
-        _, future = self._ahead.pop(key_of(unit), (unit, None))
+        future = self._ahead.pop(unit, None)
         if future is None or (self._shares and future.cancel()):
             return None
         while self._shares and not future.done() and self._help():
@@ -410,10 +387,10 @@ class Crew:
 
     def _help(self) -> bool:
         """Do the first unit that no process has begun; whether there is one."""
-        for key, (unit, future) in self._ahead.items():
+        for unit, future in self._ahead.items():
             if not future.done() and future.cancel():
                 done = Future[Done]()
-                self._ahead[key] = unit, done
+                self._ahead[unit] = done
                 try:
                     done.set_result(self._here.done(unit))
                 except QueueproofError as error:  # for whoever asks for it, if anybody does
@@ -429,8 +406,6 @@ class Crew:
             return
         assert isinstance(done.found, list)
         yield from done.found
-        if not done.whole:
-            yield from islice(self._here.tries(unit), len(done.found), None)
 
     def probe(self, unit: Probing) -> Seen:
         """See `Work.probe`."""
@@ -473,11 +448,6 @@ def _ends(future: Future[Done], seconds: float) -> bool:
     except waits.LimitError:
         return False
     return True
-
-
-def key_of(unit: Unit) -> Unit:
-    """The key of a unit: two units with the same key have the same runs."""
-    return unit._replace(until="") if isinstance(unit, Exploration) else unit
 
 
 # --- the other processes ------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from queueproof.guarantees import (
 )
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.queues.ids import IDS
+from queueproof.schedule.programs import Program
+from queueproof.space.suites import Suite
 
 FAMILIES = (claims, leases, retries, waiting, surroundings, faults, poolers, cost)
 
@@ -51,3 +53,18 @@ def select(
     if not asked:
         raise QueueproofError("nothing is left to judge: every guarantee asked for is skipped")
     return asked
+
+
+def own_programs(suite: Suite) -> list[Program]:
+    """What no situation of one job holds: the guarantees' own programs, the shortest first.
+
+    Args:
+        suite: The programs for a queue.
+    """
+    built = suite.joined(
+        program
+        for guarantee in CATALOGUE.values()
+        if guarantee.programs is not None and guarantee.needs(suite.offer) is None
+        for program in guarantee.programs(suite)
+    )
+    return sorted(dict.fromkeys(suite.through_only(built)), key=lambda one: one.size)

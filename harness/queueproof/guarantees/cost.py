@@ -14,6 +14,7 @@ def _promised_snapshot(offer: Offer) -> str | None:
 GUARANTEES = (
     Guarantee(
         id="steady-cost",
+        apart=True,
         sentence=(
             "A claim on a vacuumed table touches no more buffers with a million finished jobs or a "
             "deep backlog."
@@ -35,6 +36,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="old-snapshot",
+        apart=True,
         sentence="Nor while an old snapshot is held open.",
         why="one forgotten transaction slows every claim",
         source="https://brandur.org/postgres-queues",

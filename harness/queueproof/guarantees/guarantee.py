@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 from queueproof.space.pieces import Pieces
+from queueproof.space.suites import Suite
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
 
-class LifePrograms(Protocol):
-    """Finds short programs of a job's life, to run under conditions that should change nothing."""
-
-    def __call__(self, *, races: bool) -> list[Program]:
-        """Programs whose actors race, or programs whose actors act in turn."""
-
-
 class Variation(NamedTuple):
-    """Conditions that should change nothing, and the programs that are run under them."""
+    """Conditions that should change nothing, and the programs that are run under them.
+
+    Attributes:
+        conditions: Under what.
+        programs: Those for a queue, out of about so many.
+    """
 
     conditions: Conditions
-    programs: Callable[[Pieces, LifePrograms], list[Program]]
+    programs: Callable[[Suite, int], list[Program]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +50,8 @@ class Guarantee:
         needs: What is missing where the guarantee cannot be asked, None where it can.
         accepted: What the header says for its break to be accepted, beside [breaks]; empty where
             it does not.
-        programs: Its own, that show it broken; None where others' programs or a probe do.
-        by_life: Whether it is a rule of a job's life that drawn programs ask, and none of its own.
-        extra: Conditions under which these are run as well.
-        late: Programs in which somebody is overtaken in the midst of a statement.
+        programs: Those that its breach needs and no situation of one job holds; None for none.
+        apart: Whether it is asked in runs of its own, so that those of others say nothing about it.
         variations: Conditions of which it says that they change nothing.
         evidence: What a run under the conditions of a variation is worth, in words and counts.
         faults: Whether these programs bring faults: a pass needs all kinds of them, and errors
@@ -63,15 +60,12 @@ class Guarantee:
         timed: Whether nothing can be told of a queue whose time stands still while the database's
             is moved.
         told_anyway: Whether it is measured where it is not asked too, but for a quick look.
-        life: Whether it is of a job's life, so that its programs make every operation meet every
-            other: they are what is run under other guarantees' conditions.
         acknowledged: Whether its breach means that something acknowledged was lost or doubled.
         probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
         waits: Whether it is broken by a wait: its story ends when somebody waits.
         shows_late: Whether its breach may show only in what comes of the job later.
         passed_over: Whether it is broken where jobs are passed over, which claims that take more
             jobs than they answer explain.
-        two_queues: Whether its programs need a second queue; a story of one queue is simpler.
         lesson: The heading of its story at the end of the scenarios, where a queue accepts its
             breach to show it; empty for none.
     """
@@ -90,22 +84,18 @@ class Guarantee:
     needs: Callable[[Offer], str | None] = lambda _: None
     accepted: Callable[[Offer], str] = lambda _: ""
     programs: Callable[[Pieces], Iterable[Program]] | None = None
-    by_life: bool = False
-    extra: tuple[Conditions, ...] = ()
-    late: Callable[[Pieces], Iterable[Program]] | None = None
+    apart: bool = False
     variations: tuple[Variation, ...] = ()
     evidence: Callable[[Run], Mapping[str, int]] = lambda _: {}
     faults: bool = False
     lacking: str = ""
     timed: bool = False
     told_anyway: bool = False
-    life: bool = False
     acknowledged: bool = False
     probe: str = ""
     waits: bool = False
     shows_late: bool = False
     passed_over: bool = False
-    two_queues: bool = False
     lesson: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
 

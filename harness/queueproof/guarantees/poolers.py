@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
+from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.programs import Program, in_turn
-from queueproof.space.pieces import SETTLE, Pieces
+from queueproof.schedule.programs import Program
+from queueproof.space.suites import Suite
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
+FEWER = 10  # of so many acts one is tried by each pooler
 
-def settled(_: Pieces, life: LifePrograms) -> list[Program]:
-    """Programs in turn that begin a moment after the jobs."""
-    return [
-        program._replace(stages=(*in_turn(SETTLE), *program.stages))
-        for program in life(races=False)
-    ]
+
+def _in_turn(suite: Suite, count: int) -> list[Program]:
+    return suite.alone(count // FEWER)
 
 
 def _swaps(run: Run) -> dict[str, int]:
@@ -30,6 +28,7 @@ def _swaps(run: Run) -> dict[str, int]:
 GUARANTEES = (
     Guarantee(
         id="pooler-safe",
+        apart=True,
         sentence="It works through a transaction-pooling proxy.",
         why="what a session keeps is gone in the next transaction, or is another worker's",
         source="https://www.pgbouncer.org/features.html",
@@ -45,8 +44,8 @@ GUARANTEES = (
         ),
         evidence=_swaps,
         variations=(
-            Variation(Conditions(pooled="first idle"), settled),
-            Variation(Conditions(pooled="round robin"), settled),
+            Variation(Conditions(pooled="first idle"), _in_turn),
+            Variation(Conditions(pooled="round robin"), _in_turn),
         ),
         probe="pgbouncer",
     ),

@@ -6,22 +6,25 @@ import itertools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from queueproof.guarantees.guarantee import Guarantee, LifePrograms, Variation
+from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
-from queueproof.space.pieces import DELAY, MOMENT, Pieces
+from queueproof.space.pieces import DELAY, MOMENT
+from queueproof.space.suites import Suite
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
+FEWER = 10  # of so many acts alone there is one with other clocks, and one meeting at each level
 
-def _delayed(pieces: Pieces, life: LifePrograms) -> list[Program]:
+
+def _delayed(suite: Suite, count: int) -> list[Program]:
     """First programs in which one enqueues a delayed job, another claims, too early and in time.
 
     A time that the first one's clock had a part in is wrong in one direction or the other.
     """
-    in_turns = life(races=False)
-    if "delay" not in pieces.offer.queue.takes("enqueue"):
+    in_turns = suite.alone(count // FEWER)
+    if "delay" not in suite.offer.queue.takes("enqueue"):
         return in_turns
     delayed = [
         Program(
@@ -39,8 +42,8 @@ def _delayed(pieces: Pieces, life: LifePrograms) -> list[Program]:
     return [*delayed, *in_turns]
 
 
-def _racing(_: Pieces, life: LifePrograms) -> list[Program]:
-    return life(races=True)
+def _racing(suite: Suite, count: int) -> list[Program]:
+    return suite.meetings(count // FEWER)
 
 
 def _claims(run: Run) -> dict[str, int]:
@@ -61,6 +64,7 @@ def _meetings(run: Run) -> Counter[str]:
 GUARANTEES = (
     Guarantee(
         id="server-clock",
+        apart=True,
         sentence="Time is the database's; a worker's wrong clock changes nothing.",
         why="a worker whose clock is wrong steals running jobs, or runs jobs before their time",
         source="https://github.com/earendil-works/absurd",
@@ -79,6 +83,7 @@ GUARANTEES = (
     ),
     Guarantee(
         id="isolation",
+        apart=True,
         sentence="Under REPEATABLE READ and SERIALIZABLE the worst answer is a retryable error.",
         why="a changed default of the database turns into lost or doubled work",
         source="https://www.postgresql.org/docs/current/transaction-iso.html",

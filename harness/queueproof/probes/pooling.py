@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.guarantees.poolers import settled
-from queueproof.guarantees.suites import Suite
 from queueproof.history.calls import Call
 from queueproof.judge.checker import declare
 from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
@@ -23,6 +21,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, breaches, one_by_one, shrink
+from queueproof.space.suites import Suite
 
 # A name of a prepared statement that is not known, or known already.
 _NAMES = frozenset({"26000", "42P05"})
@@ -31,7 +30,7 @@ _NAMELESS = (
     " another: use PgBouncer 1.21 or later with max_prepared_statements, or turn it off in the"
     " driver (asyncpg: statement_cache_size=0, psycopg: prepare_threshold=None)"
 )
-QUICK_SIZE = 5  # jobs and operations of the programs of a quick look
+PROGRAMS = (25, 200, 1_000)  # by level
 
 
 @dataclass(slots=True)
@@ -63,10 +62,7 @@ def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> PooledRuns:
     Raises:
         ServerUnavailableError: PgBouncer does not start or does not connect.
     """
-    suite = Suite(offer)
-    programs = settled(suite, suite.life)
-    if level == 0:
-        programs = [program for program in programs if program.size <= QUICK_SIZE]
+    programs = Suite(offer).alone(PROGRAMS[level])
     with open_pooler(lab.conninfo, pgbouncer) as pooler:
         runs = PooledRuns(pooler.name)
         for program in programs:

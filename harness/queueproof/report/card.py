@@ -155,6 +155,12 @@ class Card:
         judged = found - {"not-offered"}
         return "inconclusive" if "inconclusive" in judged or not judged else "holds"
 
+    @property
+    def shared(self) -> Mapping[str, int]:
+        """What several guarantees were judged by, all of it the same for each of them."""
+        found = [one.evidence for one in self.guarantees if "random programs" in one.evidence]
+        return dict(set.intersection(*(set(one.items()) for one in found))) if found[1:] else {}
+
     def accepting(self, ids: Collection[str], why: str) -> Card:
         """The card of the same queue with some of its breaks declared.
 

@@ -22,7 +22,7 @@ from queueproof.report.card import SCHEMA, Card, Judgement, Verdict
 from queueproof.report.data import read
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Asked, Sent, Story
-from queueproof.report.terminal import mutants_summary, summary
+from queueproof.report.terminal import mutants_summary, summary, tried
 
 _PAINTED = (
     (Token.Comment, "c"),
@@ -69,6 +69,7 @@ def to_page(
         "source": _source,
         "capitalized": lambda words: words[:1].upper() + words[1:],
         "summary": summary,
+        "tried": tried,
         "mutants_summary": mutants_summary,
     }
     template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")

@@ -61,6 +61,8 @@ def print_card(out: Output, card: Card, replay: str, aside: Aside = nullcontext)
     else:
         for judgement in card.guarantees:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
+    if effort := tried(card):
+        out.say(effort)
     broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
     for judgement in broken:
         for story in judgement.stories:
@@ -93,6 +95,12 @@ def print_story(out: Output, story: str) -> None:
     head, _, rest = story.partition("\n")
     out.say(Text(head, style="bold"))
     out.say(rest)
+
+
+def tried(card: Card) -> str:
+    """What all guarantees of a card were judged by, in a line; empty where that is nothing."""
+    told = ", ".join(counted(n, what) for what, n in sorted(card.shared.items()))
+    return f"Tried: {told}." if told else ""
 
 
 def summary(judgements: Iterable[Judgement]) -> str:

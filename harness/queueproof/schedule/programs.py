@@ -268,9 +268,7 @@ HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connect
 MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
-COMPLETE_SOME = Do("complete_many", ~0)
 ACROSS = 99
-COMPLETE_ACROSS = Do("complete_many", ACROSS)
 COMPLETES = frozenset({"complete", "complete_many"})
 
 

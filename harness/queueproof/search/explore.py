@@ -24,12 +24,13 @@ class TriedSchedule(NamedTuple):
 
 
 def explore(
-    runner: Runner, program: Program, *, budget: int, seed: int = 0, begin: Schedule = ()
+    runner: Runner, program: Program, *, budget: int, seed: int = 0, fixed: int = 0
 ) -> Iterator[TriedSchedule]:
     """Run a program under every schedule, or as many as the budget allows.
 
     Schedules with fewer preemptions come first: most races need one or two (M. Musuvathi and
-    S. Qadeer, "Iterative context bounding", 2007), and the first failure is then the simplest.
+    S. Qadeer, "Iterative context bounding", 2007), and the first failure is then the simplest. Of
+    equally many those between statements do: there are fewer, and a client can see them.
     Every schedule is run once: each run shows which choices it met, and each choice that was not
     taken begins a schedule of its own.
 
@@ -38,14 +39,14 @@ def explore(
         program: Who does what.
         budget: Most schedules.
         seed: Which schedules come first among those with equally many preemptions.
-        begin: The choices with which all of them begin.
+        fixed: So many choices at the beginning are not varied.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     serial = itertools.count()
-    frontier: list[tuple[int, float, int, Schedule]] = [(0, 0.0, next(serial), begin)]
+    frontier: list[tuple[int, bool, float, int, Schedule]] = [(0, False, 0.0, next(serial), ())]
     done = 0
     while frontier and done < budget:
-        cost, _, _, prefix = heapq.heappop(frontier)
+        cost, _, _, _, prefix = heapq.heappop(frontier)
         if cost > PREEMPTIONS and done + len(frontier) > EXHAUSTIVE:
             return
         run = runner.run(program, prefix)
@@ -54,10 +55,10 @@ def explore(
         yield TriedSchedule(_trimmed(taken), run)
         # What follows a choice that the server made is another run's the next time.
         certain = len(taken) if run.certain is None else run.certain
-        for place in range(len(prefix), certain):
+        for place in range(max(len(prefix), fixed), certain):
             choice = run.choices[place]
             for option in range(1, choice.options):
-                entry = (cost + choice.preempts, rng.random(), next(serial))
+                entry = (cost + choice.preempts, choice.inside, rng.random(), next(serial))
                 heapq.heappush(frontier, (*entry, (*taken[:place], option)))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from queueproof.schedule.actors import PROMOTER
+from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
     ACROSS,
@@ -44,7 +44,9 @@ _JOBS = (3, 8, 20, 60)
 _PRIORITIES = (0, 0, 0, 1, -1, -2, 5, 9, 10, 99, 100, 1000)
 _LIMITS = (1, 1, 2, 3, 5, 10)
 _SPANS = (3.1, 31.3, 61.3, HOUR, DAY, 2 * DAY + HOUR, 40 * DAY)
-_NAMES = ("other", "Default", "default.high", "default_high", f"{'mail-' * 12}in")
+# What may be taken for one: by their case, by LIKE, by their first 63 bytes.
+_LONG = "mail-" * 13
+_NAMES = (("other",), ("Default",), ("default.high", "default_high"), (f"{_LONG}in", f"{_LONG}out"))
 _SMALLINT = 32_000
 _NEAR, _CLOSE = 0.9, 0.5  # of a span that is not over
 _LATEST = (0, -1, -1, -1, -2, -3, -4)  # of a worker's claims
@@ -101,7 +103,8 @@ class _Drawing:
         self.spans = [*_SPANS, *spans]
         self.names = ["default"]
         if pieces.routes():
-            self.names += rng.sample([*_NAMES, *words], rng.choice([0, 1, 1, 3]))
+            alike = rng.sample([*_NAMES, *((one,) for one in words)], rng.choice([0, 1, 1, 2]))
+            self.names += [name for names in alike for name in names]
         self.bounds = pieces.bounds() or [0]
         self.workers = [1, 2, 3, 4][: rng.choice([2, 2, 3] if duel else [2, 3, 4, 4])]
         self.lives = len(self.workers)
@@ -221,4 +224,4 @@ class _Drawing:
         """A worker crashes, and another has its place."""
         place = self.rng.randrange(len(self.workers))
         gone, self.workers[place] = self.workers[place], self._new_life()
-        return script("nemesis", crash(gone))
+        return script(NEMESIS, crash(gone))

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.actors import PROMOTER
-from queueproof.schedule.moments import DAY, HOUR, past
+from queueproof.schedule.moments import DAY, past
 from queueproof.schedule.programs import (
     ALIGN,
     PROMOTE,
     RECOVER,
-    START,
     Do,
     DoKind,
     JobSpec,
@@ -38,12 +37,9 @@ SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
 SPENT = 12
-MOMENT_OF_ALL = (JobSpec(), *[JobSpec(joined=True)] * 2)  # their times are equal
 SAME = JobSpec(payload="same")  # two jobs may well be alike
 NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))
-CLEAN_OLD = script("janitor", Do("cleanup", seconds=HOUR))
-ELSEWHERE = (JobSpec(queue="other"),)
 # One job after the other, and for each a worker with more claims than may pass it by.
 LOOKS = Program(
     (),
@@ -78,29 +74,10 @@ class Pieces:
         self.bound = queue.max_attempts
         self.constants = constants_in(queue.written)
 
-    def lapse(self) -> tuple[Stage, ...]:
-        """The stages that make every lease run out and let a reaper see it."""
-        if self.lease is None:
-            return in_turn(*self.reaper()) if self.offer.queue.by_session else ()
-        over = in_turn(script("clock", advance(past(self.lease))), *self.reaper())
-        if self.offer.waits is None:
-            return over
-        # The claim that takes a job back answers nothing, and the job waits.
-        taker = script("w9", claim()._replace(whole=True))
-        return (*over, *in_turn(taker, script("clock", advance(self.offer.waits)), *self.reaper()))
-
     def reaper(self) -> tuple[Script, ...]:
         """The scripts of a reaper and a promoter, where there is something to reap with."""
         reaper = (script("reaper", RECOVER),) if "recover" in self.offers else ()
         return (*reaper, script(PROMOTER, PROMOTE)) if "promote" in self.offers else reaper
-
-    def beginning(self, *dos: Do) -> list[Script]:
-        """The script of a worker whose life begins beside others'; none where nothing shows it.
-
-        Args:
-            *dos: What it does then.
-        """
-        return [script("w2", START, *dos)] if "start" in self.offers else []
 
     def within(self) -> Script:
         """A move of the clock well inside a lease; two of them are past it."""

@@ -10,23 +10,26 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import zip_longest
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Call, CallKind
 from queueproof.judge.spec import FINISHED, Act, Breach, Job, Phase, Rules, step
-from queueproof.schedule.actors import PROMOTER
+from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
+    ACROSS,
+    FAULTS,
     HEARTBEATS,
     MAINTENANCE,
     PROMOTE,
     RECOVER,
     START,
     Do,
+    FaultKind,
     JobSpec,
     OperationKind,
     Program,
@@ -47,6 +50,7 @@ WALK = 3  # steps of what goes on meanwhile
 BATCH = 2  # jobs of a claim, where a job's life is led in batches
 MOST_HELD = 12  # jobs that others hold
 WORN = 0.5  # of the programs
+BEATS = 6  # one after the other
 RESERVE = 6  # jobs that come later, more than any program enqueues
 _EARLY, _LATER = 0.3, 0.6  # of a lease
 # What is left of a lease, at least, and how much of it may pass then.
@@ -55,6 +59,8 @@ _KEPT = {"fresh": 0.8, "young": 0.6, "old": 0.3, "late": 0.05}
 _OLD = 400 * DAY
 _BY_A_CLAIM = frozenset({"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"})
 _LOCKING = _BY_A_CLAIM | {"recover", "claim"}
+_BEGINNING = frozenset({"claim", "heartbeat"})  # a lease
+_ENDS = frozenset({"complete", "complete_many"})
 _SPAN = frozenset({"advance", "crash"})  # which have no steps
 
 Kind: TypeAlias = tuple[object, ...]
@@ -65,14 +71,18 @@ class Known(NamedTuple):
     """A program that may be tried.
 
     Attributes:
-        kind: Which one it is of.
+        what: Who does which operations: the coarsest that tells it from others.
+        kind: Which one it is of: that, and in which situation.
         make: Makes it.
+        way: How many steps it takes to the situation; a job that has one attempt is one more.
         apart: Whether it has the same end in whichever order its actors go first.
-        steps: Of what goes on meanwhile.
+        steps: Of what goes on meanwhile; one more where the act comes to nothing by itself.
     """
 
+    what: Kind
     kind: Kind
     make: Callable[[], Program]
+    way: int
     apart: bool = False
     steps: int = 0
 
@@ -161,6 +171,10 @@ class Space:
         self._jobs = (JobSpec(bound=bound),) * batch
         self._bound = bound or pieces.bound
         self._known: dict[Kind, dict[Script, Deed]] = {}
+        self._ahead: tuple[Script, ...] = ()  # what puts the first of several an attempt ahead
+        if batch > 1 and rules.lease is not None and self._bound != 1:
+            over = script("clock", advance(past(rules.lease)))
+            self._ahead = (script("w7", claim()), over, *pieces.reaper())
 
     @cached_property
     def situations(self) -> list[Situation]:
@@ -175,7 +189,7 @@ class Space:
             at = frontier.popleft()
             if len(at.way) >= DEPTH:
                 continue
-            for deed in self._deeds(at).values():
+            for deed in self._steps(at):
                 if deed.after.key not in found:
                     found[deed.after.key] = deed.after
                     frontier.append(deed.after)
@@ -187,14 +201,26 @@ class Space:
         key = (*self._stands(at), at.holder, history, at.beaten, at.cleaned, at.lined)
         return at._replace(key=key)
 
+    def _length(self, at: Situation) -> int:
+        return len(at.way) + (self._bound == 1)
+
     def _stands(self, at: Situation) -> Kind:
-        last = self._bound is not None and at.job.exhausted
+        last = self._is_last(at)
         return at.job.phase, at.waits, at.lease(self.rules.lease), at.job.crashed, last
+
+    def _is_last(self, at: Situation) -> bool:
+        """Whether the job has no attempt left."""
+        return self._bound is not None and at.job.exhausted
 
     # --- what may happen ------------------------------------------------------------------------
 
     def _acts(self, at: Situation) -> list[Deed]:
-        return [deed for deed in self._deeds(at).values() if deed.actor != "clock"]
+        return [deed for deed in self._steps(at) if deed.actor != "clock"]
+
+    def _steps(self, at: Situation) -> list[Deed]:
+        """What may happen; of two who never had the job it is all one which of them acts."""
+        second = f"w{len({call.actor for call in at.claims}) + 2}"
+        return [deed for deed in self._deeds(at).values() if deed.actor != second]
 
     def _deeds(self, at: Situation) -> dict[Script, Deed]:
         """All that may happen in a situation, by who does what."""
@@ -245,21 +271,26 @@ class Space:
             yield Deed("clock", advance(seconds), later._replace(now=at.now + seconds))
 
     def _workers(self, at: Situation) -> list[str]:
-        """Who may act: those who have had the job, and one who has not."""
+        """Two who may act: those who have had the job come first."""
         had = list(dict.fromkeys(call.actor for call in at.claims))
-        return [who for who in (*had, f"w{len(had) + 1}") if who not in at.gone][:2]
+        known = (*had, *(f"w{len(had) + n}" for n in (1, 2)))
+        return [who for who in known if who not in at.gone][:2]
 
     def _of(self, at: Situation, who: str) -> list[Call]:
         return [call for call in at.claims if call.actor == who]
 
     def _ends_by(self, nth: int) -> Iterator[Do]:
         """How a worker may act on what it has got by one of its claims."""
-        if self.batch == 1:
-            yield from self.pieces.enders(nth)
+        together = self.batch > 1
+        for do in self.pieces.enders(nth):
+            if not together or (do.kind == "heartbeat" and self.pieces.by_worker):
+                yield do
         if self.pieces.joins:
             yield Do("complete_and_claim", nth)
-        if "complete_many" in self.pieces.offers and self.pieces.takes_limit:
+        if "complete_many" in self.pieces.offers and together == self.pieces.takes_limit:
             yield Do("complete_many", nth)
+            if nth:  # what was got by all of them
+                yield Do("complete_many", ACROSS)
 
     def _call(self, at: Situation, kind: CallKind, who: str) -> Call:
         index, began = len(at.way), at.now + APART
@@ -279,8 +310,7 @@ class Space:
         outcome = step(self.rules, at.job, Act(call, "claim"))
         free = at.job.phase == Phase.QUEUED and at.lined and not at.waits
         over = self._is_lost(at) and not self.rules.recovers
-        spent = self._bound is not None and at.job.exhausted
-        if spent or not (free or over) or isinstance(outcome, Breach):
+        if self._is_last(at) or not (free or over) or isinstance(outcome, Breach):
             return Deed(who, do, at.after(who, do))
         ends = (*at.ends, "claim") if over else at.ends
         claims = (*at.claims, call)
@@ -295,11 +325,11 @@ class Space:
         kind: OperationKind = "complete"
         if do.kind == "fail" or do.kind == "heartbeat":  # noqa: PLR1714 - mypy knows them apart
             kind = do.kind
-        act = Act(self._call(at, kind, who), kind, holder=self._of(at, who)[do.n])
+        act = Act(self._call(at, kind, who), kind, holder=_claim_of(self._of(at, who), do))
         outcome = step(self.rules, at.job, act)
         if isinstance(outcome, Breach):
             return Deed(who, do, at.after(who, do))
-        again = self.pieces.offer.retries and not (self._bound is not None and at.job.exhausted)
+        again = self.pieces.offer.retries and not self._is_last(at)
         job = outcome[0 if again else -1]
         if kind == "heartbeat":
             return Deed(who, do, at.after(who, do, job=job, beaten=True))
@@ -329,8 +359,13 @@ class Space:
         for at in self.situations:
             for deed in self._acts(at):
                 for n, look in enumerate(self._looks(deed)):
-                    make = partial(self._program, at, (deed.script,), look)
-                    yield Known((*self._kind(at, deed), n), make)
+                    # What is left behind by a worker that has beaten often does not add up.
+                    times = BEATS if n and deed.do.kind == "heartbeat" else 1
+                    stage = (script(deed.actor, *[deed.do] * times),)
+                    make = partial(self._program, at, stage, look)
+                    what = (self._role(at, deed), deed.do.kind, n)
+                    kind = (self.batch, *self._stands(at), *what)
+                    yield Known(what, kind, make, self._length(at))
 
     def meetings(self) -> Iterator[Known]:
         """Every act in every situation, while the job's life goes on."""
@@ -340,10 +375,18 @@ class Space:
                 look = self._looks(deed)[0]
                 lapsed = at.lease(self.rules.lease) == "lapsed"
                 stands = self.batch, at.job.phase, lapsed
+                idle = deed.after.key == at.key
                 if deed.actor.startswith("w") and deed.do.kind not in _SPAN:
-                    dies = script("nemesis", crash(int(deed.actor[1:])))
+                    dies = script(NEMESIS, crash(int(deed.actor[1:])))
                     make = partial(self._program, at, (deed.script, dies), look)
-                    yield Known((*stands, deed.do.kind, "crash"), make, steps=1)
+                    what: Kind = (deed.do.kind, "crash", self._is_last(at))
+                    yield Known(what, (*stands, *what), make, self._length(at), steps=1 + idle)
+                for slow in self._lookers(deed) if not idle else ():
+                    what = (deed.do.kind, "slow", slow[1][-1].kind)
+                    begins = deed.do.kind in _BEGINNING and slow[1][-1].kind != "claim"
+                    left = self._looks(deed)[-1] if begins else ()
+                    make = partial(self._program, at, (deed.script, slow), left)
+                    yield Known(what, (*stands, *what), make, self._length(at), steps=1)
                 for walk in self._walks(at, deed):
                     other = self._script(deed, walk)
                     key = (at.key, frozenset((deed.script, other)))
@@ -351,12 +394,27 @@ class Space:
                         continue
                     seen.add(key)
                     kinds = frozenset(do.kind for do in other[1])
-                    what = kinds | {deed.do.kind} if len(walk) == 1 else (deed.do.kind, kinds)
+                    what = (deed.do.kind, kinds)
                     make = partial(self._program, at, self._stage(deed, other), look)
                     apart = self._is_apart(at, deed, walk)
                     late = apart and self._locks(at, deed, walk)
-                    kind = ("late", what) if late else (*stands, what)
-                    yield Known(kind, make, apart and not late, len(walk))
+                    kind = ("late", *what) if late else (*stands, *what)
+                    aside = apart and not late
+                    yield Known(what, kind, make, self._length(at), aside, len(walk) + idle)
+
+    def _lookers(self, deed: Deed) -> Iterator[Script]:
+        """Whoever may look for jobs while an act takes long.
+
+        Maintenance comes when all that the queue waits for is over, a claim within the lease.
+        """
+        if deed.do.kind in MAINTENANCE | _SPAN:
+            return
+        passes = advance(max(map(past, self.pieces.spans), default=DAY))
+        cleans = [CLEAN] if "cleanup" in self.pieces.offers else []
+        for actor, dos in (*self.pieces.reaper(), *cleans):
+            yield script(actor, passes, *map(whole, dos))
+        within = advance(_LATER * self.rules.lease) if self.rules.lease else passes
+        yield script("w9", within, whole(claim(self.batch)))
 
     def _stage(self, deed: Deed, other: Script) -> Stage:
         """Both at once; the heartbeats of a worker may come from a thread of its own (rule 3)."""
@@ -387,16 +445,37 @@ class Space:
             at = again.after
         return at.key
 
-    def _kind(self, at: Situation, deed: Deed) -> Kind:
-        """Who does what in which situation."""
-        return (self.batch, *self._stands(at), self._role(at, deed), deed.do.kind)
+    def struck(self, fault: FaultKind) -> Iterator[Known]:
+        """Every act that may come to something, with a fault at any of its steps.
+
+        Args:
+            fault: What happens to whoever acts, or to the server.
+        """
+        for at in self.situations:
+            for deed in self._acts(at):
+                if deed.after.key == at.key or deed.do.kind in _SPAN:
+                    continue
+                # A fault knows workers by their number.
+                actor = deed.actor if deed.actor.startswith("w") else "w9"
+                number = 0 if FAULTS[fault].of_server else int(actor[1:])
+                stage = script(actor, deed.do), script(NEMESIS, Do(fault, number))
+                before = self._precedent(deed)
+                make = partial(self._program, at, stage, self._looks(deed)[0], before)
+                stands = self.batch, at.job.phase, at.job.crashed, self._is_last(at)
+                kind = (*stands, deed.do.kind)
+                yield Known((deed.do.kind,), kind, make, self._length(at))
+
+    def _precedent(self, deed: Deed) -> tuple[Script, ...]:
+        """Another job that has ended so before: it shows what becomes of such jobs."""
+        ends = deed.do.kind in _ENDS or (deed.do.kind == "fail" and self._bound == 1)
+        return (script("w8", claim(self.batch), deed.do._replace(n=0)),) if ends else ()
 
     def _role(self, at: Situation, deed: Deed) -> str:
         """Who acts: the holder, somebody else, or how the claim has ended that is named."""
         had = self._of(at, deed.actor)
         if not had:
             return ""
-        by = had[deed.do.n] if deed.do.kind in _BY_A_CLAIM else had[-1]
+        by = _claim_of(had, deed.do) if deed.do.kind in _BY_A_CLAIM else had[-1]
         return dict(zip_longest(map(id, at.claims), at.ends, fillvalue="holder"))[id(by)]
 
     def _walks(self, at: Situation, deed: Deed) -> Iterator[tuple[Deed, ...]]:
@@ -439,14 +518,20 @@ class Space:
         dos = [one.do for one in walk]
         return actor, tuple(do if do.kind in _SPAN else whole(do) for do in dos)
 
-    def _program(self, at: Situation, stage: Stage, look: tuple[Stage, ...]) -> Program:
+    def _program(
+        self,
+        at: Situation,
+        stage: Stage,
+        look: tuple[Stage, ...],
+        before: tuple[Script, ...] = (),
+    ) -> Program:
         """A program of one act; where jobs are capped, as many run as may beside the job's own."""
         cap = self.pieces.offer.queue.concurrency_limit or 1
         others = [script(f"w{20 + n}", claim()) for n in range(cap - 1)] if cap <= MOST_HELD else []
         jobs = () if at.job.phase == Phase.ABSENT or NEW in at.way else self._jobs
-        jobs += self._jobs[:1] * (len(others) + (cap > 1))
+        jobs += self._jobs[:1] * (self.batch * len(before) + len(others) + (cap > 1))
         exact = any(do.kind == "until" for one in look for _, dos in one for do in dos)
-        way = in_turn(SETTLE, *at.way, *others, *[ALIGNED] * exact)
+        way = in_turn(SETTLE, *self._ahead, *before, *at.way, *others, *[ALIGNED] * exact)
         return Program(jobs, (*way, stage, *look), self._jobs[:1] * RESERVE)
 
     def _looks(self, deed: Deed) -> list[tuple[Stage, ...]]:
@@ -455,7 +540,7 @@ class Space:
         if lease is None or after.lease(lease) not in _KEPT or after.job.crashed:
             return [()]
         last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
-        begins = deed.do.kind in {"claim", "heartbeat"}
+        begins = deed.do.kind in _BEGINNING
         if self.rules.worker_heartbeat:  # whose lease may have begun before the claim
             kept = advance(min(_KEPT[after.lease(lease)], _EARLY) * lease)
         elif begins and after.lease(lease) == "fresh":
@@ -469,6 +554,11 @@ class Space:
             dead = [script(who, crash()) for who in dict.fromkeys((after.holder, deed.actor))]
             looks.append(in_turn(*dead, script("clock", advance(over)), *last))
         return looks
+
+
+def _claim_of(claims: Sequence[Call], do: Do) -> Call:
+    """The claim by which a worker acts; the last of several."""
+    return claims[min(do.n, len(claims) - 1)]
 
 
 def _only(outcome: list[Job] | Breach) -> Job:
@@ -493,7 +583,7 @@ def spaces(pieces: Pieces, rules: Rules) -> list[Space]:
     """
     bounds = pieces.bounds() or [0]
     found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
-    if pieces.takes_limit and "complete_many" in pieces.offers:
+    if pieces.takes_limit and ("complete_many" in pieces.offers or pieces.by_worker):
         found.append(Space(pieces, rules, bounds[-1], BATCH))
     return found
 
@@ -549,7 +639,8 @@ def skins(pieces: Pieces) -> list[Skin]:
 def ordered(known: Iterable[Known], seed: int) -> list[Known]:
     """Programs in an order of chance, one of each kind before a second one of any.
 
-    Those come later in which it is all one who goes first, and those of more steps.
+    Among these, one of each that does the same comes before a second one, too. Those come later
+    in which it is all one who goes first, and those that take more steps.
 
     Args:
         known: All of them.
@@ -558,27 +649,27 @@ def ordered(known: Iterable[Known], seed: int) -> list[Known]:
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     shuffled = list(known)
     rng.shuffle(shuffled)
-    seen: Counter[tuple[Kind, bool]] = Counter()
+    shuffled.sort(key=attrgetter("steps", "way"))
+    seen: Counter[tuple[Kind, int]] = Counter()
     ranked = []
     for one in shuffled:
         rank = seen[one.kind, one.apart]
         seen[one.kind, one.apart] += 1
-        ranked.append((2 * rank + 1 if one.apart else rank, one.steps, one))
+        rank += one.apart * (rank + 1)
+        ranked.append((rank, seen[one.what, rank], one))
+        seen[one.what, rank] += 1
     return [one for *_, one in sorted(ranked, key=itemgetter(0, 1))]
 
 
-def drawn(
-    pieces: Pieces, rules: Rules, seed: int, found: Callable[[Space], Iterable[Known]]
-) -> Iterator[Program]:
-    """The programs that are found in the spaces of a queue, half of them in a skin.
+def worn(known: Iterable[Known], pieces: Pieces, seed: int) -> Iterator[Program]:
+    """The programs, half of them in a skin.
 
     Args:
+        known: Which.
         pieces: What the queue offers.
-        rules: What it declares.
-        seed: Of the order, and of the choice of skins.
-        found: Finds them.
+        seed: Of the choice of skins.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     offered = skins(pieces)
-    for one in ordered((one for space in spaces(pieces, rules) for one in found(space)), seed):
+    for one in known:
         yield rng.choice(offered)(one.make()) if rng.random() < WORN else one.make()

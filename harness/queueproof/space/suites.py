@@ -1,0 +1,85 @@
+"""The programs that a queue is put to, beside random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from itertools import islice
+
+from queueproof.judge.checker import declare
+from queueproof.queues.offer import Offer
+from queueproof.schedule.programs import FAULTS, DoKind, FaultKind, Program
+from queueproof.space.pieces import Pieces
+from queueproof.space.situations import Known, Space, ordered, spaces, worn
+
+ALONE, MEETINGS = "acts in situations of a job's life", "meetings of acts"
+_FOUND: Mapping[str, Callable[[Space], Iterable[Known]]] = {
+    ALONE: Space.alone,
+    MEETINGS: Space.meetings,
+    **{fault: partial(Space.struck, fault=fault) for fault in FAULTS},
+}
+
+
+class Suite(Pieces):
+    """The programs for a queue.
+
+    Args:
+        offer: What it brings.
+        through: Only programs that do this operation; None: all.
+        seed: Of the order in which situations and meetings come.
+    """
+
+    def __init__(self, offer: Offer, through: DoKind | None = None, seed: int = 0) -> None:
+        super().__init__(offer, through)
+        self._seed = seed
+        self._ordered: dict[str, list[Known]] = {}
+
+    def alone(self, count: int) -> list[Program]:
+        """Acts in situations of a job's life, one of each kind first.
+
+        Args:
+            count: How many.
+        """
+        return self._first(ALONE, count)
+
+    def meetings(self, count: int) -> list[Program]:
+        """The same while the job's life goes on.
+
+        Args:
+            count: How many.
+        """
+        return self._first(MEETINGS, count)
+
+    def struck(self, fault: FaultKind, count: int) -> list[Program]:
+        """Acts that come to something, with a fault at any of their steps.
+
+        Args:
+            fault: What happens to whoever acts, or to the server.
+            count: How many.
+        """
+        return self._first(fault, count)
+
+    def known(self, what: str) -> int:
+        """How many there are.
+
+        Args:
+            what: `ALONE` or `MEETINGS`.
+        """
+        return len(self._every(what))
+
+    def _first(self, what: str, count: int) -> list[Program]:
+        programs = worn(self._every(what), self, self._seed)
+        if self.through is not None:
+            programs = (one for one in programs if one.does(self.through))
+        return list(dict.fromkeys(islice(programs, count)))
+
+    def _every(self, what: str) -> list[Known]:
+        if what not in self._ordered:
+            found = _FOUND[what]
+            every = (one for space in self._spaces for one in found(space))
+            self._ordered[what] = ordered(every, self._seed)
+        return self._ordered[what]
+
+    @cached_property
+    def _spaces(self) -> list[Space]:
+        return spaces(self, declare(self.offer))
