@@ -58,12 +58,14 @@ def check(
         ),
     ] = None,
     only: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
     ] = None,
-    skip: Annotated[str | None, typer.Option(metavar="ID,...", help="Judge all but these.")] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(metavar="ID,...", help="Judge all but these.")
+    ] = None,
     require: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="ID,...",
             help="What must be judged: exit 2 where the queue does not offer it, or a tool that it"

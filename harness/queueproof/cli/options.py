@@ -60,9 +60,9 @@ class Where(NamedTuple):
     trust: bool
 
 
-def ids(text: str | None, option: str) -> list[str] | None:
-    """The names of an option, if it is given."""
-    return None if text is None else listed(text, option)
+def ids(texts: list[str] | None, option: str) -> list[str] | None:
+    """The names of an option that may be given several times, if it is given."""
+    return [name for text in texts for name in listed(text, option)] if texts else None
 
 
 def listed(text: str, option: str) -> list[str]:
