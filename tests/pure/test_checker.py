@@ -173,6 +173,9 @@ CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
     a claim whose answer was lost may have taken a job, which is free after the lease
         enqueue 1; begin w1 claims -> unknown; w1 crashes; w2 claims; +31; recover 1; w2 runs 1;
         all completed => holds
+    a claim whose answer was lost may have taken what its worker had before, and was a sign of life
+        enqueue 1 bound=2; w1 claims 1; +31; recover 1; w1 claims -> unknown; w1 crashes; +31;
+        recover 1; sweep; left 1=failed => holds where signs=True
     rule 21: a slow worker's job that nobody takes back is stale-recovery, too
         enqueue 1; w1 claims 1; +31; w1 completes 1 -> rejected; +61; sweep; left 1=running
         => stale-recovery

@@ -511,7 +511,8 @@ class Lives(Watcher):
             min((call.invoked for call in begins), default=0),
             min((call.returned or FOREVER for call in ends), default=last),
         )
-        known = {act.call.index for act in acts}
+        # A claim without an answer is a sign of life for what its worker held, and may be more.
+        known = {act.call.index for act in acts if act.kind != "sign"}
         others = [
             Act(call, call.kind, call.answer)
             for call in meanwhile
