@@ -55,6 +55,7 @@ BEGIN
   RETURN NEW;
 END $$
 """.format(**GATE_KEYS, aloud=ALOUD, stops=STOPS)
+_KEYS = GATE_KEYS["first"], GATE_KEYS["second"]
 LATEST = "SELECT pg_catalog.max(oid) FROM pg_catalog.pg_class"
 # What the scheduler asks most often, prepared. Target lists are evaluated from left to right.
 _ASKED = {
@@ -134,12 +135,12 @@ class Scheduler(LibpqSession):
 
     def lock_gate(self, pid: int) -> None:
         """Hold the key that a backend needs to pass a gate."""
-        self._keys[pid] = GATE_KEYS["first"], GATE_KEYS["second"]
+        self._keys[pid] = _KEYS
         self.run(f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {pid})")
 
     def unlock_gate(self, pid: int) -> None:
         """Take the key of a backend back that has gone."""
-        held, _ = self._keys.pop(pid)
+        held, _ = self._keys.pop(pid, _KEYS)  # a pooler's process ids may be anything
         self.run(f"SELECT pg_advisory_unlock({held}, {pid})")
 
     def open_gate(self, pid: int) -> None:
