@@ -173,12 +173,8 @@ class Findings:
         """Whether more runs would not change the verdict on a guarantee."""
         return self.suspects(name) or _is_apart(name)
 
-    def is_firm(self, name: str) -> bool:
-        """A breach is known that nothing else may explain, and that the schedule alone decided."""
-        return name in self.failures and all(self.failures[name].firmness[:2])
-
     def is_certain(self, name: str) -> bool:
-        """The same, and no run of another guarantee's programs could explain it."""
+        """The same, and no breach of another guarantee could explain it."""
         failure = self.failures.get(name)
         return self.is_settled(name) and not (failure and _doubted(failure))
 
@@ -283,13 +279,13 @@ def _clock_moved(failure: Failure) -> bool:
 
 
 def _says_more(failure: Failure, known: Failure) -> bool:
-    """Whether a breach stands better than a known one, or as well by a shorter program."""
+    """A breach stands better than a known one, or as well by a shorter program."""
     found, best = ((*one.firmness, -one.program.size) for one in (failure, known))
     return found > best
 
 
 def _doubted(failure: Failure) -> bool:
-    """Whether the breach of another guarantee may explain it."""
+    """The breach of another guarantee may explain it."""
     return bool(failure.violation.doubts or failure.violation.follows)
 
 

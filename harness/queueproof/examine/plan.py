@@ -199,7 +199,7 @@ class Examination:
         self._crew.leave(part.units)
 
     def _is_settled(self, asked: Iterable[str]) -> bool:
-        """Whether no run that all guarantees judge would change a verdict that was asked for."""
+        """No run that all guarantees judge would change a verdict that was asked for."""
         return all(map(self._found.is_certain, asked))
 
     def _probe(self, unit: Probing) -> None:
@@ -295,7 +295,7 @@ class Examination:
 
     @cached_property
     def _searched(self) -> list[tuple[str, Sequence[Exploration | Draws]]]:
-        """What all guarantees judge: random programs, a job's life, and what that does not hold."""
+        """The units that all guarantees judge: random programs, a job's life, and the rest."""
         suite, profile, few = self._suite, self.profile, self.profile.schedules
         inside = Conditions(gate=_INSIDE) if _INSIDE in self._lab.gates else PLAIN
         own = own_programs(suite)
@@ -373,12 +373,12 @@ class Examination:
 
 
 def _most_at_once(program: Program) -> int:
-    """How many operations race: so many times as many schedules are worth a try."""
+    """Operations that race: so many times as many schedules are worth a try."""
     return max(sum(len(dos) for _, dos in stage) for stage in program.stages)
 
 
 def _dies(program: Program) -> bool:
-    """Whether somebody dies at any moment: inside a statement that is before it, for others."""
+    """Somebody dies at any moment: inside a statement that is before it, for others."""
     return any(actor == NEMESIS for stage in program.stages for actor, _ in stage)
 
 

@@ -131,7 +131,7 @@ def _without(findings: Findings, evidence: Mapping[str, int]) -> str:
 
 
 def _effort(findings: Findings) -> dict[str, int]:
-    """What all guarantees were judged by, and how many others the profile leaves out."""
+    """Runs that all guarantees were judged by, and how many others the profile leaves out."""
     done = {what: findings.evidence["", what] for what in _EFFORT}
     parts = {f"of {n:,} {what}": findings.evidence["", what] for what, n in findings.space.items()}
     return done | parts

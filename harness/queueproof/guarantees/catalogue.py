@@ -56,7 +56,7 @@ def select(
 
 
 def own_programs(suite: Suite) -> list[Program]:
-    """What no situation of one job holds: the guarantees' own programs, the shortest first.
+    """The guarantees' own programs, the shortest first: what no situation of one job holds.
 
     Args:
         suite: The programs for a queue.

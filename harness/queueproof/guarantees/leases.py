@@ -45,9 +45,9 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
     for page in sorted({n for n in pieces.constants.numbers if 1 < n <= PAGE} | {SPENT}):
         full = [claim(page)] if pieces.takes_limit else [claim()] * page
         jobs = [heartbeat(n) for n in range(1 if pieces.by_worker else page)]
-        most = script("clock", advance(0.6 * pieces.lease))
-        lives = in_turn(SETTLE, script("w1", *full), script("w2", claim(), crash()), most)
-        ends = in_turn(script("w1", *jobs), most, script("w1", crash()))
+        dies = script("w2", claim(), crash())
+        lives = in_turn(SETTLE, script("w1", *full), dies, pieces.within())
+        ends = in_turn(script("w1", *jobs), pieces.within(), script("w1", crash()))
         yield Program((JobSpec(),) * (page + 1), (*lives, *ends))
 
 

@@ -30,10 +30,8 @@ def reduced(runner: Runner, declared: Declared, failure: Failure) -> Failure:
         declared: What the queue declares.
         failure: What is to break again: the same guarantee, by the same operation.
     """
-    best, tried = (
-        failure,
-        set[_Candidate](),
-    )  # of jobs that are alike it is all one which is left out
+    best = failure
+    tried = set[_Candidate]()  # of jobs that are alike it is all one which is left out
     while best.program.size > LONG:
         before = best.program.size
         for halve in (_fewer_stages, _fewer_races, _plainer_jobs, _fewer_jobs):
