@@ -306,7 +306,7 @@ class Examination:
             "own programs": [
                 *(Exploration(one, PLAIN, 1) for one in turns),
                 *(Exploration(one, _NO_INDEX, 1) for one in turns),
-                *(Exploration(one, inside, few * _most_at_once(one)) for one in own if one.races),
+                *(Exploration(one, inside, few * _pairs_at_once(one)) for one in own if one.races),
             ],
             MEETINGS: [
                 Exploration(
@@ -372,9 +372,10 @@ class Examination:
             self._found.freed.setdefault(name, (free, violation))
 
 
-def _most_at_once(program: Program) -> int:
-    """Operations that race: so many times as many schedules are worth a try."""
-    return max(sum(len(dos) for _, dos in stage) for stage in program.stages)
+def _pairs_at_once(program: Program) -> int:
+    """Pairs of places where operations race: so many schedules more have two preemptions."""
+    most = max(sum(len(dos) for _, dos in stage) for stage in program.stages)
+    return most * most // 2
 
 
 def _dies(program: Program) -> bool:
