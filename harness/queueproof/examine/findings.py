@@ -234,6 +234,8 @@ class Findings:
                     inner = Failure(program, schedule, run, one, failure.conditions)
                     if one.guarantee == name or not self._explains(inner):
                         continue
+                    if failure.cause and not inner.cause:
+                        continue  # it breaks when the run ends, which is later
                     if one.guarantee not in self.failures:
                         self.record(one.guarantee, self._shortened(inner))
                     if one.guarantee in self.failures:

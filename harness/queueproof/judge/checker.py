@@ -117,6 +117,7 @@ class Declared(Rules):
         late: Seconds by which a lease may last longer than declared.
         paced: It declares a backoff, and is judged by it whether its fail works.
         longest: Seconds that a job which was taken back may be seen to wait.
+        ends: A worker can complete what it holds.
     """
 
     observable: bool
@@ -128,6 +129,7 @@ class Declared(Rules):
     late: float = 0.0
     paced: bool = False
     longest: float = DECADE
+    ends: bool = True
 
 
 def declare(offer: Offer) -> Declared:
@@ -154,6 +156,7 @@ def declare(offer: Offer) -> Declared:
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
         backoff=queue.backoff_seconds,
+        ends=not queue.offers.isdisjoint({"complete", "complete_many"}),
         longest=DECADE if queue.longest_span is None else max(LONGEST_WAIT, queue.longest_span),
     )
 
@@ -608,11 +611,14 @@ class _JobCheck:
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
+        held = next((one for one, _ in configs if one.phase == Phase.RUNNING), None)
         running = seen == "running" or not self.declared.observable
         # Nobody has it any more, whether its worker has died or is only slow.
-        over = running and any(
-            one.phase == Phase.RUNNING and one.fresh_until < last.began for one, _ in configs
-        )
+        over = held is not None and running and held.fresh_until < last.began
+        if held is not None and held.holder and not self.declared.ends:
+            over = last.began - held.holder.began > self.declared.longest
+            if not over and not held.crashed:
+                return  # whoever has it lives, and can do no more
         if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"

@@ -339,8 +339,10 @@ class Queue(Facts):
         raise QueueproofError(message)
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the operation takes."""
-        return OPERATIONS[operation] & set(inspect.signature(getattr(self, operation)).parameters)
+        """Which arguments of `OPERATIONS[operation]` the operation takes; none without it."""
+        method = getattr(self, operation, None)
+        taken = inspect.signature(method).parameters if callable(method) else ()
+        return OPERATIONS[operation] & set(taken)
 
     def most(self, operation: str, wanted: int, *, held: bool) -> int:
         """How many jobs an operation that claims is asked for, whoever wants more.
