@@ -183,9 +183,9 @@ class Mine(queueproof.Queue):
         return [Claim(str(row["id"])) for row in result.rows]
 """
 CLAIM = '''
-CLAIM = """UPDATE jobs SET done = true WHERE id IN (
+CLAIM = """UPDATE jobs SET done = true WHERE id = ANY (ARRAY(
     SELECT id FROM jobs WHERE NOT done ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-) RETURNING id::text"""
+)) RETURNING id::text"""
 '''
 
 

@@ -160,7 +160,7 @@ def test_the_junit_report_has_a_case_per_guarantee(broken: tuple[Ran, Path]) -> 
     assert [case.get("name") for case in cases] == ["single-claim", APART]
     assert [case.get("file") for case in cases] == [BROKEN, BROKEN]
     assert (cases[0].get("line") or "").isdigit()
-    assert all(float(case.get("time", "0")) > 0 for case in cases)
+    assert float(cases[0].get("time", "0")) > 0
     failure = cases[0].find("failure")
     assert failure is not None
     assert "held by two workers" in (failure.text or "")

@@ -195,7 +195,7 @@ def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
     assert lost.returned is not None
     assert run.history.final == {lost.refs[0].job: "completed"}
     assert calls(run, "crash", "w1")
-    assert run.faults == [("lose", "complete", 2)]
+    assert run.faults == [("lose", "complete", 1)]
 
 
 def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
@@ -370,8 +370,8 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
     judgement = judged(lab_of(TWO_STEP))
     assert judgement.verdict == "broken"
     told = " ".join((judgement.story or "").split())
-    assert "cuts w1 off from its next answer" in told
-    assert "w1: recover [b] => no answer: its connection is cut 5 w1: crashes" in told
+    assert "cuts w2 off from its next answer" in told
+    assert "w2: recover [b] => no answer: its connection is cut 5 w2: crashes" in told
 
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:

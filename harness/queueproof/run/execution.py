@@ -318,7 +318,8 @@ class Execution:
         limit: waits.Limit | None = None
         while not session.ready(look):
             pids = [] if session.said else self.lab.blockers(flight.session)
-            if session.said or self.lab.control_pid in pids:
+            # What it has not said yet would be heard at the next gate, which it has not reached.
+            if session.said or (self.lab.control_pid in pids and not session.gate):
                 if flight.split:
                     flight.gated = True
                     return False

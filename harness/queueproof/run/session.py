@@ -43,11 +43,13 @@ class Session(ABC):
         name: Whose it is, for messages.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
+        gate: The setting by which it asks for a gate, and says that it stops there; empty for none.
         said: At which level it has said that the running statement stops at a gate; empty: nothing.
     """
 
     name: str
     stepped: bool = True
+    gate: str = ""
     said: str = ""
     meanwhile: waits.Meanwhile | None = None
 
@@ -150,7 +152,6 @@ class LibpqSession(Session):
 
     Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
-        gate: The setting by which it asks for a gate; empty for none.
         patience: Seconds that `run` waits, where it is not `waits.OWN`.
 
     Args:
