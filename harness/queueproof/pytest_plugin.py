@@ -374,7 +374,7 @@ class Examiner:
         if marker is not None and marker.args[0] in self._skipped:
             return False
         if self.named:
-            return "queue" in getattr(item, "fixturenames", ())
+            return marker is not None and "queue" in getattr(item, "fixturenames", ())
         asked = self.profile != "quick" or "thorough" in self._config.option.markexpr
         return asked or item.get_closest_marker("thorough") is None
 

@@ -204,8 +204,12 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
 
 # --- blame --------------------------------------------------------------------------------------
 
+RECOVERS = """-- ///
+-- name: recover
+UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
+"""
 AGAIN = SOUND.replace("status = 'queued' LIMIT 1", "status <> 'running' LIMIT 1")
-REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT")
+REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT").replace("-- ///\n\n", RECOVERS, 1)
 
 
 @pytest.fixture
