@@ -81,7 +81,7 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         QueueproofError: It is no token, or its program does not fit the queue any more.
     """
     digest, guarantee, seed, data = told_by(token)
-    offer = calibrate(lab)
+    offer = calibrate(lab, replayed=True)
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
         return Replayed(guarantee, tell_found(found, guarantee), data) if found else None
