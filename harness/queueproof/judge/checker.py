@@ -611,14 +611,10 @@ class _JobCheck:
             because = f"its {end} was not answered, other {phase} jobs are listed, and {where}"
             self._violate(Breach("no-lost-job", because), last)
             return
-        held = next((one for one, _ in configs if one.phase == Phase.RUNNING), None)
-        running = seen == "running" or not self.declared.observable
-        # Nobody has it any more, whether its worker has died or is only slow.
-        over = held is not None and running and held.fresh_until < last.began
-        if held is not None and held.holder and not self.declared.ends:
-            over = last.began - held.holder.began > self.declared.longest
-            if not over and not held.crashed:
-                return  # whoever has it lives, and can do no more
+        held = [one for one, _ in configs if one.phase == Phase.RUNNING]
+        over = any(self._is_over(one, seen, last) for one in held)
+        if held and not over and not self.declared.ends and not any(one.crashed for one in held):
+            return  # whoever has it lives, and can do no more
         if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
@@ -635,6 +631,13 @@ class _JobCheck:
         self._violate(
             Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
         )
+
+    def _is_over(self, job: Job, seen: State | None, last: Call) -> bool:
+        """Nobody has it any more, whether its worker has died, is slow, or cannot complete it."""
+        if not self.declared.ends:
+            return bool(job.holder and last.began - job.holder.began > self.declared.longest)
+        running = seen == "running" or not self.declared.observable
+        return running and job.fresh_until < last.began
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase == Phase.COMPLETED:
