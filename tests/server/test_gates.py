@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import psycopg
 import pytest
 
+from queueproof import waits
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
 from queueproof.queues.offer import Offer
@@ -14,6 +16,7 @@ from queueproof.queues.sqltext import only_selects
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
+from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import Conditions, Gate
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.search.explore import explore
@@ -237,6 +240,38 @@ def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     assert any(beat.event == "stops" for beat in gated.trace) == (
         gate != "query" or form == "two statements"
     )
+
+
+WAITS_OR_IDLE = """
+SELECT FROM pg_stat_activity WHERE pid = %s AND (state <> 'active' OR wait_event_type = 'Lock')
+"""
+
+
+def test_a_notice_that_comes_late_is_one_stop(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that already waits is not taken to have stopped before it has said so."""
+    lab = lab_of(STRATEGIES / "skip_locked.sql")
+    conditions = Conditions(gate="every")
+    known = Runner(lab, conditions=conditions).run(RACE)
+    ready, late = LibpqSession.ready, set[str]()
+
+    def hear_late(session: LibpqSession, seconds: float) -> bool:
+        if session.gate and not session.said and session.name not in late:
+            waits.until(
+                lambda: bool(observer.execute(WAITS_OR_IDLE, [session.pid]).rowcount),
+                waits.OWN,
+                "a backend to wait or to be idle",
+            )
+            late.add(session.name)
+            return False
+        late.discard(session.name)
+        return ready(session, seconds)
+
+    monkeypatch.setattr(LibpqSession, "ready", hear_late)
+    with psycopg.connect(lab.conninfo, autocommit=True) as observer:
+        again = Runner(lab, conditions=conditions).run(RACE)
+    assert [beat.event for beat in again.trace] == [beat.event for beat in known.trace]
 
 
 def test_sessions_of_a_partitioned_table_stop(lab_of: LabOf) -> None:
