@@ -230,12 +230,13 @@ def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Comman
 
 
 def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
-    broken: tuple[Ran, Path], check: Command
+    broken: tuple[Ran, Path], check: Command, command: Command
 ) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
-    again = check(BROKEN, "--replay", token)
+    again = command("replay", BROKEN, token)
     assert again.code == 1
+    assert check(BROKEN, "--replay", token).out == again.out
     assert "single-claim: No job is held by two workers at once." in again.out
     mended = check(SOUND, "--replay", token)
     assert mended.code == 0

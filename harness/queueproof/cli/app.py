@@ -15,6 +15,7 @@ from queueproof.cli.bench import bench
 from queueproof.cli.check import check
 from queueproof.cli.ends import UsageError, exit_code_of, stop
 from queueproof.cli.init import init
+from queueproof.cli.more import CHECKING, replay
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
 from queueproof.cli.tell import doctor, explain, guarantees, schema, tell
@@ -49,6 +50,9 @@ def _options(
 
 
 app.command()(check)
+app.command()(replay)
+for _name, _command in CHECKING.items():
+    app.command(_name)(_command)
 app.command()(init)
 app.command()(bench)
 app.command()(report)

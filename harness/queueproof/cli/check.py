@@ -14,11 +14,15 @@ import typer
 from queueproof.cli.ends import beside_the_verdict, on_behalf_of
 from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
 from queueproof.cli.options import (
-    DEBUG_OPTION,
     Annotate,
+    Export,
+    Jobs,
+    Only,
     Postgres,
     ProfileName,
     QueueName,
+    Seed,
+    Traceback,
     Trust,
     Where,
     cluster_extra,
@@ -57,10 +61,7 @@ def check(
             " a migration of QUEUE's, or the same.",
         ),
     ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
-    ] = None,
+    only: Only = None,
     skip: Annotated[
         list[str] | None, typer.Option(metavar="ID,...", help="Judge all but these.")
     ] = None,
@@ -81,22 +82,12 @@ def check(
             show_default="default",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
-    ] = 0,
+    seed: Seed = 0,
     fail_fast: Annotated[
         bool,
         typer.Option("--fail-fast", help="End at the first break; the rest is inconclusive then."),
     ] = False,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default="the processors",
-            help="Processes that do the work, each with a database of its own: the same is found.",
-        ),
-    ] = None,
+    jobs: Jobs = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -127,15 +118,7 @@ def check(
     replay: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Run one story again, and nothing else.")
     ] = None,
-    export: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --replay: write the story as a spec for PostgreSQL's isolationtester"
-            " (FILE.spec), as a pytest test that passes once the queue is mended (FILE.py), or as a"
-            " Mermaid diagram (FILE.mmd).",
-        ),
-    ] = None,
+    export: Export = None,  # of the story that --replay runs
     mutate: Annotated[
         bool,
         typer.Option(
@@ -171,9 +154,7 @@ def check(
             " broke last goes first. Ctrl-C ends it.",
         ),
     ] = False,
-    debug: Annotated[  # noqa: ARG001 - `run` looks for it
-        bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an internal error.")
-    ] = False,
+    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
 ) -> int:
     """Judge a queue by its guarantees.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
 import typer
@@ -35,6 +36,32 @@ Trust: TypeAlias = Annotated[
 ]
 
 
+Only: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
+]
+Seed: TypeAlias = Annotated[
+    int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
+]
+Jobs: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        show_default="the processors",
+        help="Processes that do the work, each with a database of its own: the same is found.",
+    ),
+]
+Export: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write the story as a spec for PostgreSQL's isolationtester (FILE.spec), as a pytest"
+        " test that passes once the queue is mended (FILE.py), or as a Mermaid diagram (FILE.mmd).",
+    ),
+]
+
+
 class Annotate(StrEnum):
     """Where a check's verdicts are shown beside its output."""
 
@@ -51,6 +78,9 @@ class ProfileName(StrEnum):
 
 
 DEBUG_OPTION = "--traceback"
+Traceback: TypeAlias = Annotated[
+    bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an internal error.")
+]
 
 
 class Where(NamedTuple):
