@@ -329,6 +329,7 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--replay", "x", "--only", "order"], "do not go with it"),
         (["check", SOUND, "--replay", "x", "--skip", "order"], "do not go with it"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
+        (["watch", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["check", "exec:no-such-program"], "there is no command no-such-program"),
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
         (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),

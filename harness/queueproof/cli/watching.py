@@ -63,6 +63,8 @@ def watch(
     """
     from queueproof.postgres import open_server
 
+    if not Path(queue).exists():
+        _sql_file(queue)  # which refuses it: what is not there may be a slip of the pen
     out = output()
     token: str | None = None
     with open_server(where.postgres, trust=where.trust) as server:
