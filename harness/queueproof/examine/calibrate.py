@@ -55,7 +55,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
 
     Args:
         lab: Where the queue is installed.
-        replayed: Only what judging a run needs: its program is there.
+        replayed: Only what judging a run needs: of a queue that is known, with its program.
 
     Raises:
         QueueError: An operation does not work although nobody disturbs it.

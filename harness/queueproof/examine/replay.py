@@ -81,14 +81,14 @@ def replay(lab: Lab, token: str) -> Replayed | None:
         QueueproofError: It is no token, or its program does not fit the queue any more.
     """
     digest, guarantee, seed, data = told_by(token)
-    offer = calibrate(lab, replayed=True)
+    edited = digest != lab.queue.digest
+    offer = calibrate(lab, replayed=not edited)  # an edited queue may have a time of its own now
     if "probe" in data:
         found = PROBES[guarantee].replay(lab, offer, data["probe"])
         return Replayed(guarantee, tell_found(found, guarantee), data) if found else None
     program = Program.from_data(data["program"])
     conditions = Conditions(**data["under"])
     runner = runner_under(lab, offer, conditions, anew=True)
-    edited = digest != lab.queue.digest
     if edited:
         _refuse_unfit(lab.queue, program)
     moments: tuple[float, ...] = () if edited else MOMENTS[:1] if lab.by_clients else MOMENTS
