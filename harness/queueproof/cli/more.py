@@ -1,4 +1,4 @@
-"""What else is done with a queue: each command is a check with one thing more, or one story."""
+"""Commands that do one thing more than a check, or run one story again."""
 
 from __future__ import annotations
 

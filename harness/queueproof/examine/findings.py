@@ -232,10 +232,9 @@ class Findings:
             for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
                 for one in breaches(run, self.declared):
                     inner = Failure(program, schedule, run, one, failure.conditions)
-                    if one.guarantee == name or not self._explains(inner):
+                    later = failure.cause and not inner.cause  # it breaks when the run ends
+                    if one.guarantee == name or later or not self._explains(inner):
                         continue
-                    if failure.cause and not inner.cause:
-                        continue  # it breaks when the run ends, which is later
                     if one.guarantee not in self.failures:
                         self.record(one.guarantee, self._shortened(inner))
                     if one.guarantee in self.failures:
