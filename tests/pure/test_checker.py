@@ -474,10 +474,10 @@ CRASHED = "w1 claims 1; w1 crashes; "
     a job that no claim returns after a drain is lost, even where `jobs` cannot be asked
         enqueue 1; w1 claims 1; w1 crashes; +31; sweep => stale-recovery where observable=False
     what nothing can complete is its worker's as long as that lives
-        enqueue 1; w1 claims 1; +60; sweep; left 1=running => holds where ends=False lease=None
+        enqueue 1; w1 claims 1; +60; sweep; left 1=running => holds where completes=False lease=None
     what nothing can complete or take back is stale-recovery's after years
         enqueue 1; w1 claims 1; +400000000; sweep; left 1=running
-        => stale-recovery where ends=False lease=None
+        => stale-recovery where completes=False lease=None
     a job that nobody claimed is lost, even where `jobs` cannot be asked
         enqueue 1 => no-lost-job where observable=False
     a job whose enqueue took long is not starved before it is surely due

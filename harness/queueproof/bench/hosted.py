@@ -279,7 +279,7 @@ def refuse_operations(queue: WorkerQueue) -> None:
     Raises:
         QueueError: It is so.
     """
-    if not queue.offers & {"complete", "complete_many"}:
+    if not queue.completes:
         raise QueueError(
             f"{queue.name}: bench measures from claim to completion, and its workers offer no"
             " complete"

@@ -97,7 +97,7 @@ def refuse(queue: Queue) -> Loaded:
             ' (`"exec: command"`, or a class of queueproof.Client); this class gives SQL step by'
             " step to whoever drives it, which is no program to measure"
         )
-    if not queue.offers & {"complete", "complete_many"} and queue.offers & _HELD:
+    if not queue.completes and queue.offers & _HELD:
         raise QueueError(
             f"{queue.name}: bench measures from claim to completion, and the queue has no block"
             " complete; write `-- name: complete(id, worker)!`"
@@ -197,7 +197,7 @@ class _Compiler:
         claim_block = queue.blocks["claim"]
         claim, fields = self._script(claim_block, _own("claim"), batch)
         self._column(claim_block, fields, "id")
-        if not queue.offers & {"complete", "complete_many"}:
+        if not queue.completes:
             return self._at_most_once(claim, fields, jobs)
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]

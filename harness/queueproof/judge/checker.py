@@ -117,7 +117,7 @@ class Declared(Rules):
         late: Seconds by which a lease may last longer than declared.
         paced: It declares a backoff, and is judged by it whether its fail works.
         longest: Seconds that a job which was taken back may be seen to wait.
-        ends: A worker can complete what it holds.
+        completes: A worker can complete what it holds.
     """
 
     observable: bool
@@ -129,7 +129,7 @@ class Declared(Rules):
     late: float = 0.0
     paced: bool = False
     longest: float = DECADE
-    ends: bool = True
+    completes: bool = True
 
 
 def declare(offer: Offer) -> Declared:
@@ -156,7 +156,7 @@ def declare(offer: Offer) -> Declared:
         one_each=queue.jobs_per_worker is not None,
         paced=queue.backoff is not None,
         backoff=queue.backoff_seconds,
-        ends=not queue.offers.isdisjoint({"complete", "complete_many"}),
+        completes=queue.completes,
         longest=DECADE if queue.longest_span is None else max(LONGEST_WAIT, queue.longest_span),
     )
 
@@ -612,9 +612,9 @@ class _JobCheck:
             self._violate(Breach("no-lost-job", because), last)
             return
         held = [one for one, _ in configs if one.phase == Phase.RUNNING]
+        if any(self._is_kept(one, last) for one in held):
+            return
         over = any(self._is_over(one, seen, last) for one in held)
-        if held and not over and not self.declared.ends and not any(one.crashed for one in held):
-            return  # whoever has it lives, and can do no more
         if over or self.lives.lost or any(one.crashed or one.released for one, _ in configs):
             unheard = any(job.phase == Phase.COMPLETED for job, _ in configs)
             what = "nobody was told whether the job was completed"
@@ -632,12 +632,16 @@ class _JobCheck:
             Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
         )
 
+    def _is_kept(self, job: Job, last: Call) -> bool:
+        """A live worker has it, which nothing lets complete it, and has not had it for years."""
+        if self.declared.completes or job.holder is None or job.crashed:
+            return False
+        return last.began - job.holder.began <= self.declared.longest
+
     def _is_over(self, job: Job, seen: State | None, last: Call) -> bool:
         """Nobody has it any more, whether its worker has died, is slow, or cannot complete it."""
-        if not self.declared.ends:
-            return bool(job.holder and last.began - job.holder.began > self.declared.longest)
         running = seen == "running" or not self.declared.observable
-        return running and job.fresh_until < last.began
+        return not self.declared.completes or (running and job.fresh_until < last.began)
 
     def _ended(self, job: Job, seen: State | None) -> bool:
         if job.phase == Phase.COMPLETED:

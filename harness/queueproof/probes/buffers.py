@@ -451,8 +451,8 @@ class _Meter:
     @property
     def _arguments(self) -> dict[str, Any]:
         # Without a complete a job ends by failing once.
-        ends = self._queue.offers.isdisjoint({"complete", "complete_many"})
-        return {**self.lab.defaults(), **({"max_attempts": 1} if ends else {})}
+        once = {} if self._queue.completes else {"max_attempts": 1}
+        return {**self.lab.defaults(), **once}
 
     def _claim(self, limit: int) -> Operation[Sequence[Claim]]:
         limit = self._queue.most("claim", limit, held=self._held)

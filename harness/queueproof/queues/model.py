@@ -315,6 +315,11 @@ class Queue(Facts):
         """The operations that this queue has."""
         return frozenset(name for name in OPERATIONS if callable(getattr(self, name, None)))
 
+    @property
+    def completes(self) -> bool:
+        """A worker can say that it has done a job."""
+        return not self.offers.isdisjoint({"complete", "complete_many"})
+
     def source_of(self, operation: str) -> Source | None:  # noqa: ARG002 - a file's to tell
         """Where an operation stands, if it stands in a queue file."""
         return None
@@ -339,7 +344,7 @@ class Queue(Facts):
         raise QueueproofError(message)
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments of `OPERATIONS[operation]` the operation takes; none without it."""
+        """Arguments of `OPERATIONS[operation]` that the operation takes; none without it."""
         method = getattr(self, operation, None)
         taken = inspect.signature(method).parameters if callable(method) else ()
         return OPERATIONS[operation] & set(taken)

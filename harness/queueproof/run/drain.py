@@ -70,8 +70,7 @@ class Drain:
                     if call is not None and call.answer == "rejected":
                         refused.add((actor.name, nth))
         for actor in workers:
-            able = not self._queue.offers.isdisjoint({"complete", "complete_many"})
-            unfinished = actor.open_claims() and not able and not actor.beside
+            unfinished = actor.open_claims() and not self._queue.completes and not actor.beside
             if actor.alive and (actor.blocked or actor.holding or unfinished):
                 self._execution.crash(actor)
                 self._execution.settle_blocked()

@@ -22,6 +22,7 @@ from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
     ACROSS,
+    COMPLETES,
     FAULTS,
     HEARTBEATS,
     MAINTENANCE,
@@ -60,7 +61,6 @@ _OLD = 400 * DAY
 _BY_A_CLAIM = frozenset({"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"})
 _LOCKING = _BY_A_CLAIM | {"recover", "claim"}
 _BEGINNING = frozenset({"claim", "heartbeat"})  # a lease
-_ENDS = frozenset({"complete", "complete_many"})
 _SPAN = frozenset({"advance", "crash"})  # which have no steps
 
 Kind: TypeAlias = tuple[object, ...]
@@ -467,7 +467,7 @@ class Space:
 
     def _precedent(self, deed: Deed) -> tuple[Script, ...]:
         """Another job that has ended so before: it shows what becomes of such jobs."""
-        ends = deed.do.kind in _ENDS or (deed.do.kind == "fail" and self._bound == 1)
+        ends = deed.do.kind in COMPLETES or (deed.do.kind == "fail" and self._bound == 1)
         return (script("w8", claim(self.batch), deed.do._replace(n=0)),) if ends else ()
 
     def _role(self, at: Situation, deed: Deed) -> str:
