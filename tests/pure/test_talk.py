@@ -79,3 +79,14 @@ def test_a_probe_that_looks_further_counts_for_more() -> None:
         headway.begin(part)
         headway.done(units[0])
     assert told == pytest.approx([0, 0.5, 0, 20 / 21])
+
+
+def test_a_probe_that_takes_minutes_tells_how_far_it_is() -> None:
+    """What it has done of its work counts, and nothing goes back where its end is nearer."""
+    told: list[float | None] = []
+    unit = Probing("steady-cost", 0)
+    headway = Headway([_Part("a", nothing, [unit])], lambda _what, done: told.append(done))
+    for fraction in (0.2, 0.5, 0.4):
+        headway.within(unit, fraction)
+    headway.done(unit)
+    assert told == pytest.approx([0.2, 0.5, 0.5, 1])

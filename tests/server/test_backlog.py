@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queueproof.probes.backlog import JOBS
+from queueproof.probes.buffers import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
@@ -42,7 +43,7 @@ def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe = PROBES[guarantee]
     lab, sound = lab_of(BROKEN / f"{name}.sql"), lab_of(SKIP_LOCKED)
-    seen = probe.watch(lab, Offer(lab.queue, held=False), 0)
+    seen = probe.watch(lab, Offer(lab.queue, held=False), 0, untold)
     assert seen.broken == told
     assert seen.found is not None
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
@@ -54,7 +55,7 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     """Each backlog that the queue can have counts once; one that it cannot have, not at all."""
     lab = lab_of(SKIP_LOCKED)
     counted = {
-        name: dict(PROBES[name].watch(lab, Offer(lab.queue, held=False), 0).evidence)
+        name: dict(PROBES[name].watch(lab, Offer(lab.queue, held=False), 0, untold).evidence)
         for name in ("order", "no-starvation")
     }
     assert counted == {
@@ -65,11 +66,11 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
         },
     }
     fifo = lab_of(reference('order = "priority, fifo"', 'order = "none"'))
-    assert not PROBES["order"].watch(fifo, Offer(fifo.queue, held=False), 0).evidence
+    assert not PROBES["order"].watch(fifo, Offer(fifo.queue, held=False), 0, untold).evidence
 
 
 def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
     """What it breaks is judged elsewhere: behind half a backlog nothing is said."""
     lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
-    seen = PROBES["order"].watch(lab, Offer(lab.queue, held=False), 0)
+    seen = PROBES["order"].watch(lab, Offer(lab.queue, held=False), 0, untold)
     assert (seen.broken, any(seen.evidence.values())) == ("", False)

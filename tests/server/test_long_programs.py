@@ -100,6 +100,59 @@ def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
         )
 
 
+DATED_LATER = """
+-- /// queue
+-- lease = "30 seconds"
+-- max_attempts = 5
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
+  max_attempts int NOT NULL, worker text, started timestamptz NOT NULL DEFAULT 'epoch'
+);
+
+-- name: enqueue(max_attempts)
+INSERT INTO jobs (max_attempts) VALUES (:max_attempts) RETURNING id;
+
+-- name: claim(worker, limit, ids)
+UPDATE jobs SET status = 'running', attempts = attempts + 1, worker = :worker
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+)) RETURNING id, attempts AS attempt;
+UPDATE jobs SET started = now() WHERE id = ANY (:ids) RETURNING id, attempts AS attempt;
+
+-- name: complete(id, worker, attempt)!
+UPDATE jobs SET status = 'completed'
+WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
+
+-- name: heartbeat(id, worker, attempt)!
+UPDATE jobs SET started = now()
+WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
+
+-- name: recover
+UPDATE jobs SET status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
+  started = 'epoch'
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'running' AND started < now() - interval '30 seconds'
+  FOR UPDATE SKIP LOCKED
+)) RETURNING id;
+
+-- name: jobs
+SELECT id, status AS state, attempts FROM jobs;
+"""
+
+
+@pytest.mark.parametrize("fail_fast", [False, True])
+def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
+    lab_of: LabOf, *, fail_fast: bool
+) -> None:
+    """The claim has a job before it says since when; the first story of that holds another's."""
+    wanted = select(["live-lease"])
+    (live,) = check_queue(lab_of(DATED_LATER), wanted, fail_fast=fail_fast).guarantees
+    assert live.verdict == "broken"
+
+
 def test_of_two_that_explain_each_other_one_stays_broken(lab_of: LabOf) -> None:
     """What is explained itself explains nothing: else a broken queue would have no break."""
     lab = lab_of(NOWHERE)

@@ -22,6 +22,7 @@ from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes import pooling
+from queueproof.probes.buffers import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
@@ -273,7 +274,7 @@ def test_a_safe_queue_holds_with_evidence(lab_of: LabOf) -> None:
 def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
     """The story names PgBouncer and its version, and happens again."""
     lab = lab_of(queue(**PREPARES))
-    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 0)
+    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 0, untold)
     assert "(pgbouncer 1." in seen.broken
     again = PROBES["pooler-safe"].replay(lab, calibrate(lab), seen.data)
     assert seen.found is not None
@@ -364,7 +365,7 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     lab = lab_of(queue())
     assert (
         "Permission denied"
-        in PROBES["pooler-safe"].watch(lab, Offer(lab.queue, held=False), 0).unable
+        in PROBES["pooler-safe"].watch(lab, Offer(lab.queue, held=False), 0, untold).unable
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queueproof.probes.buffers import ONE_BY_ONE, Content, Cost, Slope, measure
+from queueproof.probes.buffers import FEW, ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.serving import ServingIndex
 from queueproof.queues.offer import Offer
@@ -75,6 +75,14 @@ def states(lab: Lab) -> dict[str, int]:
     """How many jobs are in each state."""
     rows = lab.execute("SELECT status, count(*) FROM queue.jobs GROUP BY status")
     return {str(status): int(str(count)) for status, count in rows}
+
+
+def test_how_far_it_is_is_told_within_what_is_done_one_by_one(lab_of: LabOf) -> None:
+    """A worker process takes milliseconds for each job, and minutes for all of them."""
+    told: list[float] = []
+    lab = lab_of(queue())
+    measure(lab, offered(lab), [[Content("churned", 3 * FEW)]], tell=told.append)
+    assert told == pytest.approx([0, 0, 1 / 2, 1 / 2, 2 / 3, 5 / 6])
 
 
 # --- jobs are multiplied ------------------------------------------------------------------------

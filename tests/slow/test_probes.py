@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from queueproof.probes.buffers import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
@@ -18,7 +19,7 @@ def test_a_probe_tells_its_story_again(lab_of: LabOf) -> None:
     probe = PROBES["steady-cost"]
     lab, sound = lab_of(BROKEN / "steady_cost_no_index.sql"), lab_of(REFERENCE)
     offer = Offer(lab.queue, held=False)
-    seen = probe.watch(lab, offer, 0)
+    seen = probe.watch(lab, offer, 0, untold)
     assert seen.broken
     again = probe.replay(lab, offer, seen.data)
     assert seen.found is not None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from queueproof.examine.calibrate import calibrate
-from queueproof.examine.findings import Findings, Told
+from queueproof.examine.findings import STORIES, Findings, Told
 from queueproof.examine.plan import Examination, Progress
 from queueproof.examine.processes import lent_server
 from queueproof.examine.profiles import PROFILES, profile_of
@@ -75,10 +75,16 @@ def check_queue(
             return [one for one in seen if judgement_of(findings, one).verdict == "broken"]
 
         enough = (lambda: bool(broken())) if fail_fast else None
-        Examination(findings, budget).examine(wanted, progress, enough)
-        found = broken() if fail_fast else []
-        progress("telling the stories", None)
-        findings.shorten(found or wanted)
+        examination = Examination(findings, budget)
+        examination.examine(wanted, progress, enough)
+        for _ in range(STORIES):
+            found = broken() if fail_fast else []
+            progress("telling the stories", None)
+            findings.shorten(found or wanted)
+            # A story that holds another's says nothing: one of what was left out may stand alone.
+            mixed = [one.id for one in wanted if one.id in findings.within]
+            if not mixed or not examination.go_on(mixed):
+                break
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]
     if found:

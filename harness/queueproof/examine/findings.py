@@ -73,6 +73,7 @@ class Findings:
     plain: set[str] = field(default_factory=set)  # guarantees whose breach explains another's
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
+    _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
 
     def __post_init__(self) -> None:
@@ -107,11 +108,12 @@ class Findings:
         """
         known = self.failures.get(name)
         others = self.others.setdefault(name, {})
-        if known is None or _says_more(failure, known):
+        if known is None or name in self.within or _says_more(failure, known):
             if (kept := self._confirmed(name, failure)) is not None:
                 if known is None and name in CATALOGUE and not _doubted(kept):
                     self.told(name, kept.violation.because)
                 self.failures[name] = kept
+                self.within.pop(name, None)
                 if known is not None and self.causes:
                     others[known.cause] = known
                 others.pop(kept.cause, None)
@@ -176,7 +178,8 @@ class Findings:
     def is_certain(self, name: str) -> bool:
         """The same, and no breach of another guarantee could explain it."""
         failure = self.failures.get(name)
-        return self.is_settled(name) and not (failure and _doubted(failure))
+        doubted = name in self.within or (failure is not None and _doubted(failure))
+        return self.is_settled(name) and not doubted
 
     def explained(self, name: str) -> str:
         """The other finding that explains a breach, so that it counts once; empty for none."""
@@ -206,10 +209,13 @@ class Findings:
         for name in sorted(asked, key=lambda name: not CATALOGUE[name].variations):
             if name not in self.failures or self.is_probed(name) or self.explained(name):
                 continue
+            if self._short.get(name) is self.failures[name]:
+                continue
             with self.timing(name):
                 self.failures[name] = failure = self._shortened(self.failures[name])
                 others = self.others.get(name, {})
                 self.others[name] = {one: self._shortened(others[one]) for one in others}
+                self._short[name] = failure
             broken = failure.violation.guarantee
             if broken != name:
                 plain = find(self.runner(), self.declared, failure.program.undisturbed, broken)
@@ -220,13 +226,26 @@ class Findings:
                 self._look_within(name)
 
     def _look_within(self, name: str) -> None:
-        """See whether a part of a story is the story of something else, which then explains it.
+        """See whether a part of each story is that of something else, which then explains it.
 
-        Nothing can be left out of a story. So what a part of it breaks, it needs to be broken.
+        Nothing can be left out of a story. So what a part of it breaks, it needs to be broken. Of
+        several stories one that stands by itself is told first.
         """
-        failure = self.failures[name]
         if CATALOGUE[name].variations or self.is_probed(name) or self.explained(name):
             return
+        first, others = self.failures[name], self.others.get(name, {})
+        for failure in (first, *others.values()):
+            inner = self._inner(name, failure)
+            if inner is None:
+                if failure is not first:
+                    del others[failure.cause]
+                    others[first.cause], self.failures[name] = first, failure
+                self.within.pop(name, None)
+                return
+            self.within.setdefault(name, inner)
+
+    def _inner(self, name: str, failure: Failure) -> str | None:
+        """The guarantee whose story is a part of another's story; None where there is none."""
         runner = self.runner(failure.conditions)
         for program in dict.fromkeys(smaller(failure.program)):
             for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
@@ -238,8 +257,8 @@ class Findings:
                     if one.guarantee not in self.failures:
                         self.record(one.guarantee, self._shortened(inner))
                     if one.guarantee in self.failures:
-                        self.within[name] = one.guarantee
-                        return
+                        return one.guarantee
+        return None
 
     def _explains(self, inner: Failure) -> bool:
         """Tell whether a breach is told as broken, so that another may be explained by it.

@@ -97,6 +97,11 @@ class Headway:
         self._units.pop(unit, None)
         self._tell()
 
+    def within(self, unit: Unit, fraction: float) -> None:
+        """A unit that takes long is so far."""
+        self._units[unit] = int(_weight(unit) * (1 - fraction))
+        self._tell()
+
     def end(self, part: _Part) -> None:
         """A part is done, whatever it has left out."""
         self._rest = 0
@@ -191,6 +196,13 @@ class Examination:
             if enough is not None and enough():
                 return
 
+    def go_on(self, asked: Sequence[str]) -> bool:
+        """Run what was left out as needless, until some guarantees break; whether that was much."""
+        known = len(self._done)
+        for what, units in self._searched:
+            self._search(what, units, asked)
+        return len(self._done) > known
+
     def _do(self, part: _Part) -> None:
         self._headway.begin(part)
         with self._found.timing(part.what):
@@ -206,7 +218,7 @@ class Examination:
         name = unit.guarantee
         if PROBES[name].says_less and name in self._found.failures:
             return
-        self._found.probed[name] = self._crew.probe(unit)
+        self._found.probed[name] = self._crew.probe(unit, partial(self._headway.within, unit))
         self._headway.done(unit)
 
     def _variations(

@@ -25,6 +25,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import History
 from queueproof.judge.checker import Violation, check, declare
 from queueproof.machine import processors
+from queueproof.probes.buffers import Tell, untold
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
@@ -249,9 +250,9 @@ class Work:
             run if broken else None,
         )
 
-    def probe(self, unit: Probing) -> Seen:
-        """What a probe sees."""
-        return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level)
+    def probe(self, unit: Probing, tell: Tell = untold) -> Seen:
+        """What a probe sees; `tell` hears how far it is."""
+        return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level, tell)
 
     def search(self, unit: Search) -> Failure | None:
         """The first schedule under which a guarantee breaks as it is to; None where none does."""
@@ -407,11 +408,11 @@ class Crew:
         assert isinstance(done.found, list)
         yield from done.found
 
-    def probe(self, unit: Probing) -> Seen:
+    def probe(self, unit: Probing, tell: Tell) -> Seen:
         """See `Work.probe`."""
         done = self._take(unit)
         if done is None:
-            return self._here.probe(unit)
+            return self._here.probe(unit, tell)
         assert isinstance(done.found, Seen)
         return done.found
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from queueproof import waits
 from queueproof.errors import ServerError
@@ -285,7 +285,15 @@ class _UnmeasurableError(Exception):
     """A claim's cost cannot be measured; the message says why."""
 
 
-def watch(lab: Lab, offer: Offer, level: int) -> Slope:
+Tell: TypeAlias = Callable[[float], None]
+"""Who is told how far something is, from 0 to 1."""
+
+
+def untold(_fraction: float) -> None:
+    """Nobody."""
+
+
+def watch(lab: Lab, offer: Offer, level: int, tell: Tell) -> Slope:
     """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much.
 
     Jobs that stand ahead of the others and are not due, and another queue's, count where the queue
@@ -295,6 +303,7 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
         lab: Where the queue is installed; it is filled anew for each measurement.
         offer: What the queue brings.
         level: See `Probe.watch`: how many jobs.
+        tell: Told how far it is.
     """
     judged = [
         [Content("churned", n) for n in CHURNED[level]],
@@ -306,27 +315,30 @@ def watch(lab: Lab, offer: Offer, level: int) -> Slope:
     if "queue" in takes & offer.queue.takes("claim"):
         ahead.append([Content("elsewhere", AHEAD[level])])
     if any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises):
-        return measure(lab, offer, [*judged, *ahead], level)
-    return measure(lab, offer, judged, level, ahead if level else ())
+        return measure(lab, offer, [*judged, *ahead], level, tell=tell)
+    return measure(lab, offer, judged, level, ahead if level else (), tell=tell)
 
 
-def watch_snapshot(lab: Lab, offer: Offer, level: int) -> Slope:
+def watch_snapshot(lab: Lab, offer: Offer, level: int, tell: Tell) -> Slope:
     """Measure a claim before and after jobs were finished while a snapshot was held open.
 
     Args:
         lab: Where the queue is installed; it is filled anew.
         offer: What the queue brings.
         level: See `Probe.watch`: how many jobs.
+        tell: Told how far it is.
     """
-    return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]])
+    return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]], tell=tell)
 
 
 def measure(
     lab: Lab,
     offer: Offer,
-    series: Iterable[Sequence[Content]],
+    series: Sequence[Sequence[Content]],
     level: int = 0,
-    beside: Iterable[Sequence[Content]] = (),
+    beside: Sequence[Sequence[Content]] = (),
+    *,
+    tell: Tell = untold,
 ) -> Slope:
     """Measure a claim of the empty queue, of a small one, and at some contents.
 
@@ -336,19 +348,23 @@ def measure(
         series: Contents of one kind, of which each grows out of the one before it.
         level: How many jobs there are instead where their rows cannot be copied.
         beside: More of them, at which a claim may cost more.
+        tell: Told how far it is: of a worker process each job may take a few milliseconds.
     """
-    meter = _Meter(lab, offer, level)
+    parts = 1 + len(series) + len(beside)
+    meter = _Meter(lab, offer, level, tell)
     slope = meter.slope
     with _left_as_it_was(lab):
         try:
             meter.measure(EMPTY)
-            for contents in ([SMALL], *series):
+            for number, contents in enumerate([[SMALL], *series]):
+                meter.begin(number / parts, 1 / parts)
                 lab.reset(renew=True)
                 meter.climb(contents)
                 if slope.grown:
                     return slope
             judged = len(slope.costs)
-            for contents in beside:
+            for number, contents in enumerate(beside, 1 + len(series)):
+                meter.begin(number / parts, 1 / parts)
                 lab.reset(renew=True)
                 for content in meter.filled(contents):
                     meter.measure(content)
@@ -377,13 +393,24 @@ def _left_as_it_was(lab: Lab) -> Iterator[None]:
 class _Meter:
     """Fills a queue with its own operations, and measures its claim."""
 
-    def __init__(self, lab: Lab, offer: Offer, level: int) -> None:
+    def __init__(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> None:
         self.lab = lab
+        self._tell = tell
+        self._begun, self._share = 0.0, 0.0  # of the whole, as fractions
         self.slope = Slope(both="complete_and_claim" in offer.queue.offers and not offer.held)
         self._queue = offer.queue
         self._held = offer.held
         self._level = level
         self._numbers = itertools.count()
+
+    def begin(self, begun: float, share: float) -> None:
+        """Begin with contents before which so much was done, and which are so much of the whole."""
+        self._begun, self._share = begun, share
+        self._so_far(0.0)
+
+    def _so_far(self, fraction: float) -> None:
+        """So much of these contents is there."""
+        self._tell(self._begun + fraction * self._share)
 
     # --- filling --------------------------------------------------------------------------------
 
@@ -413,6 +440,8 @@ class _Meter:
             batch = self.enqueue(min(count - len(ids), BATCH), **once)
             self._finish_batch(session, len(batch))
             ids += batch
+            if count > FEW:  # of few, whoever asks for them tells
+                self._so_far(len(ids) / count)
         return ids
 
     def _finish_batch(self, session: Session, left: int) -> None:
@@ -514,6 +543,7 @@ class _Meter:
             finished = 0
             for content in contents:
                 for start in range(finished, content.jobs, FEW):
+                    self._so_far(start / content.jobs)
                     self.finish(min(FEW, content.jobs - start))
                     if kind == "churned":  # as autovacuum does: space in an index is used again
                         self._vacuum()

@@ -11,7 +11,7 @@ from queueproof.errors import ServerUnavailableError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from queueproof.probes import backlog, backoff, buffers, plans, pooling
-from queueproof.probes.buffers import Slope
+from queueproof.probes.buffers import Slope, Tell, untold
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.schedule.programs import Program
@@ -75,13 +75,14 @@ class Probe(Protocol):
         """
         return read(self.shape, data, "probe")
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:
         """Measure; `level` is 0 for a quick look, 1 for the default and 2 for a deep one.
 
         Args:
             lab: Where the queue is installed; it is left in any state.
             offer: What the queue brings.
             level: How thoroughly: 0 for a quick look, 1 for the default, 2 for a deep one.
+            tell: Told how far it is, where it may take minutes.
 
         Raises:
             QueueproofError: It cannot be measured, for a reason that is the user's to mend.
@@ -105,7 +106,7 @@ class PlanGrid(Probe):
 
     shape = plans.Cell
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:  # noqa: ARG002 - seconds
         """Claim in every cell of the grid."""
         found = plans.walk(lab, offer, list(plans.fillings(level)))
         evidence = {
@@ -138,7 +139,7 @@ class PlanGrid(Probe):
 class Backoff(Probe):
     """`backoff`, failure by failure."""
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:  # noqa: ARG002 - one level
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:  # noqa: ARG002 - one level, seconds
         """Fail one job as often as it may be."""
         waits = backoff.watch(lab, offer)
         evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
@@ -148,7 +149,7 @@ class Backoff(Probe):
 
     def replay(self, lab: Lab, offer: Offer, data: Any) -> Found | None:  # noqa: ANN401, ARG002 - JSON
         """The same again."""
-        return self.watch(lab, offer, 0).found
+        return self.watch(lab, offer, 0, untold).found
 
 
 class ThroughPgbouncer(Probe):
@@ -156,7 +157,7 @@ class ThroughPgbouncer(Probe):
 
     says_less = True
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:  # noqa: ARG002 - seconds
         """Run what workers do in turn through it."""
         program = find_pgbouncer()
         if program is None:
@@ -201,12 +202,12 @@ class Growth(Probe):
         measure: Fills the queue and measures.
     """
 
-    measure: Callable[[Lab, Offer, int], Slope]
+    measure: Callable[[Lab, Offer, int, Tell], Slope]
     shape = buffers.Content
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:
         """Fill and measure, until a claim costs too much."""
-        slope = self.measure(lab, offer, level)
+        slope = self.measure(lab, offer, level, tell)
         if slope.unable or not slope.broken:
             return Seen(slope.evidence, unable=slope.unable, remark=slope.told)
         return Seen(
@@ -235,7 +236,7 @@ class Behind(Probe):
     says_less = True
     shape = backlog.Backlog
 
-    def watch(self, lab: Lab, offer: Offer, level: int) -> Seen:
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:  # noqa: ARG002 - seconds
         """Claim behind each backlog."""
         evidence: Counter[str] = Counter()
         for one in backlog.backlogs(offer, self.kinds, level):
