@@ -9,7 +9,7 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.story import Answered, Asked, Story, Turn, of_queue
 from queueproof.report.text import ordinal, passages, to_text
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import Program, advance, claim, in_turn, script
+from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
 from queueproof.search.shrink import smaller
 
 QUEUE = load_text(
@@ -51,6 +51,24 @@ def test_moves_with_something_between_them_stay() -> None:
     )
     moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
+
+
+ENQUEUE = script("producer", Do("enqueue"))
+LATER = (JobSpec(priority=2), JobSpec(delay=9.0))
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        Program((), in_turn(ENQUEUE, ENQUEUE), (JobSpec(delay=9.0),)),
+        Program((), in_turn(ENQUEUE, ENQUEUE), (JobSpec(priority=2), JobSpec())),
+        Program((JobSpec(priority=2),), in_turn(ENQUEUE), (JobSpec(delay=9.0),)),
+    ],
+    ids=["one less", "one like all others", "one from the beginning"],
+)
+def test_jobs_that_are_enqueued_in_the_middle_become_fewer_as_well(expected: Program) -> None:
+    """Fifteen jobs of a random program were left where one is enough."""
+    assert expected in smaller(Program((), in_turn(ENQUEUE, ENQUEUE), LATER))
 
 
 def test_a_long_round_that_repeats_is_told_once() -> None:

@@ -12,8 +12,10 @@ from queueproof.examine.findings import Findings
 from queueproof.examine.work import Crew, Draws, Work, runner_under
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
+from queueproof.report.story import Story
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.moments import DAY
 from queueproof.search.reduce import LONG, reduced
 from queueproof.search.shrink import Failure, one_by_one, shrink
 from tests.fix_labs import LabOf
@@ -77,6 +79,20 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     rest = [one for one in card.guarantees if one != first]
     assert {one.verdict for one in rest} == {"inconclusive", "not-offered"}
     assert any("the check has ended at the first break" in one.reason for one in rest)
+
+
+CAPPED = SKIP_LOCKED.replace("now() + :delay", "now() + LEAST(:delay, interval '1 day')")
+
+
+def test_a_job_that_is_like_no_other_comes_with_the_sql_that_enqueued_it(lab_of: LabOf) -> None:
+    """Where an enqueue is to blame for what a claim does, its line is not to be guessed."""
+    (early,) = check_queue(lab_of(CAPPED), select(["not-early"]), profile="quick").guarantees
+    assert early.verdict == "broken"
+    told = early.told
+    assert isinstance(told, Story)
+    (job,) = told.before
+    assert job.delay > DAY
+    assert ["LEAST(:delay" in told.statements[n] for n in job.statements] == [True]
 
 
 NOWHERE = SKIP_LOCKED.replace("WHERE queue = :queue", "WHERE queue = :queue AND priority < 10")

@@ -77,13 +77,13 @@ def check_queue(
         enough = (lambda: bool(broken())) if fail_fast else None
         examination = Examination(findings, budget)
         examination.examine(wanted, progress, enough)
-        for _ in range(STORIES):
+        for more in reversed(range(STORIES)):
             found = broken() if fail_fast else []
             progress("telling the stories", None)
             findings.shorten(found or wanted)
             # A story that holds another's says nothing: one of what was left out may stand alone.
             mixed = [one.id for one in wanted if one.id in findings.within]
-            if not mixed or not examination.go_on(mixed):
+            if not (more and mixed and examination.go_on(mixed)):
                 break
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]

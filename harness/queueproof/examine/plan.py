@@ -98,7 +98,12 @@ class Headway:
         self._tell()
 
     def within(self, unit: Unit, fraction: float) -> None:
-        """A unit that takes long is so far."""
+        """A unit that takes long goes on.
+
+        Args:
+            unit: Which.
+            fraction: How far it is.
+        """
         self._units[unit] = int(_weight(unit) * (1 - fraction))
         self._tell()
 
@@ -197,7 +202,14 @@ class Examination:
                 return
 
     def go_on(self, asked: Sequence[str]) -> bool:
-        """Run what was left out as needless, until some guarantees break; whether that was much."""
+        """Run what was left out as needless, until some guarantees break.
+
+        Args:
+            asked: Their ids.
+
+        Returns:
+            Whether anything had been left out.
+        """
         known = len(self._done)
         for what, units in self._searched:
             self._search(what, units, asked)

@@ -251,7 +251,12 @@ class Work:
         )
 
     def probe(self, unit: Probing, tell: Tell = untold) -> Seen:
-        """What a probe sees; `tell` hears how far it is."""
+        """What a probe sees.
+
+        Args:
+            unit: Which probe, how thoroughly.
+            tell: Told how far it is.
+        """
         return PROBES[unit.guarantee].watch(self._lab, self._offer, unit.level, tell)
 
     def search(self, unit: Search) -> Failure | None:
@@ -409,7 +414,12 @@ class Crew:
         yield from done.found
 
     def probe(self, unit: Probing, tell: Tell) -> Seen:
-        """See `Work.probe`."""
+        """See `Work.probe`.
+
+        Args:
+            unit: Which probe, how thoroughly.
+            tell: Told how far it is, where it is done here.
+        """
         done = self._take(unit)
         if done is None:
             return self._here.probe(unit, tell)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.queues.model import State
-from queueproof.schedule.moments import grace
+from queueproof.schedule.moments import grace, spoken
 from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
@@ -357,20 +357,20 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         )
     if job.claims == 0 and call.ended < job.due:
         early = _shown(job.due - call.ended)
-        return Breach("not-early", f"{who} claimed a job at least {early} s before its time")
+        return Breach("not-early", f"{who} claimed a job at least {early} before its time")
     if job.phase == Phase.QUEUED and call.ended < job.rests_until:
         waited = call.ended - (job.rests_until - rules.backoff)
         because = (
-            f"{who} claimed a job within {_shown(waited)} s of its failure at attempt "
-            f"{job.claims}; it had to wait at least {_shown(rules.backoff)} s"
+            f"{who} claimed a job within {_shown(waited)} of its failure at attempt "
+            f"{job.claims}; it had to wait at least {_shown(rules.backoff)}"
         )
         return Breach("backoff", because)
     return [_running(rules, job, call)]
 
 
 def _shown(seconds: float) -> str:
-    """Some seconds, with fractions where these matter."""
-    return f"{seconds:.0f}" if seconds >= LONG else f"{seconds:.2g}"
+    """A time, with fractions of a second where these matter."""
+    return spoken(round(seconds)) if seconds >= LONG else f"{seconds:.2g} s"
 
 
 def _answered_again(rules: Rules, job: Job, call: Call) -> list[Job] | None:

@@ -8,6 +8,7 @@ from queueproof.history.calls import Call
 from queueproof.judge.checker import Violation
 from queueproof.report.story import Account, Part
 from queueproof.run.free import Free
+from queueproof.schedule.moments import spoken
 
 _TOLD = {
     "crash": "is killed",
@@ -69,7 +70,7 @@ def _line(call: Call, violation: Violation, began: float) -> tuple[str, str, str
     match call.kind:
         case "enqueue":
             facts = [f"priority {call.priority}"] if call.priority else []
-            facts += [f"due in {call.delay:g} s"] if call.delay else []
+            facts += [f"due in {spoken(call.delay)}"] if call.delay else []
             facts += [f"max_attempts {call.bound}"] if call.bound is not None else []
             what += f" ({', '.join(facts)})" if facts else ""
         case "claim":

@@ -51,6 +51,8 @@ class Enqueued:
         queue: Where it stands; nothing where there is one queue.
         payload: Of which kind its payload is.
         joined: Whether it was enqueued in one transaction with others.
+        statements: The numbers of those that enqueued it, where it is no job like all others: what
+            came of its priority or its delay may be their doing.
     """
 
     job: str
@@ -60,6 +62,7 @@ class Enqueued:
     queue: str = ""
     payload: PayloadKind = ""
     joined: bool = False
+    statements: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +451,7 @@ def tell(
     return Story(
         guarantee=name or violation.guarantee,
         broken=names.shortened(violation.because),
-        before=tuple(_before(calls, beats, names)),
+        before=tuple(_before(run, beats, names, turns)),
         conditions=conditions,
         turns=tuple(Turn(turn.actor, tuple(turn.facts)) for turn in turns.made if turn.facts),
         allowed=() if _is_wait(violation) else tuple(_allowed_waits(beats, calls, names)),
@@ -619,9 +622,13 @@ class _Turns:
             return Claimed(0)
         return Claimed(own.index(ref.call) + 1, self._known.get(ref.call, ""))
 
-    def _sent(self, beat: Beat) -> Sent:
+    def number(self, beat: Beat) -> int:
+        """The number of the statement that was sent."""
         text = textwrap.dedent(beat.text).strip()
-        number = self.statements.setdefault(text, len(self.statements))
+        return self.statements.setdefault(text, len(self.statements))
+
+    def _sent(self, beat: Beat) -> Sent:
+        text, number = textwrap.dedent(beat.text).strip(), self.number(beat)
         params = beat.step.params if beat.step else {}
         bound = tuple(
             (n, self._names.shortened(_value(value))) for n, value in params.items() if n.isdigit()
@@ -693,7 +700,8 @@ def _undisturbed(calls: Sequence[Call]) -> set[int]:
     }
 
 
-def _before(calls: Sequence[Call], beats: Iterable[Beat], names: _Names) -> Iterator[Enqueued]:
+def _before(run: Run, beats: Iterable[Beat], names: _Names, turns: _Turns) -> Iterator[Enqueued]:
+    calls = run.history.calls
     told = {beat.call for beat in beats}
     undisturbed = _undisturbed(calls)
     for call in calls:
@@ -702,7 +710,10 @@ def _before(calls: Sequence[Call], beats: Iterable[Beat], names: _Names) -> Iter
             queue = _queue(call, calls)
             joined = call.began == call.ended  # the time stood still
             facts = call.priority, call.delay, call.bound, queue, call.payload, joined
-            yield Enqueued(job, *facts)
+            special = any([call.priority, call.delay, queue, call.payload])
+            sent = (beat for beat in run.trace if beat.call == call.index and beat.event == "sql")
+            statements = tuple(turns.number(beat) for beat in sent if special)
+            yield Enqueued(job, *facts, statements)
 
 
 def _queue(call: Call, calls: Sequence[Call]) -> str:

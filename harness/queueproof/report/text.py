@@ -29,13 +29,12 @@ from queueproof.report.story import (
     Told,
     is_worker,
 )
+from queueproof.schedule.moments import spoken
 from queueproof.schedule.programs import FAULTS, PayloadKind
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 WIDTH = 106  # characters of a line, where there is no terminal: three workers
 NARROWEST = 30
-DAY = 86_400  # seconds
-HOURS = 7200  # seconds; more are told in hours
 LONGEST = 12  # moments that may repeat together
 OFTEN = 3  # times from which on what repeats is told once
 FEW = 3  # names or answers that are listed, and not only the first and the last
@@ -173,14 +172,15 @@ def _facts(job: Enqueued) -> str:
     if job.priority:
         facts.append(f"priority {job.priority}")
     if job.delay:
-        facts.append(f"due in {job.delay:g} s")
+        facts.append(f"due in {spoken(job.delay)}")
     if job.bound is not None:
         facts.append(f"max_attempts {job.bound}")
     if job.payload:
         facts.append(_PAYLOADS[job.payload])
     if job.joined:
         facts.append("in one transaction")
-    return f" ({', '.join(facts)})" if facts else ""
+    sent = " ".join(f" [{letter(number)}]" for number in job.statements)
+    return sent + (f" ({', '.join(facts)})" if facts else "")
 
 
 def roles(story: Story) -> Iterator[str]:
@@ -260,7 +260,7 @@ def worded(fact: Fact) -> str:
         case Answered():
             return _ANSWERS[fact.kind].format(fact.text)
         case Passed():
-            return f"the clock moves on by {_long(fact.seconds)}"
+            return f"the clock moves on by {spoken(fact.seconds)}"
         case Event(kind="stops"):
             return _STOPPED[fact.about]
         case Event(kind="crash") if fact.about:
@@ -294,7 +294,7 @@ def _asked(asked: Asked) -> str:
             return f"{asked.operation} job {jobs}"
         case "enqueue":
             where = f" into {asked.queue!r}" if asked.queue else ""
-            facts = [f"due in {asked.delay:g} s"] if asked.delay else []
+            facts = [f"due in {spoken(asked.delay)}"] if asked.delay else []
             facts += [_PAYLOADS[asked.payload]] if asked.payload else []
             return ", ".join([f"enqueue{where}", *facts])
         case _:
@@ -320,17 +320,6 @@ def letter(number: int) -> str:
     """What a statement is called: a to z, then aa, ab, ..."""
     prefix = ascii_lowercase[number // 26 - 1] if number >= len(ascii_lowercase) else ""
     return prefix + ascii_lowercase[number % 26]
-
-
-def _long(seconds: float) -> str:
-    """A time that passes, as people say it."""
-    seconds = float(f"{seconds:g}")  # so that two days and a moment are no days
-    days = seconds / DAY
-    if days > 2:  # noqa: PLR2004 - a few
-        return f"{days:,.0f} days"
-    if seconds > HOURS:
-        return f"{seconds / 3600:,.0f} hours"
-    return f"{round(seconds, 1):,g} s" if seconds >= 1 else f"{seconds:g} s"
 
 
 def _several(names: Sequence[str]) -> str:
@@ -466,7 +455,7 @@ def _jumps(column: Sequence[Moment]) -> str:
 
 
 def _jump(fact: Passed) -> str:
-    return _long(fact.seconds)
+    return spoken(fact.seconds)
 
 
 def _merged(column: Sequence[Moment]) -> Moment:

@@ -11,6 +11,17 @@ APART = 2.17 * PRECISION  # what lies between two enqueues, so that real time de
 ROUNDED_UP = 61.0  # seconds; by so much what is kept in whole minutes is later than was asked
 
 
+def spoken(seconds: float) -> str:
+    """A time as people say it."""
+    seconds = float(f"{seconds:g}")  # so that two days and a moment are no days
+    hours = seconds / 3600
+    if hours > 48:  # noqa: PLR2004 - a few days
+        return f"{hours / 24:,.0f} days"
+    if hours > 2:  # noqa: PLR2004 - a few
+        return f"{hours:,.0f} hours"
+    return f"{round(seconds, 1):,g} s" if seconds >= 1 else f"{seconds:g} s"
+
+
 def past(lease: float) -> float:
     """Seconds after which a lease has certainly run out: some real time passes as well."""
     return lease * 1.0567 + 1.7

@@ -141,6 +141,32 @@ class Program(NamedTuple):
         return len(self.jobs) + sum(len(dos) for stage in self.stages for _, dos in stage)
 
     @property
+    def specs(self) -> tuple[JobSpec, ...]:
+        """The jobs that it begins with, and its reserve."""
+        return (*self.jobs, *self.reserve)
+
+    def having(self, specs: tuple[JobSpec, ...]) -> Program:
+        """The same with other jobs.
+
+        Args:
+            specs: One for each of `specs`.
+        """
+        many = len(self.jobs)
+        return self._replace(jobs=specs[:many], reserve=specs[many:])
+
+    def without(self, start: int, end: int) -> Program:
+        """The same without some jobs.
+
+        Args:
+            start: The first of them, among `specs`.
+            end: The first behind them.
+        """
+        many = len(self.jobs)
+        jobs = self.jobs[:start] + self.jobs[end:]
+        reserve = self.reserve[: max(0, start - many)] + self.reserve[max(0, end - many) :]
+        return self._replace(jobs=jobs, reserve=reserve)
+
+    @property
     def batches(self) -> list[list[JobSpec]]:
         """Its jobs, those together that are enqueued in one transaction."""
         found: list[list[JobSpec]] = []
@@ -154,7 +180,7 @@ class Program(NamedTuple):
     @property
     def queues(self) -> list[str]:
         """The queues that its jobs go to."""
-        return sorted({"default", *(job.queue for job in (*self.jobs, *self.reserve))})
+        return sorted({"default", *(job.queue for job in self.specs)})
 
     def does(self, kind: DoKind) -> bool:
         """Whether some actor does an operation of a kind."""

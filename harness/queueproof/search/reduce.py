@@ -49,9 +49,9 @@ def _while_it_breaks(
     tried: set[_Candidate],
 ) -> Failure:
     """Try pieces from the end, each half as long as those before, down to single ones."""
-    length = max(len(failure.program.stages), len(failure.program.jobs))
+    length = max(len(failure.program.stages), len(failure.program.specs))
     while length:
-        at = max(len(failure.program.stages), len(failure.program.jobs))
+        at = max(len(failure.program.stages), len(failure.program.specs))
         while at > 0:
             start = max(0, at - length)
             candidate = smaller(failure, start, at)
@@ -100,20 +100,18 @@ def _fewer_races(failure: Failure, start: int, end: int) -> _Candidate | None:
 
 def _fewer_jobs(failure: Failure, start: int, end: int) -> _Candidate | None:
     """Without some jobs."""
-    jobs = failure.program.jobs
-    if start >= len(jobs):
+    if start >= len(failure.program.specs):
         return None
-    program = failure.program._replace(jobs=jobs[:start] + jobs[end:])
-    return program, _choices(failure, lambda _: True)
+    return failure.program.without(start, end), _choices(failure, lambda _: True)
 
 
 def _plainer_jobs(failure: Failure, start: int, end: int) -> _Candidate | None:
     """With some jobs like all others: of those that are alike one stands for each."""
-    jobs = failure.program.jobs
-    plain = (*jobs[:start], *(JobSpec() for _ in jobs[start:end]), *jobs[end:])
-    if plain == jobs:
+    specs = failure.program.specs
+    plain = (*specs[:start], *(JobSpec() for _ in specs[start:end]), *specs[end:])
+    if plain == specs:
         return None
-    return failure.program._replace(jobs=plain), _choices(failure, lambda _: True)
+    return failure.program.having(plain), _choices(failure, lambda _: True)
 
 
 def _choices(failure: Failure, kept: Callable[[int], bool]) -> Schedule:

@@ -18,6 +18,7 @@ from queueproof.search.explore import explore
 
 _WORKER = re.compile(r"w\d+\Z")
 _OF_WORKERS: frozenset[DoKind] = frozenset({"crash", "lose", "terminate"})  # by their numbers
+_ENQUEUES = ((("producer", (Do("enqueue"),)),),)
 TRIES = 40  # schedules per smaller program; stories need few preemptions, which come first
 
 
@@ -203,30 +204,33 @@ def smaller(program: Program) -> Iterator[Program]:
     Args:
         program: What they are parts of.
     """
-    stages, jobs = program.stages, program.jobs
+    stages, specs = program.stages, program.specs
     for n in range(len(stages)):
         yield program._replace(stages=stages[:n] + stages[n + 1 :])
-    many = len(jobs) // 2
+    many = len(specs) // 2
     while many > 1:
-        for n in range(0, len(jobs), many):
-            yield program._replace(jobs=jobs[:n] + jobs[n + many :])
+        for n in range(0, len(specs), many):
+            yield program.without(n, n + many)
         many //= 2
     for n, stage in enumerate(stages):
         for one in _smaller_stages(stage):
             yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
-    for n in range(len(jobs)):
-        yield program._replace(jobs=jobs[:n] + jobs[n + 1 :])
+    for n in range(len(specs)):
+        yield program.without(n, n + 1)
+    if program.reserve and stages[:1] == _ENQUEUES:  # as every program begins
+        jobs = (*program.jobs, program.reserve[0])
+        yield Program(jobs, stages[1:], program.reserve[1:])
     for n, (first, second) in enumerate(pairwise(stages)):
         if len(first) == len(second) == 1 and (moved := _moved_at_once(first[0][1] + second[0][1])):
             joined: Stage = ((first[0][0], (moved,)),)
             yield program._replace(stages=(*stages[:n], joined, *stages[n + 2 :]))
     for name, value in JobSpec()._asdict().items():
-        alike = tuple(job._replace(**{name: value}) for job in jobs)
-        if alike != jobs:
-            yield program._replace(jobs=alike)
-    for n, job in enumerate(jobs):
+        alike = tuple(job._replace(**{name: value}) for job in specs)
+        if alike != specs:
+            yield program.having(alike)
+    for n, job in enumerate(specs):
         for plain in _plainer(job):
-            yield program._replace(jobs=(*jobs[:n], plain, *jobs[n + 1 :]))
+            yield program.having((*specs[:n], plain, *specs[n + 1 :]))
     for queue in program.queues[1:]:
         yield _renamed(program, queues={queue: program.queues[0]})
     workers = dict.fromkeys(name for stage in stages for name, _ in stage if _WORKER.match(name))

@@ -593,11 +593,8 @@ Skin: TypeAlias = Callable[[Program], Program]
 
 def _wearing(**facts: object) -> Skin:
     def skin(program: Program) -> Program:
-        jobs, later = (
-            tuple(job._replace(**facts) for job in some)  # type: ignore[arg-type]  # its fields
-            for some in (program.jobs, program.reserve)
-        )
-        return program._replace(jobs=jobs, reserve=later)
+        jobs = (job._replace(**facts) for job in program.specs)  # type: ignore[arg-type]  # its fields
+        return program.having(tuple(jobs))
 
     return skin
 
