@@ -12,11 +12,13 @@ Every limit is named here; `postgres/watchdog.py`, which imports nothing, has it
 from __future__ import annotations
 
 import math
+import os
 import select
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
 import psycopg
@@ -46,7 +48,7 @@ ANSWER = 10.0  # a worker reads what it is asked
 IMAGE = 120.0  # a container becomes a server, once its image is here
 TOOL = 10.0  # a tool of PostgreSQL's says its version
 START = 300.0  # the watchdog starts a server: see there
-READER = 10.0  # somebody reads what is written to a pipe or a device
+READER = 10.0  # somebody reads what is written to a pipe or a device, or writes what is read there
 CLEAN = 120.0  # the watchdog has removed everything
 
 SLICE = 0.25  # between two looks at whether to go on waiting
@@ -54,6 +56,7 @@ LATE = 2.0  # a look comes so late only where this process did not run: stopped,
 SOON = 0.02  # before somebody looks after others while he waits
 OTHERS = 0.002  # between two looks at these
 
+PIECE = 64 * 2**10  # bytes that are read at once
 _SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
 _COPY = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
 
@@ -172,6 +175,34 @@ def readable(fd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def piped(path: Path, most: int) -> bytes:
+    """All that somebody writes into a pipe or a device, who may be slow but not silent.
+
+    Args:
+        path: Where it is.
+        most: Bytes after which nothing more is read.
+
+    Raises:
+        LimitError: Nobody writes.
+        OSError: It cannot be read.
+    """
+    found = bytearray()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        while len(found) < most:
+            limit = Limit(READER, f"somebody to write into {path}")
+            while not readable(descriptor, limit.left()):
+                pass
+            with suppress(BlockingIOError):
+                piece = os.read(descriptor, PIECE)
+                if not piece:
+                    break
+                found += piece
+    finally:
+        os.close(descriptor)
+    return bytes(found)
 
 
 # --- libpq --------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from queueproof import waits
 from queueproof.cli import run
 from queueproof.cli.files import append, refuse_outputs, write
 from queueproof.errors import QueueproofError
+from queueproof.queues.filetext import read
 
 SOUND = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
@@ -146,6 +147,23 @@ def test_a_pipe_with_a_reader_gets_all_of_it(
     write(pipe, "x" * 1_000_000)
     process.wait(30)
     assert copy.read_text() == "x" * 1_000_000
+
+
+def test_a_queue_may_come_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """As from `<(generate)`; one that nobody writes into ends, and so does one without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    code = "import sys; open(sys.argv[1], 'w').write(sys.argv[2] * 1_000)"
+    process = begin(sys.executable, "-c", code, str(pipe), SOUND)
+    assert read(pipe) == SOUND * 1_000
+    process.wait(30)
+    monkeypatch.setattr(waits, "READER", 0.1)
+    with pytest.raises(QueueproofError, match=r"waited 0\.1 s for somebody to write into .*pipe"):
+        read(pipe)
+    with pytest.raises(QueueproofError, match="longer than 64 MiB"):
+        read(Path("/dev/zero"))
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

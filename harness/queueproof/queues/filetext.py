@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
 
+from queueproof import waits
 from queueproof.errors import COPYING, OF_PSQL, FormatError, QueueError, Source
 from queueproof.queues import sqltext
 from queueproof.queues.block import (
@@ -34,6 +35,7 @@ _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
 _OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
 _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
 _NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
+MOST = 64 * 2**20  # bytes of a file
 MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
 _EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
@@ -121,9 +123,12 @@ def read(path: Path) -> str:
         QueueError: It cannot be read, or is not UTF-8.
     """
     try:
-        content = path.read_bytes()
+        there = not path.exists() or path.is_file()
+        content = path.read_bytes() if there else waits.piped(path, MOST)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
+    if len(content) >= MOST:
+        raise QueueError(f"{path}: longer than {MOST >> 20} MiB, as no queue file is")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
