@@ -18,7 +18,7 @@ from queueproof.cli.init import init
 from queueproof.cli.more import CHECKING, replay
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
-from queueproof.cli.tell import doctor, explain, guarantees, schema, tell
+from queueproof.cli.tell import doctor, explain, guarantees, schema, show, tell
 from queueproof.ending import end_on
 from queueproof.errors import Exit
 
@@ -58,6 +58,7 @@ app.command()(bench)
 app.command()(report)
 app.command()(guarantees)
 app.command("help")(tell)
+app.command()(show)
 app.command()(schema)
 app.command()(doctor)
 app.command()(explain)

@@ -14,13 +14,13 @@ import typer
 from queueproof.cli.ends import beside_the_verdict, on_behalf_of
 from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
 from queueproof.cli.options import (
+    QUEUES,
     Annotate,
     Export,
     Jobs,
     Only,
     Postgres,
     ProfileName,
-    QueueName,
     Seed,
     Traceback,
     Trust,
@@ -30,6 +30,7 @@ from queueproof.cli.options import (
 )
 from queueproof.cli.replaying import command_of, open_target, refuse_export, replay_story
 from queueproof.cli.reports import Reports
+from queueproof.cli.several import configured, each
 from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit, QueueproofError
 
@@ -47,8 +48,16 @@ _LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon a
 TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
 
 
-def check(
-    queue: QueueName,
+def check(  # noqa: PLR0915 - what the options ask for, one after the other
+    queues: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="QUEUE",
+            help=f"{QUEUES} Of several each has reports of its own, named after it, and the exit"
+            " code is the worst. None: those of [tool.queueproof] in pyproject.toml.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     postgres: Postgres = None,
     trust: Trust = False,
@@ -154,13 +163,18 @@ def check(
             " broke last goes first. Ctrl-C ends it.",
         ),
     ] = False,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+    debug: Traceback = False,
 ) -> int:
     """Judge a queue by its guarantees.
 
     Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
     is broken but something stays unknown, 4 when the queue, the server or an option is no good.
     """
+    options = {name: value for name, value in locals().items() if name != "queues"}
+    queues = queues or configured()
+    if len(queues) > 1:
+        return each(queues, check, options)
+    (queue,) = queues
     from queueproof.guarantees.catalogue import select
     from queueproof.queues.resolve import files_of, resolve
 

@@ -39,7 +39,7 @@ def replay(
 
     Exits 1 when it happens again, 0 when it does not, 4 when its program does not fit the queue.
     """
-    return check(queue, replay=token, export=export, postgres=postgres, trust=trust)
+    return check([queue], replay=token, export=export, postgres=postgres, trust=trust)
 
 
 def _checking(what: str, profile: ProfileName, told: str) -> Callable[..., int]:
@@ -65,7 +65,7 @@ def _checking(what: str, profile: ProfileName, told: str) -> Callable[..., int]:
         debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
     ) -> int:
         return asked(
-            queue,
+            [queue],
             only=only,
             profile=profile,
             seed=seed,

@@ -12,13 +12,8 @@ import typer
 
 from queueproof.errors import SERVERS, QueueproofError
 
-QueueName: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="QUEUE",
-        help='A queue file (my_queue.sql), package.module:Class, or "exec: command".',
-    ),
-]
+QUEUES = 'A queue file (my_queue.sql), package.module:Class, or "exec: command".'
+QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUES)]
 Postgres: TypeAlias = Annotated[
     str | None,
     typer.Option(

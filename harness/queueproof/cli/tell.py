@@ -1,4 +1,4 @@
-"""Commands that only tell: `guarantees`, `help`, `schema`, `doctor`, `explain`."""
+"""Commands that only tell: `guarantees`, `help`, `show`, `schema`, `doctor`, `explain`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from queueproof.cli.files import refuse_outputs, write
+from queueproof.cli.options import QueueName
 from queueproof.cli.talk import output
+from queueproof.errors import QueueproofError
 
 if TYPE_CHECKING:
     pass
@@ -75,6 +77,17 @@ def tell(
         package, path = _REFERENCE[topic]
         text = files(package).joinpath(path).read_text(encoding="utf-8")
     typer.echo(text)
+
+
+def show(queue: QueueName) -> None:
+    """Print a queue file whole, with what it extends in its place."""
+    from queueproof.queues.resolve import resolve
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    target = resolve(queue)
+    if not isinstance(target, SqlFileQueue):
+        raise QueueproofError(f"{queue}: show prints an SQL file, and this is none")
+    typer.echo(target.whole.rstrip())
 
 
 def schema() -> None:

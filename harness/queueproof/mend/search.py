@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from difflib import unified_diff
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.errors import QueueError, QueueproofError
@@ -34,7 +33,7 @@ from queueproof.postgres import Server, open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
-from queueproof.queues.sqlfile import SqlFileQueue, load_text
+from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from queueproof.report.card import Card, Judgement, Mended
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
@@ -163,10 +162,9 @@ def source(queue: Queue) -> str:
     """
     if not isinstance(queue, SqlFileQueue):
         raise QueueproofError(f"{queue.name}: --mend changes SQL, and this is no SQL file")
-    text = Path(queue.name).read_text(encoding="utf-8")
-    if load_text(text, queue.name).digest != queue.digest:
+    if load(queue.name).digest != queue.digest:
         raise QueueproofError(f"{queue.name} has changed since it was read; check it again")
-    return text
+    return queue.whole
 
 
 @dataclass

@@ -131,6 +131,12 @@ def _one_of(spellings: Sequence[str], value: object) -> str:
     return spelled
 
 
+def _path(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f'{value!r} is not a path; write "../queue.sql"')
+    return value
+
+
 def _strings(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError(f'{value!r} is not a list of strings; write ["...", "..."]')
@@ -193,6 +199,7 @@ HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
 """The facts that any queue may declare."""
 FILE_KEYS: Mapping[str, Callable[[object], object]] = {
     **HEADER_KEYS,
+    "extends": _path,
     "include": _strings,
     "states": _states,
 }

@@ -49,11 +49,18 @@ _CR = (
 
 
 class QueueText:
-    """The text of a queue file, and where its top-level comments stand."""
+    """The text of a queue file, and where its top-level comments stand.
 
-    def __init__(self, text: str, path: Path) -> None:
+    Args:
+        text: The text.
+        path: The file, from which others that it names are looked for.
+        sources: Where each line stands, where the text has been put together from several files.
+    """
+
+    def __init__(self, text: str, path: Path, sources: Sequence[Source] = ()) -> None:
         self.text = text
         self.path = path
+        self._sources = sources
         self._breaks = [match.start() for match in re.finditer("\n", text)]
         if text.startswith("\N{BYTE ORDER MARK}"):
             self.fail(0, "the file begins with a byte order mark; save it as UTF-8 without one")
@@ -62,9 +69,22 @@ class QueueText:
         if (offset := text.find("\0")) >= 0:
             self.fail(offset, "a NUL character, which PostgreSQL takes in no statement")
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files that its lines stand in."""
+        return list(dict.fromkeys([self.path, *(source.path for source in self._sources)]))
+
+    def row(self, offset: int) -> int:
+        """The number of the line of an offset, from 0."""
+        return bisect_right(self._breaks, offset - 1)
+
+    def source_of(self, row: int) -> Source:
+        """Where a line stands, which is told by its number."""
+        return self._sources[row] if self._sources else Source(self.path, row + 1)
+
     def source(self, offset: int) -> Source:
         """The line of an offset."""
-        return Source(self.path, bisect_right(self._breaks, offset - 1) + 1)
+        return self.source_of(self.row(offset))
 
     def fail(self, offset: int, message: str) -> NoReturn:
         """Refuse the file.
@@ -186,8 +206,8 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
         for n, one in enumerate(found)
     )
     parameters = None if listed is None else _parameter_list(file, start, listed)
-    line, mode = file.source(start).line, _mode(file, start, name, suffix)
-    block = Block(name, line, mode, parameters, statements, file.path)
+    source, mode = file.source(start), _mode(file, start, name, suffix)
+    block = Block(name, source.line, mode, parameters, statements, source.path)
     check_parameters(file, start, block)
     return block
 

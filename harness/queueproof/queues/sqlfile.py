@@ -16,6 +16,7 @@ from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
 from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
+from queueproof.queues.overlay import whole
 from queueproof.queues.spans import longest_span
 from queueproof.queues.sqltext import first_keyword
 
@@ -60,7 +61,7 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     Raises:
         QueueError: The text breaks the format; the message says where and what to do.
     """
-    file = QueueText(text, Path(path))
+    file = whole(QueueText(text, Path(path)))
     keys = header_lines(file)
     header = facts_of(keys)
     blocks = {block.name: block for block in blocks_of(file)}
@@ -83,17 +84,20 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     if header.get("lease", "session") == "session":
         reject_lease(blocks.values())
     # What is sent is the file's too: a token must not outlive a change of it.
-    queue = SqlFileQueue(str(path), text, header, blocks, [one.text for one in files])
-    queue.files = [Path(path), *(one.path for one in files)]
+    queue = SqlFileQueue(str(path), file, header, blocks, [one.text for one in files])
+    queue.own = text
+    queue.files = [*file.paths, *(one.path for one in files)]
     return queue
 
 
 def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
     """A file's text with further breaks; comments, order and layout stay as they are."""
-    entries = [f"{name} = {json.dumps(why, ensure_ascii=False)}" for name, why in reasons.items()]
     header = header_lines(file)
     fences = [start for start, _ in file.comments(FENCE)]
     tables = [n for n, line in enumerate(header.lines) if BREAKS.match(line)]
+    known = load_text(file.text, file.path).breaks
+    new = reasons if tables else {**known, **reasons}  # a table here goes before one elsewhere
+    entries = [f"{name} = {json.dumps(why, ensure_ascii=False)}" for name, why in new.items()]
     if not fences:
         at, lines = 0, ["/// queue", "[breaks]", *entries, "///"]
     elif not tables:
@@ -106,7 +110,7 @@ def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
         at, lines = file.text.index("\n", header.starts[last]) + 1, entries
     added = "".join(f"-- {line}\n" for line in lines) + ("" if fences else "\n")
     text = file.text[:at] + added + file.text[at:]
-    wanted = {**load_text(file.text, file.path).breaks, **reasons}
+    wanted = {**known, **reasons}
     with suppress(QueueError):
         if load_text(text, file.path).breaks == wanted:
             return text
@@ -120,15 +124,17 @@ class SqlFileQueue(Queue):
     Attributes:
         blocks: The blocks by name, in the file's order.
         states: The queue's own names of states, and what each stands for.
-        files: The file, and those that it includes.
+        files: The file, and those that it extends or includes.
+        own: The text of the file itself.
     """
 
     files: Sequence[Path] = ()
+    own: str
 
     def __init__(
         self,
         name: str,
-        text: str,
+        file: QueueText,
         header: Mapping[str, Any],
         blocks: Mapping[str, Block],
         beside: Sequence[str] = (),
@@ -139,7 +145,7 @@ class SqlFileQueue(Queue):
             if key in HEADER_KEYS:
                 setattr(self, key, value)
         self.blocks = blocks
-        everything = "\0".join([text, *beside])
+        everything = "\0".join([file.text, *beside])
         self.sees_backends = bool(_BACKENDS.search(everything))
         self.sees_cluster = bool(_CLUSTER.search(everything))
         self.keeps_state = bool(_KEPT.search(everything))
@@ -149,12 +155,17 @@ class SqlFileQueue(Queue):
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
         self._name = name
-        self._text = text
+        self._file = file
 
     @property
     def name(self) -> str:
         """The path as it was given."""
         return self._name
+
+    @property
+    def whole(self) -> str:
+        """The text of the file, with what it extends in its place."""
+        return self._file.text
 
     @cached_property
     def offers(self) -> frozenset[str]:
@@ -167,13 +178,12 @@ class SqlFileQueue(Queue):
 
     def source_of_break(self, guarantee: str) -> Source | None:
         """The line of [breaks] that declares it."""
-        file = QueueText(self._text, Path(self._name))
-        header = header_lines(file)
-        return file.source(header.starts[entry_of(header, guarantee)])
+        header = header_lines(self._file)
+        return self._file.source(header.starts[entry_of(header, guarantee)])
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""
-        return _declaring(QueueText(self._text, Path(self._name)), reasons)
+        return _declaring(QueueText(self.own, Path(self._name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the block uses; none without a block."""

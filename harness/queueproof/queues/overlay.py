@@ -1,0 +1,155 @@
+"""A queue file that extends another one: what it leaves out stands there."""
+
+from __future__ import annotations
+
+import json
+import os.path
+import re
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from queueproof.errors import QueueError, Source
+from queueproof.queues import sqltext
+from queueproof.queues.filetext import MARKER, QueueText, read
+from queueproof.queues.header import Header, facts_of, header_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+EXTENDS = "extends"
+INCLUDE = "include"
+_NAME = re.compile(r"\s*([\w-]*)")
+_TABLE = re.compile(r"\s*\[")
+
+
+class _Line(NamedTuple):
+    text: str
+    source: Source
+
+
+class _Parts(NamedTuple):
+    """A file's lines, by what they are about."""
+
+    ahead: list[_Line]  # of its header
+    keys: dict[str, list[_Line]]
+    tables: dict[str, list[_Line]]
+    blocks: dict[str, list[_Line]]  # each with the comments right above it
+
+
+def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
+    """A file with what it extends, each line with the place where it stands.
+
+    Its keys and blocks go before those of the other file. A block that is empty here goes.
+
+    Args:
+        file: The file.
+        beneath: The files that extend it.
+
+    Raises:
+        FormatError: What it extends is not there, or extends it.
+    """
+    header = header_lines(file)
+    pattern = facts_of(header).get(EXTENDS)
+    if pattern is None:
+        return file
+    path, at = Path(os.path.normpath(file.path.parent / pattern)), header.offset(EXTENDS)
+    beneath |= {file.path.resolve()}
+    if path.resolve() in beneath:
+        file.fail(at, f"{EXTENDS}: {path} is this file, or extends it")
+    try:
+        base = whole(QueueText(read(path), path), beneath)
+    except QueueError as error:
+        if error.source is not None:
+            raise
+        file.fail(at, f"{EXTENDS}: {error}")
+    own, other = _parts(file), _parts(base)
+    if INCLUDE in other.keys:
+        other.keys[INCLUDE] = _moved(other.keys[INCLUDE], path.parent, file.path.parent)
+    blocks = {**other.blocks, **own.blocks}
+    fence = own.keys.pop(EXTENDS)[0].source
+    lines = [
+        *own.ahead,
+        _Line("-- /// queue", fence),
+        *_lines({**other.keys, **own.keys}),
+        *_lines({**other.tables, **own.tables}),
+        _Line("-- ///", fence),
+        _Line("", fence),
+        *_lines({name: block for name, block in blocks.items() if not _is_empty(block)}),
+    ]
+    text = "\n".join(line.text for line in lines)
+    return QueueText(text, file.path, [line.source for line in lines])
+
+
+def _lines(parts: Mapping[str, list[_Line]]) -> Iterable[_Line]:
+    return (line for part in parts.values() for line in part)
+
+
+def _parts(file: QueueText) -> _Parts:
+    rows = file.text.split("\n")
+    lines = [_Line(text, file.source_of(n)) for n, text in enumerate(rows)]
+    header = header_lines(file)
+    markers = file.comments(MARKER)
+    places = [_above(rows, file.row(start)) for start, _ in markers]
+    blocks: dict[str, list[_Line]] = {}
+    bounds = pairwise([*places, len(lines)])
+    for (_, marker), (start, end) in zip(markers, bounds, strict=True):
+        name = _NAME.match(marker[1])
+        blocks[name[1] if name else ""] = lines[start:end]
+    first = file.row(header.starts[0]) - 1 if header.starts else 0
+    keys: dict[str, list[_Line]] = {}
+    tables: dict[str, list[_Line]] = {}
+    for about, about_lines in _entries(header):
+        written = [lines[file.row(header.starts[n])] for n in about_lines]
+        (tables if _TABLE.match(header.lines[about_lines[0]]) else keys)[about] = written
+    return _Parts(lines[:first], keys, tables, blocks)
+
+
+def _entries(header: Header) -> Iterable[tuple[str, list[int]]]:
+    """The entries of a header: its keys, and its tables whole, each with the numbers of its lines.
+
+    The header has been read as TOML: a line after which the ones since the last entry are TOML
+    ends the next one.
+    """
+    found: list[int] = []
+    table = ""
+    for n, line in enumerate(header.lines):
+        if _TABLE.match(line) and _read(header, found) is not None:
+            if table:
+                yield table, found
+            found, (table,) = [n], tomllib.loads(line)
+            continue
+        found.append(n)
+        entry = None if table else _read(header, found)
+        if entry:
+            yield next(iter(entry)), found
+            found = []
+    if table:
+        yield table, found
+
+
+def _read(header: Header, lines: Iterable[int]) -> dict[str, object] | None:
+    """What lines of a header say; None where something is not closed yet."""
+    try:
+        return tomllib.loads("\n".join(header.lines[n] for n in lines))
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def _above(rows: list[str], row: int) -> int:
+    """Where a block begins: with the comments that stand right above its marker."""
+    while row and rows[row - 1].lstrip().startswith("--") and "///" not in rows[row - 1]:
+        row -= 1
+    return row
+
+
+def _is_empty(block: list[_Line]) -> bool:
+    return not sqltext.split("\n".join(line.text for line in block))
+
+
+def _moved(include: list[_Line], place: Path, to: Path) -> list[_Line]:
+    """The files that another file includes, as they are called from here."""
+    text = "\n".join(line.text.lstrip().removeprefix("--") for line in include)
+    paths = [os.path.relpath(place / one, to) for one in tomllib.loads(text)[INCLUDE]]
+    return [_Line(f"-- {INCLUDE} = {json.dumps(paths)}", include[0].source)]

@@ -1,0 +1,80 @@
+"""Several queues are checked one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queueproof.cli.several import configured, each
+from queueproof.errors import Exit, QueueproofError
+from queueproof.waits import StoppedError
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [([0, 1, 2], 1), ([0, 2, 0], 2), ([1, 4, 2], 4), ([0, 0], 0)],
+)
+def test_the_exit_code_is_the_worst(codes: list[int], worst: int) -> None:
+    """What cannot be used goes before what is broken, that before what is unknown."""
+    left = iter(codes)
+    assert each(["a.sql"] * len(codes), lambda _queues, **_options: next(left), {}) == worst
+
+
+def test_a_queue_that_cannot_be_used_keeps_nobody_from_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is told, and the next one is checked; who asks for an end gets it."""
+    asked = []
+
+    def check(queues: list[str], **_options: object) -> int:
+        asked.extend(queues)
+        if queues == ["a.sql"]:
+            raise QueueproofError("a.sql is no queue")
+        return Exit.HOLDS
+
+    assert each(["a.sql", "b.sql"], check, {}) == Exit.UNUSABLE
+    assert asked == ["a.sql", "b.sql"]
+    assert "a.sql is no queue" in capsys.readouterr().err
+
+    def stopped(_queues: list[str], **_options: object) -> int:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        each(["a.sql", "b.sql"], stopped, {})
+
+
+def test_each_has_reports_of_its_own() -> None:
+    """Named after the queue; stdout has one card after the other."""
+    given: list[dict[str, Any]] = []
+
+    def check(_queues: list[str], **options: object) -> int:
+        given.append(options)
+        return 0
+
+    each(["jobs/a.sql", "mine:Queue"], check, {"json": Path("out/card.json"), "html": Path("-")})
+    assert [one["json"] for one in given] == [
+        Path("out/card-jobs-a.json"),
+        Path("out/card-mine-Queue.json"),
+    ]
+    assert {one["html"] for one in given} == {Path("-")}
+
+
+def test_queues_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the nearest pyproject.toml; without any it is said where to write them."""
+    inner = tmp_path / "src" / "app"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    project = tmp_path / "pyproject.toml"
+    for text in ("", "[tool.other]\n"):
+        project.write_text(text)
+        with pytest.raises(QueueproofError, match=r"write queues = .* in pyproject\.toml"):
+            configured()
+    for text in ("queues = []", 'queues = "a.sql"', "queues = [1]", "x = ["):
+        project.write_text(f"[tool.queueproof]\n{text}\n")
+        with pytest.raises(QueueproofError, match=r"pyproject\.toml: "):
+            configured()
+    project.write_text('[tool.queueproof]\nqueues = ["a.sql", "mine:Queue"]\n')
+    (tmp_path / "a.sql").touch()
+    assert configured() == ["../../a.sql", "mine:Queue"]
