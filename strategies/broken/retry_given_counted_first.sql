@@ -138,8 +138,8 @@ WHERE id = :id
 WITH stale AS MATERIALIZED (
   SELECT id, locked_by, locked_at
   FROM jobs
-  WHERE status = 'running'
-    AND locked_at < now() - :lease
+  WHERE (status = 'running' AND locked_at < now() - :lease)
+     OR (status = 'queued' AND attempts >= max_attempts)  -- a claim died between its statements
   -- A job that is locked now is being completed, failed or extended: leave it to its worker.
   FOR UPDATE SKIP LOCKED
 )

@@ -216,6 +216,17 @@ def test_what_a_claims_race_leads_to_follows_from_it() -> None:
     assert (raced.follows, alone.follows) == ("single-claim", "")
 
 
+def test_what_the_rest_of_an_enqueue_undoes_follows_from_the_early_claim() -> None:
+    """A due time that is written last takes the place of a failed job's wait."""
+    early = "begin enqueue; w1 claims 1; w1 fails 1; end producer 1; w2 claims 1"
+    (undone,) = check(Told(early).history, declared(backoff=5.0)).violations
+    (plain,) = check(
+        Told("enqueue 1; w1 claims 1; w1 fails 1; w2 claims 1").history, declared(backoff=5.0)
+    ).violations
+    assert (undone.guarantee, plain.guarantee) == ("backoff", "backoff")
+    assert (undone.follows, plain.follows) == ("not-early", "")
+
+
 @pytest.mark.parametrize(("bound", "found"), [(1, []), (2, ["retry-given"]), (None, [])])
 @pytest.mark.parametrize("left", [" 1=failed", ""])
 def test_a_fail_ends_a_job_at_its_last_attempt_only(

@@ -11,6 +11,7 @@ import pytest
 from queueproof.errors import QueueError, Source
 from queueproof.mutate.mutants import mutants_of
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
+from tests.fix_places import SKIP_LOCKED
 
 BLOCKS = """
 -- name: enqueue
@@ -201,6 +202,7 @@ def test_the_examples_of_the_reference_are_queue_files(tmp_path: Path, example: 
     blocks = [f"-- name: {name}\n{sql}" for name, sql in missing.items()]
     others = [one for one in blocks if one.split("\n")[0].rstrip("#") not in example]
     (tmp_path / "queues").mkdir()
+    (tmp_path / "queues" / "skip_locked.sql").write_text(SKIP_LOCKED)
     assert load_text(
         "\n".join([textwrap.dedent(example), *others]), tmp_path / "queues" / "q.sql"
     ).blocks

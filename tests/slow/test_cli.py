@@ -308,7 +308,7 @@ def test_nothing_judged_is_no_pass(
     [
         ([], "Usage: queueproof"),
         (["chek"], "No such command 'chek'"),
-        (["check"], "Missing argument"),
+        (["check"], "name a queue, or write queues"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
         (["check", "exec:", "python", "-m", "w", "--seed", "1"], 'quotes: "exec: python -m w"'),

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from queueproof.cli.ends import exit_code_of
 from queueproof.cli.files import STDOUT
 from queueproof.errors import Exit, QueueproofError
-from queueproof.waits import StoppedError
 
 _WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
 _WRITE = 'queues = ["jobs.sql"]'
@@ -58,6 +59,10 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
     Returns:
         The worst exit code: 4, then 1, then 2, then 0.
     """
+    from queueproof.waits import StoppedError
+
+    if "exec:" in queues:
+        raise typer.BadParameter("a command stands in quotes")
     codes = set[int]()
     for queue in queues:
         own = {name: _own(value, queue) for name, value in options.items()}

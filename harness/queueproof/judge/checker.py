@@ -410,6 +410,8 @@ class _JobCheck:
                 claimed = act.kind == "claim" and because.guarantee != "single-claim"
                 if claimed and _has_a_rival(acts, act):
                     because = because._replace(follows="single-claim")
+                elif because.guarantee != "not-early" and _is_half_enqueued(acts, act):
+                    because = because._replace(follows="not-early")
                 self._violate(because, call)
                 return
             open_acts.discard(n)
@@ -730,6 +732,13 @@ def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
         and act.call.overlaps(claim.call)
         for act in acts
     )
+
+
+def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
+    """Whether an earlier claim got the job beside its enqueue, which may have undone much."""
+    enqueues = [act.call for act in acts if act.kind == "enqueue"]
+    claims = (act.call for act in acts if act.kind == "claim" and act is not late)
+    return any(claim.overlaps(enqueue) for claim in claims for enqueue in enqueues)
 
 
 def _late_beside(acts: Sequence[Act], holder: Call | None) -> bool:
