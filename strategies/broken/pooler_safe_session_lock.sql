@@ -75,15 +75,13 @@ WHERE id = ANY (:ids)
   AND attempts < max_attempts
   AND run_at <= now();
 COMMIT;
-WITH held AS MATERIALIZED (
-  SELECT id, pg_advisory_unlock(hashtextextended('jobs', id))
-  FROM unnest(:ids) AS named (id)
-)
-SELECT jobs.id, jobs.attempts AS attempt, jobs.payload
-FROM held
-JOIN jobs ON jobs.id = held.id
-WHERE jobs.status = 'running'
-  AND jobs.locked_by = :worker;
+SELECT count(pg_advisory_unlock(hashtextextended('jobs', id))) AS given_back
+FROM unnest(:ids) AS named (id);
+SELECT id, attempts AS attempt, payload
+FROM jobs
+WHERE id = ANY (:ids)
+  AND status = 'running'
+  AND locked_by = :worker;
 
 -- name: complete(id, worker, attempt)!
 UPDATE jobs
