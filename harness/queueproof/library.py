@@ -80,7 +80,7 @@ def replay(
     postgres: str | None = None,
     trust: bool = False,
 ) -> Replayed | None:
-    """Run one story again, as `queueproof check --replay` does.
+    """Run one story again, as `queueproof replay` does.
 
     Args:
         queue: As for `check`; the same queue as in the story, unchanged.

@@ -170,7 +170,7 @@ class Verdict:
             case "inconclusive":
                 self._fail(f"inconclusive: {judgement.reason}")
             case "broken":
-                again = f"queueproof check {shlex.quote(self.queue.name)} --replay"
+                again = f"queueproof replay {shlex.quote(self.queue.name)}"
                 told = [
                     f"{one.story}\n\nOnce more:\n  {again} {one.replay}"
                     for one in judgement.stories

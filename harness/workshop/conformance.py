@@ -180,7 +180,7 @@ def _page(row: Row, stories: Sequence[Break]) -> str:
 
 
 def _told(row: Row, found: Break) -> str:
-    again = f"queueproof check {shlex.quote(row.card.queue)} --replay {found.replay}"
+    again = f"queueproof replay {shlex.quote(row.card.queue)} {found.replay}"
     return (
         f"```text\n{found.story}\n```\n\n"
         + (f"```mermaid\n{found.diagram}\n```\n\n" if found.diagram else "")

@@ -66,12 +66,12 @@ def test_files_are_named_from_the_checkout_s_root(tmp_path: Path) -> None:
 def test_the_summary_has_a_row_per_guarantee_and_each_story_with_its_command() -> None:
     """A table, and below it what is broken, to be unfolded and run again."""
     told = to_summary(
-        card(broken(), Judgement("order", "holds", "12 runs")), "queueproof check --replay"
+        card(broken(), Judgement("order", "holds", "12 runs")), "queueproof replay q.sql"
     )
     assert "| `single-claim` | ❌ broken | w2 got job 1 |" in told
     assert "| `order` | ✅ holds | 12 runs |" in told
     assert told.count("<details>") == 1
-    assert "queueproof check --replay TOKEN" in told
+    assert "queueproof replay q.sql TOKEN" in told
 
 
 def test_no_text_of_a_queue_s_own_breaks_out_of_the_summary() -> None:

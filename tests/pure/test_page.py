@@ -164,7 +164,7 @@ def test_a_story_stands_beside_its_remedy_and_its_command() -> None:
     text = Reader(to_page([card(broken(race()), queue="my queue.sql")])).text
     for what in ("How to mend it", "FOR UPDATE SKIP LOCKED in the claim", "Evidence: 7 runs."):
         assert what in text
-    assert "queueproof check 'my queue.sql' --replay TOKEN" in text
+    assert "queueproof replay 'my queue.sql' TOKEN" in text
     assert "Workers form a convoy" in text
     own = replace(broken(race()), remedy="Take deliveries one by one.")
     assert "Take deliveries one by one." in Reader(to_page([card(own)])).text

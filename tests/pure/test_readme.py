@@ -38,7 +38,7 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
 
 def test_the_token_that_it_shows_is_of_the_queue_as_it_is() -> None:
     """Whoever types the command gets the story that stands above it."""
-    ((path, token),) = re.findall(r"check (strategies/\S+) --replay (\S+)", README)
+    ((path, token),) = re.findall(r"replay (strategies/\S+) (\S+)", README)
     assert decode_token(token)[0] == load(ROOT / path).digest
 
 

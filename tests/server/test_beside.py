@@ -113,7 +113,12 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     for what in missing:
         assert f"queueproof: {what}: internal error: AttributeError" in said.err
     assert said.err.count("The verdict stands without it.") == len(missing)
-    for part in ("Broken: ", "How to mend it: ", "--replay", f"{BROKEN} (single-claim broken"):
+    for part in (
+        "Broken: ",
+        "How to mend it: ",
+        "queueproof replay",
+        f"{BROKEN} (single-claim broken",
+    ):
         assert part in said.out
     (judged,) = json.loads(Path("card.json").read_text())["guarantees"]
     assert (judged["verdict"], bool(judged["story"]), bool(judged["remedy"])) == (
@@ -132,4 +137,4 @@ def test_only_what_advises_is_beside_the_verdict(tmp_path: Path) -> None:
     card = Card("q.sql", "PostgreSQL", 0, 0.0, [])
     reports = Reports(tmp_path / "no" / "card.json", None, None, None, None)
     with pytest.raises(QueueproofError, match="cannot write"):
-        reports.write(card, "queueproof check q.sql --replay")
+        reports.write(card, "queueproof replay q.sql")

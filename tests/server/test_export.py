@@ -649,7 +649,10 @@ def test_a_story_that_does_not_happen_is_not_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--export", "a.spec"], "--export writes one story: it goes with --replay TOKEN"),
+        (
+            ["--export", "a.spec"],
+            "--export writes one story: it goes with queueproof replay QUEUE TOKEN",
+        ),
         (["--replay", "x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
         (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
         (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),

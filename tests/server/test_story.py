@@ -158,11 +158,11 @@ def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> No
     """Terminal, page and JUnit tell each with its token, and a card is read back as it was."""
     assert read_card(FURTHER.to_json()) == FURTHER
     with (tmp_path / "out").open("w+", encoding="utf-8") as file:
-        print_card(Output(file), FURTHER, "queueproof check q.sql --replay")
+        print_card(Output(file), FURTHER, "queueproof replay q.sql")
         file.seek(0)
         printed = file.read()
     again = printed.split("Each once more:\n", 1)[1].splitlines()
-    told = [f"  queueproof check q.sql --replay TOKEN{number}" for number in (1, 2)]
+    told = [f"  queueproof replay q.sql TOKEN{number}" for number in (1, 2)]
     assert again[:3] == [" fencing", *told]
     for report in (printed, to_page([FURTHER]), to_junit(FURTHER)):
         assert [told for told in ("completed it.", "failed it.") if told not in report] == []

@@ -114,7 +114,7 @@ def test_the_command_passes_trust_on(
     asked = ["check", str(path), "--only", "single-claim", "--profile", "quick"]
     assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
     assert run([*asked, "--trust"]) == 1
-    assert f"queueproof check {path} --trust --replay" in capsys.readouterr().out
+    assert f"queueproof replay {path} --trust" in capsys.readouterr().out
 
 
 READ_ONLY = """

@@ -107,9 +107,9 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert "single-claim: No job is held by two workers at once." in ran.out
     assert "\nHow to mend it: One statement locks and marks: " in ran.out
     assert "\nMore: queueproof explain single-claim\n" in ran.out
-    assert f"  queueproof check {BROKEN} --replay {token}\n" in ran.out
+    assert f"  queueproof replay {BROKEN} {token}\n" in ran.out
     *_, mend, whole = ran.out.splitlines()
-    assert mend.endswith(f"is looked for by: queueproof check {BROKEN} --mend")
+    assert mend.endswith(f"is looked for by: queueproof mend {BROKEN}")
     assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
 
 

@@ -119,7 +119,7 @@ def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(
         [
             f"{path}: order: Jobs that are free are claimed in the declared order.",
-            f"*queueproof check {path} --replay *",
+            f"*queueproof replay {path} *",
             "mine  order broken",
         ]
     )

@@ -474,9 +474,7 @@ def _tell_breaks(out: Output, target: Queue, card: Card, *, mend: bool) -> None:
         _tell_numbers(out, target)
         if isinstance(target, SqlFileQueue) and not mend:
             called = shlex.quote(target.name)
-            out.say(
-                f"A small change that mends it is looked for by: queueproof check {called} --mend"
-            )
+            out.say(f"A small change that mends it is looked for by: queueproof mend {called}")
     for judgement in card.guarantees:
         why = target.breaks.get(judgement.id)
         if why is None:

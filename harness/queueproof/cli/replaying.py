@@ -63,7 +63,9 @@ def refuse_export(export: Path | None, replay: str | None) -> None:
     if export is None:
         return
     if replay is None:
-        raise QueueproofError("--export writes one story: it goes with --replay TOKEN")
+        raise QueueproofError(
+            "--export writes one story: it goes with queueproof replay QUEUE TOKEN"
+        )
     if export.suffix not in {".spec", ".py", ".mmd"}:
         raise QueueproofError(
             f"--export {export}: the file's name says what it becomes; end it in .spec"
@@ -78,7 +80,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     from queueproof.report.export import refuse_varying, surroundings, to_spec
 
     name = lab.queue.name
-    command = shlex.join(["queueproof", "check", name, "--replay", token])
+    command = shlex.join(["queueproof", "replay", name, token])
     if export.suffix == ".py":
         return to_test(
             replayed.story,
@@ -148,7 +150,10 @@ def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Itera
 
 def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> str:
     """The command that replays a story of this check, but for its token."""
-    beside = [] if new is None else ["--with", new]
     server = [] if where.postgres is None else ["--postgres", lab.server.source]
     trust = ["--trust"] if where.trust else []
-    return shlex.join(["queueproof", "check", queue, *beside, *server, *trust, "--replay"])
+    if new is not None:  # a roll-out has no command of its own
+        return shlex.join(
+            ["queueproof", "check", queue, "--with", new, *server, *trust, "--replay"]
+        )
+    return shlex.join(["queueproof", "replay", queue, *server, *trust])

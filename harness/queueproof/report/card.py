@@ -38,7 +38,7 @@ class Break:
     Attributes:
         reason: One sentence.
         story: How it broke, as text.
-        replay: A token for `--replay`; None where it cannot be repeated at will.
+        replay: A token for `queueproof replay`; None where it cannot be repeated at will.
         told: The same as data, which a page draws; None in a card.json of earlier versions.
         place: Of the last statement of the queue's own in the story; None where it is in no file.
     """
@@ -64,7 +64,7 @@ class Judgement:
         verdict: What was found.
         reason: One sentence.
         story: How it broke, as text; None where it did not.
-        replay: A token for `--replay`; None where there is no story.
+        replay: A token for `queueproof replay`; None where there is no story.
         evidence: What a pass rests on, by name; counts, never times, so that a seed repeats them.
         more: Further stories, each of another operation that breaks the guarantee.
         told: The story as data; None where there is none, or none was written.
