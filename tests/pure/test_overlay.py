@@ -63,6 +63,7 @@ def test_what_does_not_stand_here_stands_there(base: Path) -> None:
     assert (queue.lease_seconds, queue.max_attempts) == (60, 2)
     assert queue.retry_on == other.retry_on == {"55P03", "40001"}
     assert queue.states == {"done": "completed"}
+    assert load(over(base, 'states.ready = "queued"')).states == {"ready": "queued"}
     assert queue.offers == other.offers
     assert queue.blocks["schema"].statements[0].text == TABLES.strip().rstrip(";")
     assert "ORDER BY" not in queue.blocks["claim"].statements[0].text
@@ -101,6 +102,9 @@ def test_a_mistake_is_told_where_it_stands(base: Path) -> None:
         load(over(base))
     with pytest.raises(QueueError, match=r"over\.sql:3: unknown key leases; did you mean lease"):
         load(over(base, "leases = 1"))
+    twice = "-- name: complete(id)!\nDELETE FROM jobs WHERE id = :id;\n" * 2
+    with pytest.raises(QueueError, match=r"over\.sql:6: block complete stands already in line 4"):
+        load(over(base, blocks=twice))
 
 
 def test_a_break_is_accepted_in_the_file_itself(base: Path) -> None:

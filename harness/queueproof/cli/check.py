@@ -384,8 +384,11 @@ def _mend(  # noqa: PLR0917 - what a check was made with
         out.say("Nothing is broken, so there is nothing to mend.\n")
         return
     from queueproof.mend.search import mend
+    from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_mended
 
+    extends = isinstance(target, SqlFileQueue) and target.own != target.whole
+    shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
     out.say(f"Looking for what mends {', '.join(broken)}: minutes for each.\n")
     doing = f"0 of {len(broken)} mended"
@@ -414,10 +417,10 @@ def _mend(  # noqa: PLR0917 - what a check was made with
             )
     except KeyboardInterrupt as stopped:
         if known is not None:
-            print_mended(out, known, profile)
+            print_mended(out, known, profile, shown)
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
-    print_mended(out, mended, profile)
+    print_mended(out, mended, profile, shown)
 
 
 def _printed(out: Output, cards: Sequence[Card], target: Queue, replay: str) -> Card:

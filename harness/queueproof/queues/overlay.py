@@ -67,6 +67,9 @@ def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
     own, other = _parts(file), _parts(base)
     if INCLUDE in other.keys:
         other.keys[INCLUDE] = _moved(other.keys[INCLUDE], path.parent, file.path.parent)
+    for about in {*own.keys, *own.tables}:  # a table may be written as keys with dots
+        other.keys.pop(about, None)
+        other.tables.pop(about, None)
     blocks = {**other.blocks, **own.blocks}
     fence = own.keys.pop(EXTENDS)[0].source
     lines = [
@@ -96,7 +99,7 @@ def _parts(file: QueueText) -> _Parts:
     bounds = pairwise([*places, len(lines)])
     for (_, marker), (start, end) in zip(markers, bounds, strict=True):
         name = _NAME.match(marker[1])
-        blocks[name[1] if name else ""] = lines[start:end]
+        blocks.setdefault(name[1] if name else "", []).extend(lines[start:end])
     first = file.row(header.starts[0]) - 1 if header.starts else 0
     keys: dict[str, list[_Line]] = {}
     tables: dict[str, list[_Line]] = {}

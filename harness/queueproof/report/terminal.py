@@ -153,13 +153,14 @@ def print_mutants(out: Output, card: Card) -> None:
     out.say()
 
 
-def print_mended(out: Output, mended: Mended, profile: str) -> None:
+def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> None:
     """Print the change that mends a queue with what it was verified by, and what is left.
 
     Args:
         out: Where.
         mended: What became of what was broken.
         profile: How thoroughly that was checked.
+        shown: The command that prints what the diff is of, where no file has it whole.
     """
     if mended.diff:
         lines = counted(mended.lines, "lines")
@@ -172,7 +173,8 @@ def print_mended(out: Output, mended: Mended, profile: str) -> None:
         out.say(mended.diff)
         for sentence in _verified(mended, profile):
             out.say(sentence)
-        out.say("The diff is for `git apply` or `patch -p1`; the file itself was left as it is.")
+        use = f"of what `{shown}` prints" if shown else "for `git apply` or `patch -p1`"
+        out.say(f"The diff is {use}; the file itself was left as it is.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
         out.say(f"  How it is kept: {CATALOGUE[name].safe}")
