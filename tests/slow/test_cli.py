@@ -529,8 +529,9 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
     assert ran.out.endswith("1 mutant: 1 killed, 0 equivalent, 0 survived\n\n")
 
 
+@pytest.mark.parametrize("over", [False, True])
 def test_an_interrupted_search_prints_what_is_mended_so_far(
-    check: Command, monkeypatch: pytest.MonkeyPatch
+    check: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, over: bool
 ) -> None:
     """The diff that mends a guarantee is printed with what it was checked for, and not as whole."""
 
@@ -539,7 +540,11 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
         raise SignalledError(signal.SIGTERM)
 
     monkeypatch.setattr("queueproof.mend.search.check_queue", checked)
-    queue = str(STRATEGIES / "broken" / "backoff_held_now.sql")
+    queue = tmp_path / "queue.sql"
+    whole = STRATEGIES / "broken" / "backoff_held_now.sql"
+    queue.write_text(
+        f'-- /// queue\n-- extends = "{whole}"\n-- ///\n' if over else whole.read_text()
+    )
     ran = check(queue, "--only", APART, "--mend")
     assert ran.code == 143
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
@@ -549,6 +554,8 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     assert re.search(r"\n\+.*clock_timestamp\(\)", told)
     assert "It was checked for backoff alone: " in told
     assert "checked by everything" not in told
+    assert (f"The diff is of what `queueproof show {queue}` prints" in told) == over
+    assert ("The diff is for `git apply`" in told) != over
 
 
 @pytest.mark.parametrize(
