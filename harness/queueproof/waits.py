@@ -177,11 +177,11 @@ def readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def piped(path: Path, most: int) -> bytes:
-    """All that somebody writes into a pipe or a device, who may be slow but not silent.
+def contents(path: Path, most: int) -> bytes:
+    """The bytes of a file; whoever writes into a pipe or a device may be slow, but not silent.
 
     Args:
-        path: Where it is.
+        path: The file.
         most: Bytes after which nothing more is read.
 
     Raises:

@@ -79,7 +79,7 @@ class QueueText:
         return bisect_right(self._breaks, offset - 1)
 
     def source_of(self, row: int) -> Source:
-        """Where a line stands, which is told by its number."""
+        """The place of a line, by its number from 0."""
         return self._sources[row] if self._sources else Source(self.path, row + 1)
 
     def source(self, offset: int) -> Source:
@@ -143,8 +143,7 @@ def read(path: Path) -> str:
         QueueError: It cannot be read, or is not UTF-8.
     """
     try:
-        there = not path.exists() or path.is_file()
-        content = path.read_bytes() if there else waits.piped(path, MOST)
+        content = waits.contents(path, MOST)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
     if len(content) >= MOST:
