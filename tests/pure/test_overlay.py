@@ -127,7 +127,7 @@ def test_what_an_edit_means_is_seen_in_the_digest(base: Path) -> None:
 
 
 def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed is a queue file, and the same queue."""
+    """The printed text is a queue file, and the same queue."""
     path = over(base, 'lease = "1 minute"')
     assert run(["show", str(path)]) == 0
     shown = base.parent.parent / "shown.sql"

@@ -16,12 +16,12 @@ from queueproof.queues.filetext import MARKER, QueueText, read
 from queueproof.queues.header import Header, facts_of, header_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 EXTENDS = "extends"
 INCLUDE = "include"
 _NAME = re.compile(r"\s*([\w-]*)")
-_TABLE = re.compile(r"\s*\[")
+_TABLE = re.compile(r"[\s-]*\[")  # of a header's line, with its mark or without
 
 
 class _Line(NamedTuple):
@@ -33,8 +33,7 @@ class _Parts(NamedTuple):
     """A file's lines, by what they are about."""
 
     ahead: list[_Line]  # of its header
-    keys: dict[str, list[_Line]]
-    tables: dict[str, list[_Line]]
+    entries: dict[str, list[_Line]]  # of the header: keys, and tables whole
     blocks: dict[str, list[_Line]]  # each with the comments right above it
 
 
@@ -65,28 +64,29 @@ def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
             raise
         file.fail(at, f"{EXTENDS}: {error}")
     own, other = _parts(file), _parts(base)
-    if INCLUDE in other.keys:
-        other.keys[INCLUDE] = _moved(other.keys[INCLUDE], path.parent, file.path.parent)
-    for about in {*own.keys, *own.tables}:  # a table may be written as keys with dots
-        other.keys.pop(about, None)
-        other.tables.pop(about, None)
+    if INCLUDE in other.entries:
+        other.entries[INCLUDE] = _moved(other.entries[INCLUDE], path.parent, file.path.parent)
+    fence = own.entries.pop(EXTENDS)[0].source
+    entries = {**other.entries, **own.entries}
     blocks = {**other.blocks, **own.blocks}
-    fence = own.keys.pop(EXTENDS)[0].source
     lines = [
         *own.ahead,
         _Line("-- /// queue", fence),
-        *_lines({**other.keys, **own.keys}),
-        *_lines({**other.tables, **own.tables}),
+        *_lines(sorted(entries.values(), key=_is_table)),  # a key below a table would be its own
         _Line("-- ///", fence),
         _Line("", fence),
-        *_lines({name: block for name, block in blocks.items() if not _is_empty(block)}),
+        *_lines(block for block in blocks.values() if not _is_empty(block)),
     ]
     text = "\n".join(line.text for line in lines)
     return QueueText(text, file.path, [line.source for line in lines])
 
 
-def _lines(parts: Mapping[str, list[_Line]]) -> Iterable[_Line]:
-    return (line for part in parts.values() for line in part)
+def _lines(parts: Iterable[list[_Line]]) -> Iterable[_Line]:
+    return (line for part in parts for line in part)
+
+
+def _is_table(entry: list[_Line]) -> bool:
+    return any(_TABLE.match(line.text) for line in entry[:1])
 
 
 def _parts(file: QueueText) -> _Parts:
@@ -101,12 +101,11 @@ def _parts(file: QueueText) -> _Parts:
         name = _NAME.match(marker[1])
         blocks.setdefault(name[1] if name else "", []).extend(lines[start:end])
     first = file.row(header.starts[0]) - 1 if header.starts else 0
-    keys: dict[str, list[_Line]] = {}
-    tables: dict[str, list[_Line]] = {}
-    for about, about_lines in _entries(header):
-        written = [lines[file.row(header.starts[n])] for n in about_lines]
-        (tables if _TABLE.match(header.lines[about_lines[0]]) else keys)[about] = written
-    return _Parts(lines[:first], keys, tables, blocks)
+    entries = {
+        about: [lines[file.row(header.starts[n])] for n in numbers]
+        for about, numbers in _entries(header)
+    }
+    return _Parts(lines[:first], entries, blocks)
 
 
 def _entries(header: Header) -> Iterable[tuple[str, list[int]]]:
@@ -133,7 +132,7 @@ def _entries(header: Header) -> Iterable[tuple[str, list[int]]]:
 
 
 def _read(header: Header, lines: Iterable[int]) -> dict[str, object] | None:
-    """What lines of a header say; None where something is not closed yet."""
+    """Lines of a header as TOML; None where something is not closed yet."""
     try:
         return tomllib.loads("\n".join(header.lines[n] for n in lines))
     except tomllib.TOMLDecodeError:
@@ -141,7 +140,7 @@ def _read(header: Header, lines: Iterable[int]) -> dict[str, object] | None:
 
 
 def _above(rows: list[str], row: int) -> int:
-    """Where a block begins: with the comments that stand right above its marker."""
+    """The row where a block begins: with the comments that stand right above its marker."""
     while row and rows[row - 1].lstrip().startswith("--") and "///" not in rows[row - 1]:
         row -= 1
     return row
