@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,23 @@ def test_a_queue_that_cannot_be_used_keeps_nobody_from_the_others(
         each(["a.sql", "b.sql"], stopped, {})
 
 
-def test_each_has_reports_of_its_own() -> None:
-    """Named after the queue; stdout has one card after the other."""
+def test_each_has_reports_of_its_own(tmp_path: Path) -> None:
+    """Named after the queue; stdout and a pipe have one after the other."""
     given: list[dict[str, Any]] = []
 
     def check(_queues: list[str], **options: object) -> int:
         given.append(options)
         return 0
 
-    each(["jobs/a.sql", "mine:Queue"], check, {"json": Path("out/card.json"), "html": Path("-")})
+    reports = {"json": Path("out/card.json"), "html": Path("-"), "junit": tmp_path / "pipe"}
+    os.mkfifo(tmp_path / "pipe")
+    each(["jobs/a.sql", "mine:Queue"], check, reports)
     assert [one["json"] for one in given] == [
         Path("out/card-jobs-a.json"),
         Path("out/card-mine-Queue.json"),
     ]
     assert {one["html"] for one in given} == {Path("-")}
+    assert {one["junit"] for one in given} == {tmp_path / "pipe"}
 
 
 def test_queues_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

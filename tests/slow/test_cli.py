@@ -309,6 +309,7 @@ def test_nothing_judged_is_no_pass(
         ([], "Usage: queueproof"),
         (["chek"], "No such command 'chek'"),
         (["check"], "name a queue, or write queues"),
+        (["check", SOUND, BROKEN, "--watch"], "are about one queue: name one"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
         (["check", "exec:", "python", "-m", "w", "--seed", "1"], 'quotes: "exec: python -m w"'),

@@ -173,6 +173,8 @@ def check(  # noqa: PLR0915 - what the options ask for, one after the other
     options = {name: value for name, value in locals().items() if name != "queues"}
     queues = queues or configured()
     if len(queues) > 1:
+        why = "--watch, --replay and --with are about one queue: name one"
+        _refuse_beside(queues[0], [watch, replay, new], why)
         return each(queues, check, options)
     (queue,) = queues
     from queueproof.guarantees.catalogue import select

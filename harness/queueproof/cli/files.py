@@ -94,7 +94,7 @@ def write(path: Path, text: str) -> None:
     real = path.resolve()
     beside = _beside(real)
     try:
-        if _streams(path):  # /dev/stdout, a pipe: nothing to put in place
+        if streams(path):  # /dev/stdout, a pipe: nothing to put in place
             _pour(path, text)
             return
         try:
@@ -115,7 +115,7 @@ def append(path: Path, text: str) -> None:
         QueueproofError: It cannot be written.
     """
     try:
-        if _streams(path):
+        if streams(path):
             _pour(path, text)
             return
         with path.open("a", encoding="utf-8") as file:
@@ -139,8 +139,12 @@ def write_new(path: Path, text: str) -> None:
         raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _streams(path: Path) -> bool:
-    """Whether what is written there goes on to somebody: a pipe, a terminal, a device."""
+def streams(path: Path) -> bool:
+    """True when what is written there goes on to somebody: a pipe, a terminal, a device.
+
+    Args:
+        path: Where.
+    """
     return path.exists() and not path.is_file()
 
 

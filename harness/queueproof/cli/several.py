@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from queueproof.cli.ends import exit_code_of
-from queueproof.cli.files import STDOUT
+from queueproof.cli.files import STDOUT, streams
 from queueproof.errors import Exit, QueueproofError
 
 _WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
@@ -77,7 +77,7 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
 
 def _own(value: object, queue: str) -> object:
     """A report's name with the queue's in it; any other option as it is."""
-    if not isinstance(value, Path) or value == STDOUT:
+    if not isinstance(value, Path) or value == STDOUT or streams(value):
         return value
     name = re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")
     return value.with_stem(f"{value.stem}-{name}")
