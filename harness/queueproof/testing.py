@@ -1,4 +1,4 @@
-"""What a test runs on that `queueproof replay QUEUE TOKEN --export FILE.py` wrote.
+"""The support of tests that `queueproof replay QUEUE TOKEN --export FILE.py` wrote.
 
 Such a test holds a story as data, and fails with it as long as the queue still tells it:
 

@@ -251,7 +251,7 @@ class Work:
         )
 
     def probe(self, unit: Probing, tell: Tell = untold) -> Seen:
-        """What a probe sees.
+        """Have a probe look.
 
         Args:
             unit: Which probe, how thoroughly.

@@ -735,7 +735,7 @@ def _has_a_rival(acts: Sequence[Act], claim: Act) -> bool:
 
 
 def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
-    """Whether an earlier claim got the job beside its enqueue, which may have undone much."""
+    """True when an earlier claim got the job beside its enqueue, which may have undone much."""
     enqueues = [act.call for act in acts if act.kind == "enqueue"]
     claims = (act.call for act in acts if act.kind == "claim" and act is not late)
     return any(claim.overlaps(enqueue) for claim in claims for enqueue in enqueues)

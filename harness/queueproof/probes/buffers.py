@@ -286,7 +286,7 @@ class _UnmeasurableError(Exception):
 
 
 Tell: TypeAlias = Callable[[float], None]
-"""Who is told how far something is, from 0 to 1."""
+"""A listener, told how far something is, from 0 to 1."""
 
 
 def untold(_fraction: float) -> None:
