@@ -22,10 +22,11 @@ with open_server("container") as server, server.database() as conninfo:
 """
 
 
-def containers() -> set[str]:
-    """Return the names of this project's containers, running or not."""
-    told = subprocess.run(
-        ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", "name=queueproof-"],  # noqa: S607
+def containers(process: int) -> set[str]:
+    """Return the names of a process' containers, running or not; other tests have theirs."""
+    mine = f"name=queueproof-{process}-"
+    told = subprocess.run(  # noqa: S603 - no shell, and a number
+        ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", mine],  # noqa: S607
         capture_output=True,
         text=True,
         check=True,
@@ -33,17 +34,11 @@ def containers() -> set[str]:
     return set(told.stdout.split())
 
 
-@pytest.fixture
-def before() -> set[str]:
-    """The containers that were there before the test: another run's, or left by a power cut."""
-    return containers()
-
-
 @pytest.mark.container
-def test_runs_with_our_settings_and_is_gone_afterwards(before: set[str]) -> None:
+def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
     """A container's server has the settings of the others, and the container does not stay."""
     with open_server("container", durable=True) as server:
-        assert len(containers() - before) == 1
+        assert len(containers(os.getpid())) == 1
         image = os.environ.get("QUEUEPROOF_POSTGRES_IMAGE", "postgres:18")
         assert f"container:{image}" == server.source
         assert server.durable
@@ -51,12 +46,11 @@ def test_runs_with_our_settings_and_is_gone_afterwards(before: set[str]) -> None
         assert server.label.endswith(f"container {image}, fsync=on, synchronous_commit=on")
         with server.database() as conninfo, psycopg.connect(conninfo) as connection:
             assert connection.execute("SHOW deadlock_timeout").fetchone() == ("1min",)
-    assert containers() == before
+    assert not containers(os.getpid())
 
 
 @pytest.mark.container
 def test_is_gone_after_kill(
-    before: set[str],
     begin: Callable[..., subprocess.Popen[str]],
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
@@ -65,9 +59,9 @@ def test_is_gone_after_kill(
     process = begin(sys.executable, "-c", RUN, stdout=subprocess.PIPE, env=environment)
     assert process.stdout
     assert process.stdout.readline()
-    assert len(containers() - before) == 1
+    assert len(containers(process.pid)) == 1
     process.kill()
-    eventually(lambda: containers() == before)
+    eventually(lambda: not containers(process.pid))
 
 
 @pytest.mark.container
@@ -82,7 +76,7 @@ def test_image_not_there() -> None:
 
 
 @pytest.mark.container
-def test_container_ends(monkeypatch: pytest.MonkeyPatch, before: set[str]) -> None:
+def test_container_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container that ends instead of becoming a server is reported at once, with its log."""
     monkeypatch.setattr(container, "settings", lambda **_: {"no_such_setting": "on"})
     with (
@@ -90,7 +84,7 @@ def test_container_ends(monkeypatch: pytest.MonkeyPatch, before: set[str]) -> No
         open_server("container"),
     ):
         pass
-    assert containers() == before
+    assert not containers(os.getpid())
 
 
 @pytest.mark.slow  # asks for what the extra `container` installs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 import time
@@ -53,7 +54,7 @@ def start(watchdog: Watchdog, image: str, *, durable: bool) -> Started:
         ) from None
     password = secrets.token_hex(16)
     # the watchdog must know the name before there is anything of that name
-    name = f"queueproof-{secrets.token_hex(8)}"
+    name = f"queueproof-{os.getpid()}-{secrets.token_hex(8)}"  # whose it is, for who finds it
     watchdog.ask("container", name=name, path=sys.path)
     container.with_name(name).with_exposed_ports(PORT).with_env("POSTGRES_PASSWORD", password)
     container.with_command(["postgres", *options(settings(durable=durable))])
