@@ -50,7 +50,7 @@ types: $(call with,dev)
 	$(BIN)/mypy
 
 docs: $(call with,docs)             ## the site, strictly: every link and anchor leads somewhere; writes site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build   # --quiet would let warnings pass
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build   # --quiet would let warnings pass
 
 node: strategies/peers/node_modules/.package-lock.json
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from queueproof.errors import QueueproofError, nearest
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.model import Queue
 from queueproof.queues.resolve import resolve
-from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Verdict
 
 SEED = 0
@@ -24,9 +23,9 @@ UNEXPLAINED = frozenset({"broken", "accepted", "inconclusive"})
 Recorded: TypeAlias = Mapping[str, Mapping[str, Verdict]]
 """conformance.json: queue to guarantee id to verdict."""
 Replays: TypeAlias = Mapping[str, Mapping[str, str]]
-"""Of `INDEX`: queue to guarantee id to the token of its first story."""
-INDEX = "stories/index.json"
-"""In results/: where all were judged, and of each story what the page says and its token."""
+"""Queue to guarantee id to the token of its first story."""
+STORIES = "stories.jsonl"
+"""In results/: where all were judged on its first line, and then a `StoryLine` a line."""
 REMARKS = "peers/remarks.toml"
 DOCUMENTED = ("by design", "reported", "no", "model only")
 
@@ -101,6 +100,24 @@ PROGRAMS: Mapping[str, Program] = {
 _FIRST = "skip_locked"
 
 
+class StoryLine(NamedTuple):
+    """A story that `make results` has recorded.
+
+    Attributes:
+        queue: Its path in strategies/, without `.sql`, or a key of `PROGRAMS`.
+        guarantee: The id of the one that is broken.
+        reason: One sentence.
+        replay: Its token; None where it cannot be repeated at will.
+        told: The story, as `to_data` has it.
+    """
+
+    queue: str
+    guarantee: str
+    reason: str
+    replay: str | None
+    told: Any
+
+
 @dataclass(frozen=True)
 class Remark:
     """What a verdict on somebody else's queue means.
@@ -146,16 +163,27 @@ def names(directory: Path) -> list[str]:
     return sorted(found, key=lambda name: name != _FIRST)
 
 
-def replays(results: Path) -> Replays:
-    """The tokens of all recorded stories; none where there are no results, as in a wheel.
+def stories(results: Path) -> list[StoryLine]:
+    """What has been recorded; nothing where there are no results, as in a wheel.
 
     Args:
         results: Where results/ is.
     """
-    path = results / INDEX
-    if not path.exists():
-        return {}
-    found: Replays = json.loads(path.read_text(encoding="utf-8"))["replays"]
+    path = results / STORIES
+    lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+    return [StoryLine(**json.loads(line)) for line in lines]
+
+
+def replays(results: Path) -> Replays:
+    """The tokens of all recorded stories, of several on one guarantee the first one's.
+
+    Args:
+        results: Where results/ is.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for line in stories(results):
+        if line.replay:
+            found.setdefault(line.queue, {}).setdefault(line.guarantee, line.replay)
     return found
 
 
@@ -171,10 +199,20 @@ def strategy(name: str, directory: Path) -> Queue:
         name: Its path there without `.sql`, or a key of `PROGRAMS`.
         directory: Where strategies/ is.
     """
+    return resolve(typed(name, _from_here(directory)))
+
+
+def typed(name: str, directory: Path) -> str:
+    """What a command line names a queue of strategies/.
+
+    Args:
+        name: Its path there without `.sql`, or a key of `PROGRAMS`.
+        directory: Where strategies/ is.
+    """
     if name not in PROGRAMS:
-        return load(_from_here(directory / f"{name}.sql"))
+        return str(directory / f"{name}.sql")
     program = PROGRAMS[name]
-    return resolve(program.command.format(_from_here(directory / "peers" / program.file)))
+    return program.command.format(directory / "peers" / program.file)
 
 
 def _from_here(path: Path) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from queueproof.queues.sqlfile import load
+
 ROOT = Path(__file__).parents[1]
 STRATEGIES = ROOT / "strategies"
 BROKEN = STRATEGIES / "broken"
@@ -12,8 +14,8 @@ DOUBLE_CLAIM = BROKEN / "single_claim_select_then_update.sql"
 
 
 def text_of(name: str) -> str:
-    """The text of a queue file in strategies/."""
-    return (STRATEGIES / f"{name}.sql").read_text(encoding="utf-8")
+    """The text of a queue file in strategies/, with what it extends."""
+    return load(STRATEGIES / f"{name}.sql").whole
 
 
 SKIP_LOCKED = text_of("skip_locked")

@@ -8,15 +8,18 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from difflib import unified_diff
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
+from queueproof.queues.sqlfile import load
 from queueproof.schedule.programs import FAULTS
 
 WIDTH = 100  # characters of a line of prose
 _HEAD = re.compile(
-    r"-- breaks: (?P<breaks>\S+)\n-- differs from: (?P<parent>\S+)\n(?P<why>(?:--.*\n)+)"
+    r"-- breaks: (?P<breaks>\S+)\n(?P<why>(?:--.*\n)+)\n"
+    r'-- /// queue\n-- extends = "(?P<parent>\S+)"'
 )
 _MEASURED: Mapping[str, str] = {
     "behind more urgent": "A job is claimed behind more than a page of others that cannot run now.",
@@ -57,14 +60,14 @@ def defects(guarantee: str) -> list[Defect]:
     Args:
         guarantee: Its id.
     """
-    folder = files("queueproof.strategies")
+    folder = Path(str(files("queueproof.strategies")))
     found = []
-    for path in sorted((folder / "broken").iterdir(), key=lambda path: path.name):
-        head = _HEAD.match(path.read_text("utf-8")) if path.name.endswith(".sql") else None
+    for path in sorted((folder / "broken").glob("*.sql")):
+        head = _HEAD.match(path.read_text("utf-8"))
         if head and head["breaks"] == guarantee:
             parent = posixpath.normpath(f"broken/{head['parent']}")
             names = (f"strategies/{parent}", f"strategies/broken/{path.name}")
-            sound, broken = (_body(one.read_text("utf-8")) for one in (folder / parent, path))
+            sound, broken = (_body(load(one).whole) for one in (folder / parent, path))
             lines = list(unified_diff(sound, broken, *names, lineterm=""))
             changed = [line for line in lines[2:] if _CHANGED.match(line)]
             why = " ".join(line.removeprefix("--").strip() for line in head["why"].splitlines())

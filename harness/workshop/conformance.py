@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import re
-import shlex
 import shutil
 import sys
 import traceback
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from importlib.resources import as_file, files
@@ -31,11 +30,11 @@ from rich.console import Console
 from queueproof.errors import Exit, QueueproofError
 from queueproof.examine.check import judge
 from queueproof.examine.processes import MOST, processes
-from queueproof.explain import defects
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.pooler import MISSING, find_pgbouncer, version
-from queueproof.report.card import Break, Card, Judgement, Verdict
+from queueproof.queues.sqlfile import load
+from queueproof.report.card import Card, Judgement, Verdict
 from queueproof.report.data import to_data
 from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
@@ -45,17 +44,19 @@ from scenarios.matrix import (
     PROGRAMS,
     REMARKS,
     SEED,
+    STORIES,
     UNEXPLAINED,
     Peer,
     Remark,
+    StoryLine,
     names,
     peers,
     read_remarks,
+    stories,
     strategy,
 )
 
 CARDS = ".cards"  # beside the page, and not in git
-INDEX = matrix.INDEX
 MARKS: Mapping[Verdict, str] = {
     "holds": "✓",
     "broken": "✗",
@@ -76,12 +77,14 @@ class Row:
         card: What was found.
         defect: The guarantee that was broken in it on purpose; empty in most.
         peer: What it says of itself, where it is somebody else's.
+        links: Guarantee id to the place of its first story, from the matrix.
     """
 
     name: str
     card: Card
     defect: str = ""
     peer: Peer | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
@@ -101,14 +104,13 @@ class Row:
         return {judgement.id: judgement.verdict for judgement in self.card.guarantees}
 
     @property
-    def reasons(self) -> dict[str, str]:
-        """Guarantee id to how it broke, of those with a story."""
-        return {j.id: j.reason for j in self.card.guarantees if j.story}
-
-    @property
-    def replays(self) -> dict[str, str]:
-        """Guarantee id to the token of its first story, of those that can be replayed."""
-        return {j.id: j.replay for j in self.card.guarantees if j.replay}
+    def lines(self) -> list[StoryLine]:
+        """All of its stories."""
+        return [
+            StoryLine(self.name, found.id, one.reason, one.replay, to_data(one.told))
+            for found in self.card.guarantees
+            for one in found.stories
+        ]
 
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
@@ -118,7 +120,7 @@ class Row:
         remark = self._remark(guarantee)
         if remark is not None and remark.documented == "model only":
             mark += "\\*"
-        return f"[{mark}]({self.story_file(guarantee)})" if guarantee in self.reasons else mark
+        return f"[{mark}]({self.links[guarantee]})" if guarantee in self.links else mark
 
     def kept(self) -> str:
         """Whether the promise holds, and what it breaks by."""
@@ -136,56 +138,17 @@ class Row:
 
     def story(self, guarantee: str) -> str:
         """A link to a story, in its own words."""
-        if guarantee in self.reasons:
-            told = f"[{self.reasons[guarantee]}]({self.story_file(guarantee)})"
-            return told.replace("|", "\\|")
         reason = next(j.reason for j in self.card.guarantees if j.id == guarantee)
+        if guarantee in self.links:
+            return f"[{reason}]({self.links[guarantee]})".replace("|", "\\|")
         return f"{MARKS[self.verdicts[guarantee]]} {reason}"
 
     def rest(self) -> str:
         """What the other guarantees say."""
         return summary(j for j in self.card.guarantees if j.id != self.defect)
 
-    def story_file(self, guarantee: str) -> str:
-        """Where a story stands, from the matrix."""
-        return f"stories/{self.stem}.{guarantee}.md"
-
-    def stories(self) -> dict[str, str]:
-        """Every story of this queue by its file."""
-        return {
-            self.story_file(j.id): _page(self, j.stories) for j in self.card.guarantees if j.stories
-        }
-
-    def drawn(self) -> dict[str, str]:
-        """The stories as data, by their files: the site draws them."""
-        told = {
-            j.id: tuple(one.told for one in j.stories) for j in self.card.guarantees if j.stories
-        }
-        files = {f"stories/{self.stem}.{id_}.json": _data(all_) for id_, all_ in told.items()}
-        if self.defect in told and defects(self.defect)[0].name == f"strategies/{self.name}.sql":
-            files[f"stories/{self.defect}.json"] = _data(told[self.defect][0])  # its page's
-        return files
-
     def _remark(self, guarantee: str) -> Remark | None:
         return self.peer.remarks.get(guarantee) if self.peer else None
-
-
-def _data(told: object) -> str:
-    return json.dumps(to_data(told), indent=1) + "\n"
-
-
-def _page(row: Row, stories: Sequence[Break]) -> str:
-    """Stories as Markdown: their text as it is, their diagrams drawn."""
-    return f"# {row.stem}\n\n" + "\n".join(_told(row, story) for story in stories)
-
-
-def _told(row: Row, found: Break) -> str:
-    again = f"queueproof replay {shlex.quote(row.card.queue)} {found.replay}"
-    return (
-        f"```text\n{found.story}\n```\n\n"
-        + (f"```mermaid\n{found.diagram}\n```\n\n" if found.diagram else "")
-        + f"Once more:\n\n```sh\n{again}\n```\n"
-    )
 
 
 class Failure(NamedTuple):
@@ -193,11 +156,6 @@ class Failure(NamedTuple):
 
     name: str
     message: str
-
-    @property
-    def stem(self) -> str:
-        """Its file's name."""
-        return self.name.rpartition("/")[2]
 
 
 def examine(
@@ -300,12 +258,12 @@ def _examine(name: str, *, directory: Path) -> Row | Failure:
 
 def _defect(name: str, directory: Path) -> str:
     """The guarantee that a queue's first line says it breaks; empty in most."""
-    match = None if name in PROGRAMS else _DEFECT.match(_text(name, directory))
+    match = None if name in PROGRAMS else _DEFECT.match(_whole(name, directory))
     return match[1] if match else ""
 
 
-def _text(name: str, directory: Path) -> str:
-    return (directory / f"{name}.sql").read_text(encoding="utf-8")
+def _whole(name: str, directory: Path) -> str:
+    return load(directory / f"{name}.sql").whole
 
 
 # --- cards that are kept ------------------------------------------------------------------------
@@ -329,7 +287,7 @@ def _state(directory: Path, postgres: str | None) -> str:
 
 def _place(kept: Path, state: str, name: str, directory: Path) -> Path:
     """Where the card of a queue is kept: a change of anything is another place."""
-    text = "" if name in PROGRAMS else _text(name, directory)
+    text = "" if name in PROGRAMS else _whole(name, directory)
     digest = hashlib.sha256(f"{state} {text}".encode()).hexdigest()
     return kept / f"{name.replace('/', '.')}.{digest[:16]}.json"
 
@@ -419,21 +377,21 @@ def recorded(
     """
     try:
         verdicts = json.loads((results / "conformance.json").read_text(encoding="utf-8"))
-        index = json.loads((results / INDEX).read_text(encoding="utf-8"))
+        where = json.loads((results / STORIES).read_text(encoding="utf-8").partition("\n")[0])
     except OSError as error:
         raise QueueproofError(f"{error.filename}: {error.strerror}: judge all queues") from error
     if missing := [name for name in names if name not in verdicts]:
         raise QueueproofError(f"never judged: {', '.join(missing)}; name them, too")
-    if (index["postgres"], index["pooler"]) != (postgres, pooler):
+    if (where["postgres"], where["pooler"]) != (postgres, pooler):
         raise QueueproofError(
-            f"{results} is of {index['postgres']} and {index['pooler'] or 'no PgBouncer'}, and this"
+            f"{results} is of {where['postgres']} and {where['pooler'] or 'no PgBouncer'}, and this"
             f" machine has {postgres} and {pooler or 'no PgBouncer'}: judge all queues"
         )
     said, rows = _said(names, directory), []
+    reasons = {(one.queue, one.guarantee): one.reason for one in reversed(stories(results))}
     for name in names:
-        reasons, tokens = index["reasons"].get(name, {}), index["replays"].get(name, {})
         judgements = tuple(
-            Judgement(id_, verdict, reasons.get(id_, ""), reasons.get(id_), tokens.get(id_))
+            Judgement(id_, verdict, reasons.get((name, id_), ""))
             for id_, verdict in verdicts[name].items()
         )
         card = Card(name, postgres, SEED, 0.0, judgements)
@@ -459,29 +417,26 @@ def write(
         pooler: Name and version of the one that was gone through; empty for none.
         beside: The names of rows that an earlier run has judged, so that their stories stay.
     """
-    stories = results / "stories"
-    stories.mkdir(parents=True, exist_ok=True)
-    judged = [row for row in rows if row.name not in beside]
-    stay = {row.stem for row in rows if row.name in beside} | {one.stem for one in failures}
-    for old in stories.glob("*.*.*"):  # queue.guarantee.md, and its data
-        if old.name.partition(".")[0] not in stay:
-            old.unlink()
-    for row in judged:
-        for file, text in (row.stories() | row.drawn()).items():
-            (results / file).write_text(text, encoding="utf-8")
-    path = results / INDEX
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    index: dict[str, object] = {"postgres": rows[0].card.postgres, "pooler": pooler}
-    for told in ("reasons", "replays"):
-        old = known.get(told, {})
-        found = {row.name: getattr(row, told) for row in rows if getattr(row, told)}
-        index[told] = found | {one.name: old[one.name] for one in failures if one.name in old}
-    path.write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    results.mkdir(parents=True, exist_ok=True)
+    failed = [one.name for one in failures]
+    stay = {*beside, *failed}
+    lines = [one for one in stories(results) if one.queue in stay]
+    lines += [one for row in rows if row.name not in stay for one in row.lines]
+    order = [*(row.name for row in rows), *failed]
+    lines.sort(key=lambda one: order.index(one.queue))
+    where = {"postgres": rows[0].card.postgres, "pooler": pooler}
+    written = [json.dumps(one) for one in (where, *(line._asdict() for line in lines))]
+    (results / STORIES).write_text("\n".join([*written, ""]), encoding="utf-8")
     path = results / "conformance.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     data = {row.name: row.verdicts for row in rows}
-    data |= {one.name: known[one.name] for one in failures if one.name in known}
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    data |= {name: known[name] for name in failed if name in known}
+    written = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in data.items()]
+    path.write_text("{\n" + ",\n".join(written) + "\n}\n", encoding="utf-8")
+    links: dict[str, dict[str, str]] = {}
+    for number, one in enumerate(lines, start=2):
+        links.setdefault(one.queue, {}).setdefault(one.guarantee, f"{STORIES}#L{number}")
+    rows = [replace(row, links=links.get(row.name, {})) for row in rows]
     page = render(rows, failures, pooler)
     (results / "conformance.md").write_text(page, encoding="utf-8")
 

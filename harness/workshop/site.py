@@ -11,8 +11,10 @@ import itertools
 import json
 import posixpath
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from queueproof.report import page, text
 from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Story, Told
+from scenarios.matrix import STORIES, StoryLine, stories, typed
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {
@@ -80,8 +83,6 @@ REPOSITORIES: Mapping[str, str] = {
 
 _ISSUE = re.compile(r"(?P<name>[\w-]+)#(?P<number>\d+)")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
-_STORY = re.compile(r"results/stories/(?P<queue>\w+)\.(?P<guarantee>[\w-]+)\.md")
-_TEXT = re.compile(r"```text\n(.*?)\n```.*?```sh\n(.*?)\n```", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -125,7 +126,7 @@ def _linked(source: str, place: str) -> str:
 
     def on_site(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
-        there = _place(target)
+        there = _place(target, found[2] or "")
         if there is None:
             raise PluginError(f"{source}: the site has no place for its link to {target}")
         there, _, anchor = there.partition("#")
@@ -144,25 +145,34 @@ def _source(name: str) -> str:
         raise PluginError(f"{name} is missing: {writes}") from None
 
 
-def _data(name: str) -> Any:  # noqa: ANN401 - what JSON holds
-    """A file of results/ as data."""
+@cache
+def _recorded() -> list[StoryLine]:
+    """The stories that `make results` has written."""
     try:
-        return json.loads(_source(name))
-    except json.JSONDecodeError as error:
-        raise PluginError(f"{name} is no JSON: {error}; `make results` writes it anew") from None
+        return stories(ROOT / "results")
+    except (ValueError, TypeError) as error:
+        raise PluginError(f"results/{STORIES}: {error}; `make results` writes it anew") from None
 
 
-def _told(data: object, name: str) -> Told:
+def _told(line: StoryLine) -> Told:
     try:
-        return from_data(data)
+        return from_data(line.told)
     except ValueError as error:
-        raise PluginError(f"{name} is no story: {error}; `make results` writes it anew") from None
+        where = f"results/{STORIES}, {line.queue}, {line.guarantee}"
+        raise PluginError(f"{where}: {error}; `make results` writes it anew") from None
 
 
-def _place(target: str) -> str | None:
+def _stem(name: str) -> str:
+    return posixpath.basename(name)
+
+
+def _place(target: str, line: str = "") -> str | None:
     """Where on the site a file of the repository is; with an anchor where it is part of a page."""
-    if found := _STORY.fullmatch(target):
-        return f"stories/{found['guarantee']}.md#{found['queue']}"
+    if target == f"results/{STORIES}":
+        if not line:
+            return "stories/index.md"
+        story = _recorded()[int(line.removeprefix("#L")) - 2]  # the first line is no story
+        return f"stories/{story.guarantee}.md#{_stem(story.queue)}"
     path = Path(target)
     if path.parts[:2] == ("strategies", "broken") and path.suffix == ".sql":
         head = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
@@ -220,15 +230,18 @@ def _guarantees() -> str:
 
 def _guarantee(guarantee: Guarantee) -> str:
     shown, *others = defects(guarantee.id)
-    recorded = f"results/stories/{guarantee.id}.json"
-    told = _told(_data(recorded), recorded)
+    name = _stem(shown.name.removesuffix(".sql"))
+    of = f"broken/{name}", guarantee.id
+    recorded = [one for one in _recorded() if (one.queue, one.guarantee) == of]
+    if not recorded:
+        raise PluginError(f"no story is recorded of {shown.name}: `make results` does that")
+    told = _told(recorded[0])
     parts = [f"# {guarantee.id}", f"**{_plain(guarantee.sentence)}**"]
     for heading, words in facts(guarantee).items():
         first = words[0].upper() if heading == "Why it matters" else words[0]
         parts += [f"## {heading}", _plain(first + words[1:])]
         if heading == "See":
             parts += _seen(one.why for one in (shown, *others))
-    name = posixpath.basename(shown.name).removesuffix(".sql")
     parts += [
         "## A queue that breaks it",
         _plain(shown.why),
@@ -297,9 +310,9 @@ def _statements(story: Story) -> Iterator[str]:
 
 def _stories() -> Iterator[tuple[str, str]]:
     """The stories of results/, those of a guarantee on one page."""
-    by = defaultdict[str, list[Path]](list)
-    for path in sorted((ROOT / "results" / "stories").glob("*.md")):
-        by[path.name.split(".")[1]].append(path)
+    by: dict[str, dict[str, list[StoryLine]]] = defaultdict(lambda: defaultdict(list))
+    for line in _recorded():
+        by[line.guarantee][line.queue].append(line)
     index = [
         "# Stories",
         "Each is the shortest run that shows the break, with its SQL and a token that replays it.",
@@ -313,8 +326,8 @@ def _stories() -> Iterator[tuple[str, str]]:
             f"{_plain(CATALOGUE[name].sentence)} [What it means](../guarantees/{name}.md).",
         ]
         queues = []
-        for path in by[name]:
-            queue = path.name.partition(".")[0]
+        for path, told in sorted(by[name].items(), key=lambda one: _stem(one[0])):
+            queue = _stem(path)
             queues.append(f"[{queue}]({name}.md#{queue})")
             parts.append(f"## {queue} {{ #{queue} }}")
             if queue in planted:
@@ -322,44 +335,20 @@ def _stories() -> Iterator[tuple[str, str]]:
                     _plain(planted[queue].why),
                     _folded("The defect", _fenced("diff", planted[queue].diff)),
                 ]
-            texts = _TEXT.findall(path.read_text(encoding="utf-8"))
-            for (words, again), told in zip(texts, _recorded(path, len(texts)), strict=True):
-                once_more = f"Once more:\n\n{_fenced('console', f'$ {again}')}"
-                if isinstance(told, Story):
-                    sql = "\n\n".join([*_statements(told), once_more])
-                    parts += [_figure(told), _folded("The SQL, and how to replay it", sql)]
+            for line in told:
+                story = _told(line)
+                again = shlex.join(["queueproof", "replay", typed(path, Path("strategies"))])
+                once_more = f"Once more:\n\n{_fenced('console', f'$ {again} {line.replay}')}"
+                if isinstance(story, Story):
+                    sql = "\n\n".join([*_statements(story), once_more])
+                    parts += [_figure(story), _folded("The SQL, and how to replay it", sql)]
                 else:
-                    whole = f"{_fenced('text', words)}\n\n{once_more}"
-                    parts.append(_folded(_broken(words), whole))
+                    whole = f"{_fenced('text', text.to_text(story))}\n\n{once_more}"
+                    parts.append(_folded(line.reason, whole))
         rows.append(f"| [{name}]({name}.md) | {len(queues)} | {', '.join(queues)} |")
         yield f"stories/{name}.md", _unsearched("\n\n".join(parts))
     index[-1] += "\n" + "\n".join(rows)
     yield "stories/index.md", "\n\n".join(index)
-
-
-def _recorded(path: Path, count: int) -> list[Told | None]:
-    """The stories of a page as data; None for each where none were recorded.
-
-    Args:
-        path: The page.
-        count: How many it has.
-    """
-    beside = path.with_suffix(".json")
-    if not beside.exists():
-        return [None] * count
-    name = beside.relative_to(ROOT).as_posix()
-    found: list[Told | None] = [_told(one, name) for one in _data(name)]
-    if len(found) != count:
-        raise PluginError(
-            f"{name} has {len(found)} stories, and {path.name} {count}: `make results`"
-        )
-    return found
-
-
-def _broken(story: str) -> str:
-    """The sentence of a story that says what broke."""
-    found = re.search(r"^Broken: (.*)$", story, re.MULTILINE)
-    return found[1].rstrip(".") if found else story.partition("\n")[0]
 
 
 # --- the reference ------------------------------------------------------------------------------

@@ -1,37 +1,11 @@
 -- breaks: backoff
--- differs from: ../sound/visibility_timeout.sql
 -- The heartbeat asks for the attempt, which a failure leaves as it is: one that comes late replaces
 -- the five minutes of the backoff by the thirty seconds of a lease.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
+-- extends = "../sound/visibility_timeout.sql"
 -- backoff = "5 minutes"
--- order = "priority, fifo"
 -- ///
-
--- name: schema#
-CREATE TABLE messages (
-  id           bigserial   PRIMARY KEY,
-  payload      jsonb       NOT NULL,
-  priority     int         NOT NULL DEFAULT 0,
-  attempts     int         NOT NULL DEFAULT 0,
-  max_attempts int         NOT NULL DEFAULT 3,
-  visible_at   timestamptz NOT NULL DEFAULT now(),
-  receipt      uuid,  -- of whoever holds it, or let its lease run out
-  outcome      text CHECK (outcome IN ('completed', 'failed')),
-  ended_at     timestamptz,
-  last_error   text
-);
-CREATE INDEX messages_visible_idx ON messages (priority DESC, visible_at, id)
-  WHERE outcome IS NULL AND attempts < max_attempts;
-CREATE INDEX messages_exhausted_idx ON messages (visible_at)
-  WHERE outcome IS NULL AND attempts >= max_attempts;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-INSERT INTO messages (payload, priority, visible_at, max_attempts)
-VALUES (:payload, :priority, now() + :delay, :max_attempts)
-RETURNING id;
 
 -- name: claim(limit, lease)
 -- The last attempt crashed: nobody will take these, so they end here.
@@ -67,14 +41,6 @@ WHERE id = ANY (ARRAY(
 ))
 RETURNING id, receipt, attempts AS attempt, payload;
 
--- name: complete(id, receipt)!
-UPDATE messages
-SET outcome  = 'completed',
-    ended_at = now(),
-    receipt  = NULL
-WHERE id = :id
-  AND receipt = :receipt;
-
 -- name: fail(id, receipt, error)!
 UPDATE messages
 SET outcome    = CASE WHEN attempts >= max_attempts THEN 'failed' END,
@@ -92,19 +58,3 @@ SET visible_at = now() + :lease
 WHERE id = :id
   AND outcome IS NULL
   AND attempts = :attempt;
-
--- name: cleanup(age)
-DELETE FROM messages
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM messages
-  WHERE outcome IS NOT NULL
-    AND ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id,
-       COALESCE(outcome, CASE WHEN receipt IS NULL THEN 'queued' ELSE 'running' END) AS state,
-       attempts
-FROM messages;

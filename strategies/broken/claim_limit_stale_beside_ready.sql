@@ -1,13 +1,9 @@
 -- breaks: claim-limit
--- differs from: ../sound/visibility_timeout.sql
 -- The limit is applied to what is ready and to what is stale, one by one: a claim with both in
 -- front of it takes twice as many.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- order = "priority, fifo"
+-- extends = "../sound/visibility_timeout.sql"
 -- ///
 
 -- name: schema#
@@ -29,11 +25,6 @@ CREATE INDEX messages_held_idx ON messages (priority DESC, visible_at, id)
   WHERE outcome IS NULL AND attempts < max_attempts AND receipt IS NOT NULL;
 CREATE INDEX messages_exhausted_idx ON messages (visible_at)
   WHERE outcome IS NULL AND attempts >= max_attempts;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-INSERT INTO messages (payload, priority, visible_at, max_attempts)
-VALUES (:payload, :priority, now() + :delay, :max_attempts)
-RETURNING id;
 
 -- name: claim(limit, lease)
 -- The last attempt crashed: nobody will take these, so they end here.
@@ -79,44 +70,3 @@ WHERE id = ANY (ARRAY(
   FOR UPDATE SKIP LOCKED
 ))
 RETURNING id, receipt, payload;
-
--- name: complete(id, receipt)!
-UPDATE messages
-SET outcome  = 'completed',
-    ended_at = now(),
-    receipt  = NULL
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: fail(id, receipt, error)!
-UPDATE messages
-SET outcome    = CASE WHEN attempts >= max_attempts THEN 'failed' END,
-    ended_at   = CASE WHEN attempts >= max_attempts THEN now() END,
-    visible_at = now()
-                 + LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
-    receipt    = NULL,
-    last_error = left(:error, 2000)
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: heartbeat(id, receipt, lease)!
-UPDATE messages
-SET visible_at = now() + :lease
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: cleanup(age)
-DELETE FROM messages
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM messages
-  WHERE outcome IS NOT NULL
-    AND ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id,
-       COALESCE(outcome, CASE WHEN receipt IS NULL THEN 'queued' ELSE 'running' END) AS state,
-       attempts
-FROM messages;

@@ -1,37 +1,10 @@
 -- breaks: fencing
--- differs from: ../sound/visibility_timeout.sql
 -- A claim has one receipt for all its jobs, and a batch is fenced by its receipts, but not job by
 -- job: a lost job passes with the receipt of the claim that got it anew.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- order = "priority, fifo"
+-- extends = "../sound/visibility_timeout.sql"
 -- ///
-
--- name: schema#
-CREATE TABLE messages (
-  id           bigserial   PRIMARY KEY,
-  payload      jsonb       NOT NULL,
-  priority     int         NOT NULL DEFAULT 0,
-  attempts     int         NOT NULL DEFAULT 0,
-  max_attempts int         NOT NULL DEFAULT 3,
-  visible_at   timestamptz NOT NULL DEFAULT now(),
-  receipt      uuid,  -- of whoever holds it, or let its lease run out
-  outcome      text CHECK (outcome IN ('completed', 'failed')),
-  ended_at     timestamptz,
-  last_error   text
-);
-CREATE INDEX messages_visible_idx ON messages (priority DESC, visible_at, id)
-  WHERE outcome IS NULL AND attempts < max_attempts;
-CREATE INDEX messages_exhausted_idx ON messages (visible_at)
-  WHERE outcome IS NULL AND attempts >= max_attempts;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-INSERT INTO messages (payload, priority, visible_at, max_attempts)
-VALUES (:payload, :priority, now() + :delay, :max_attempts)
-RETURNING id;
 
 -- name: claim(limit, lease)
 -- The last attempt crashed: nobody will take these, so they end here.
@@ -67,14 +40,6 @@ WHERE id = ANY (ARRAY(
 ))
 RETURNING id, receipt, payload;
 
--- name: complete(id, receipt)!
-UPDATE messages
-SET outcome  = 'completed',
-    ended_at = now(),
-    receipt  = NULL
-WHERE id = :id
-  AND receipt = :receipt;
-
 -- name: complete_many(ids, receipts)
 WITH held AS MATERIALIZED (
   SELECT id FROM messages WHERE id = ANY (:ids) AND receipt = ANY (:receipts)
@@ -87,36 +52,3 @@ SET outcome  = 'completed',
 FROM held
 WHERE messages.id = held.id
 RETURNING messages.id;
-
--- name: fail(id, receipt, error)!
-UPDATE messages
-SET outcome    = CASE WHEN attempts >= max_attempts THEN 'failed' END,
-    ended_at   = CASE WHEN attempts >= max_attempts THEN now() END,
-    visible_at = now()
-                 + LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
-    receipt    = NULL,
-    last_error = left(:error, 2000)
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: heartbeat(id, receipt, lease)!
-UPDATE messages
-SET visible_at = now() + :lease
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: cleanup(age)
-DELETE FROM messages
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM messages
-  WHERE outcome IS NOT NULL
-    AND ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id,
-       COALESCE(outcome, CASE WHEN receipt IS NULL THEN 'queued' ELSE 'running' END) AS state,
-       attempts
-FROM messages;

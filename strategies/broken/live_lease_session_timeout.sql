@@ -1,70 +1,10 @@
 -- breaks: live-lease
--- differs from: ../sound/sessions.sql
 -- A claim lives as long as its worker's connection, and a job may take days. But the reaper takes a
 -- job back from a connection that is older than an hour.
 
 -- /// queue
--- lease = "session"
--- max_attempts = 3
--- jobs_per_worker = 1
--- order = "fifo"
--- [breaks]
--- pooler-safe = "a claim is its connection's: a pooler has to be in session mode"
+-- extends = "../sound/sessions.sql"
 -- ///
-
--- name: schema#
-CREATE TABLE jobs (
-  id           bigserial PRIMARY KEY,
-  payload      jsonb     NOT NULL,
-  status       text      NOT NULL DEFAULT 'queued'
-               CHECK (status IN ('queued', 'running', 'completed', 'failed')),
-  attempts     int       NOT NULL DEFAULT 0,
-  max_attempts int       NOT NULL,
-  backend      int,         -- of the connection that has claimed it
-  since        timestamptz  -- when that connection was made: process ids are used again
-);
-CREATE INDEX jobs_queued_idx ON jobs (id) WHERE status = 'queued';
-CREATE INDEX jobs_running_idx ON jobs (id) WHERE status = 'running';
-
-CREATE FUNCTION complete_job(job bigint, try int) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-  UPDATE jobs SET status = 'completed', backend = NULL
-  WHERE id = job AND status = 'running' AND attempts = try;
-  RETURN found;
-END $$;
-
-CREATE FUNCTION fail_job(job bigint, try int) RETURNS int
-LANGUAGE plpgsql AS $$
-DECLARE
-  ended int;
-BEGIN
-  UPDATE jobs
-  SET status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END, backend = NULL
-  WHERE id = job AND status = 'running' AND attempts = try;
-  GET DIAGNOSTICS ended = ROW_COUNT;
-  RETURN ended;
-END $$;
-
--- name: enqueue(payload, max_attempts)
-INSERT INTO jobs (payload, max_attempts) VALUES (:payload, :max_attempts) RETURNING id;
-
--- name: claim
-UPDATE jobs
-SET status   = 'running',
-    attempts = attempts + 1,
-    backend  = pg_backend_pid(),
-    since    = (SELECT backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid())
-WHERE id = (
-  SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
-)
-RETURNING id, attempts AS attempt;
-
--- name: complete(id, attempt)
-SELECT complete_job(:id, :attempt) AS accepted;
-
--- name: fail(id, attempt)
-SELECT fail_job(:id, :attempt) AS accepted;
 
 -- name: recover
 WITH orphans AS MATERIALIZED (
@@ -83,6 +23,3 @@ SET status  = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
 FROM orphans
 WHERE jobs.id = orphans.id
 RETURNING jobs.id;
-
--- name: jobs
-SELECT id, status AS state, attempts FROM jobs;

@@ -1,13 +1,9 @@
 -- breaks: live-lease
--- differs from: ../sound/sql_functions.sql
 -- The race inside one statement, inside a function: the lease is read from the snapshot, and what
 -- is asked of the locked row is not the lease.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- order = "priority, fifo"
+-- extends = "../sound/sql_functions.sql"
 -- ///
 
 -- name: schema#
@@ -126,34 +122,3 @@ AS $$
   ))
   RETURNING *
 $$;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-SELECT job_enqueue(:payload, :priority, :delay, :max_attempts) AS id;
-
--- name: claim(worker, limit, lease)
-SELECT id, attempt, payload FROM job_claim(:worker, :limit, :lease);
-
--- name: complete(id, worker, attempt)
-SELECT job_complete(:id, :worker, :attempt);
-
--- name: fail(id, worker, attempt, error)
-SELECT job_fail(:id, :worker, :attempt, :error);
-
--- name: heartbeat(id, worker, attempt, lease)
-SELECT job_heartbeat(:id, :worker, :attempt, :lease);
-
--- name: recover
-SELECT id, status, attempts FROM job_recover();
-
--- name: cleanup(age)
-DELETE FROM jobs
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id, status AS state, attempts
-FROM jobs;

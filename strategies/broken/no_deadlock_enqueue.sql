@@ -1,14 +1,9 @@
 -- breaks: no-deadlock
--- differs from: ../skip_locked.sql
 -- Enqueue and complete keep two counters, in opposite orders. To be compared with
 -- sound/counters.sql.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- jitter = 0.1
--- order = "priority, fifo"
+-- extends = "../skip_locked.sql"
 -- ///
 
 -- name: schema#
@@ -49,29 +44,6 @@ VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts)
 RETURNING id;
 COMMIT;
 
--- name: claim(worker, limit, queue)
-UPDATE jobs
-SET status     = 'running',
-    locked_at  = now(),
-    locked_by  = :worker,
-    -- Counted here, so that a crash counts. It is also the fencing token of what follows.
-    attempts   = attempts + 1,
-    updated_at = now()
--- An ARRAY is computed once; an IN (SELECT ...) may be run again for each row of the outer scan.
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE queue = :queue
-    AND status = 'queued'
-    AND attempts < max_attempts
-    AND run_at <= now()
-  ORDER BY priority DESC, run_at, id
-  LIMIT :limit
-  -- Locks and re-checks the latest version of each row, and passes over what others hold.
-  FOR UPDATE SKIP LOCKED
-))
-RETURNING id, attempts AS attempt, payload;
-
 -- name: complete(id, worker, attempt)
 BEGIN;
 UPDATE jobs
@@ -90,93 +62,3 @@ RETURNING id;
 UPDATE counters SET jobs = jobs - 1 WHERE name = 'queued';
 UPDATE counters SET jobs = jobs - 1 WHERE name = 'total';
 COMMIT;
-
--- name: complete_many(ids, worker, attempts)
-WITH batch AS MATERIALIZED (
-  SELECT id, attempt
-  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
-  -- One order for every batch: two that overlap wait, and do not deadlock.
-  ORDER BY id
-),
-held AS MATERIALIZED (
-  SELECT job.id
-  FROM batch
-  -- Row by row through the primary key, whatever plan a prepared statement has settled on; what
-  -- is compared below is the version that was locked.
-  CROSS JOIN LATERAL (
-    SELECT id, status, locked_by, attempts FROM jobs WHERE jobs.id = batch.id FOR UPDATE
-  ) AS job
-  WHERE job.status = 'running'
-    AND job.locked_by = :worker
-    AND job.attempts = batch.attempt
-)
-UPDATE jobs
-SET status       = 'completed',
-    locked_at    = NULL,
-    locked_by    = NULL,
-    completed_at = now(),
-    updated_at   = now()
-FROM held
-WHERE jobs.id = held.id
-RETURNING jobs.id;
-
--- name: fail(id, worker, attempt, error)!
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    -- 5 s, 10 s, 20 s ... 1 h, and up to a tenth more so that failures do not return together.
-    -- The exponent is capped before the power is taken: 2 ^ 1024 is out of range.
-    run_at     = now() + (1 + 0.1 * random())
-                 * LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = left(:error, 2000),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE jobs
-SET locked_at  = now(),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: recover(lease)
-WITH stale AS MATERIALIZED (
-  SELECT id, locked_by, locked_at
-  FROM jobs
-  WHERE status = 'running'
-    AND locked_at < now() - :lease
-  -- A job that is locked now is being completed, failed or extended: leave it to its worker.
-  FOR UPDATE SKIP LOCKED
-)
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = 'lease expired',
-    updated_at = now()
-FROM stale
-WHERE jobs.id = stale.id
-RETURNING jobs.id, jobs.status, jobs.attempts, stale.locked_by, stale.locked_at;
-
--- name: cleanup(age)
-DELETE FROM jobs
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE status IN ('completed', 'failed')
-    AND COALESCE(completed_at, failed_at) < now() - :age
-  -- Two cleanups share the work instead of deadlocking over it.
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id, status AS state, attempts
-FROM jobs;

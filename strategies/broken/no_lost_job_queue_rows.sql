@@ -1,14 +1,9 @@
 -- breaks: no-lost-job
--- differs from: ../skip_locked.sql
 -- Cleanup takes away the rows of queues that have no jobs. An enqueue that found its queue's row
 -- and has not committed is not seen: its job belongs to a queue that nobody knows.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- jitter = 0.1
--- order = "priority, fifo"
+-- extends = "../skip_locked.sql"
 -- ///
 
 -- name: schema#
@@ -71,94 +66,6 @@ WHERE id = ANY (ARRAY(
 ))
 RETURNING id, attempts AS attempt, payload;
 
--- name: complete(id, worker, attempt)!
-UPDATE jobs
-SET status       = 'completed',
-    locked_at    = NULL,
-    locked_by    = NULL,
-    completed_at = now(),
-    updated_at   = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  -- The worker's name alone would let it finish a later attempt of its own.
-  AND attempts = :attempt;
-
--- name: complete_many(ids, worker, attempts)
-WITH batch AS MATERIALIZED (
-  SELECT id, attempt
-  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
-  -- One order for every batch: two that overlap wait, and do not deadlock.
-  ORDER BY id
-),
-held AS MATERIALIZED (
-  SELECT job.id
-  FROM batch
-  -- Row by row through the primary key, whatever plan a prepared statement has settled on; what
-  -- is compared below is the version that was locked.
-  CROSS JOIN LATERAL (
-    SELECT id, status, locked_by, attempts FROM jobs WHERE jobs.id = batch.id FOR UPDATE
-  ) AS job
-  WHERE job.status = 'running'
-    AND job.locked_by = :worker
-    AND job.attempts = batch.attempt
-)
-UPDATE jobs
-SET status       = 'completed',
-    locked_at    = NULL,
-    locked_by    = NULL,
-    completed_at = now(),
-    updated_at   = now()
-FROM held
-WHERE jobs.id = held.id
-RETURNING jobs.id;
-
--- name: fail(id, worker, attempt, error)!
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    -- 5 s, 10 s, 20 s ... 1 h, and up to a tenth more so that failures do not return together.
-    -- The exponent is capped before the power is taken: 2 ^ 1024 is out of range.
-    run_at     = now() + (1 + 0.1 * random())
-                 * LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = left(:error, 2000),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE jobs
-SET locked_at  = now(),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: recover(lease)
-WITH stale AS MATERIALIZED (
-  SELECT id, locked_by, locked_at
-  FROM jobs
-  WHERE status = 'running'
-    AND locked_at < now() - :lease
-  -- A job that is locked now is being completed, failed or extended: leave it to its worker.
-  FOR UPDATE SKIP LOCKED
-)
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = 'lease expired',
-    updated_at = now()
-FROM stale
-WHERE jobs.id = stale.id
-RETURNING jobs.id, jobs.status, jobs.attempts, stale.locked_by, stale.locked_at;
-
 -- name: cleanup(age)
 DELETE FROM jobs
 WHERE id = ANY (ARRAY(
@@ -170,7 +77,3 @@ WHERE id = ANY (ARRAY(
   FOR UPDATE SKIP LOCKED
 ));
 DELETE FROM queues WHERE NOT EXISTS (SELECT FROM jobs WHERE jobs.queue = queues.name);
-
--- name: jobs
-SELECT id, status AS state, attempts
-FROM jobs;

@@ -1,12 +1,9 @@
 -- breaks: no-lost-job
--- differs from: ../sound/promotes_one_by_one.sql
 -- The promoter asks for the retries that have become due since it last looked: a failure that
 -- commits after its wait, and after that look, is never tried again.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
+-- extends = "../sound/promotes_one_by_one.sql"
 -- ///
 
 -- name: schema#
@@ -27,11 +24,6 @@ CREATE INDEX jobs_ready_idx ON jobs (id) WHERE status = 'ready';
 CREATE INDEX jobs_due_idx ON jobs (run_at) WHERE status IN ('scheduled', 'lost');
 CREATE INDEX jobs_running_idx ON jobs (since) WHERE status = 'running';
 
--- name: enqueue(payload, delay, max_attempts)
-INSERT INTO jobs (payload, run_at, max_attempts)
-VALUES (:payload, now() + :delay, :max_attempts)
-RETURNING id;
-
 -- name: promote
 WITH look AS MATERIALIZED (
   SELECT last FROM looks FOR UPDATE SKIP LOCKED
@@ -47,41 +39,3 @@ WHERE id = ANY (ARRAY(
     AND (attempts = 0 OR status = 'lost' OR run_at > (SELECT last FROM look))
   FOR UPDATE SKIP LOCKED
 ));
-
--- name: claim(worker, limit)
-UPDATE jobs
-SET status = 'running', attempts = attempts + 1, worker = :worker, since = now()
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'ready' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING id, attempts AS attempt;
-
--- name: complete(id, worker, attempt)!
-UPDATE jobs SET status = 'completed'
-WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
-
--- name: fail(id, worker, attempt)!
-UPDATE jobs
-SET status = CASE WHEN attempts < max_attempts THEN 'scheduled' ELSE 'failed' END,
-    run_at = now() + interval '5 seconds' * attempts
-WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE jobs SET since = now()
-WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
-
--- name: recover(lease)
-UPDATE jobs
-SET status = CASE WHEN attempts < max_attempts THEN 'lost' ELSE 'failed' END,
-    run_at = now() + interval '15 seconds'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'running' AND since < now() - :lease FOR UPDATE SKIP LOCKED
-))
-RETURNING id;
-
--- name: jobs
-SELECT
-  id,
-  CASE WHEN status IN ('scheduled', 'lost', 'ready') THEN 'queued' ELSE status END AS state,
-  attempts
-FROM jobs;

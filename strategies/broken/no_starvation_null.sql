@@ -1,14 +1,9 @@
 -- breaks: no-starvation
--- differs from: ../skip_locked.sql
 -- What has been done is not done again, says the claim, by NOT IN. Once a cleanup has set a job's
 -- id in that list to NULL, nothing is not in it, and nobody gets anything.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- jitter = 0.1
--- order = "priority, fifo"
+-- extends = "../skip_locked.sql"
 -- ///
 
 -- name: schema#
@@ -40,11 +35,6 @@ CREATE INDEX jobs_runnable_idx ON jobs (queue, priority DESC, run_at, id) WHERE 
 CREATE INDEX jobs_stuck_idx ON jobs (locked_at) WHERE status = 'running';
 -- For people: what failed lately.
 CREATE INDEX jobs_failed_idx ON jobs (failed_at) WHERE status = 'failed';
-
--- name: enqueue(payload, priority, delay, max_attempts, queue)
-INSERT INTO jobs (queue, payload, priority, run_at, max_attempts)
-VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts)
-RETURNING id;
 
 -- name: claim(worker, limit, queue)
 UPDATE jobs
@@ -86,93 +76,3 @@ WHERE id = :id
 RETURNING id
 )
 INSERT INTO done (job_id, at) SELECT id, now() FROM completed;
-
--- name: complete_many(ids, worker, attempts)
-WITH batch AS MATERIALIZED (
-  SELECT id, attempt
-  FROM unnest(:ids::bigint[], :attempts::int[]) AS named (id, attempt)
-  -- One order for every batch: two that overlap wait, and do not deadlock.
-  ORDER BY id
-),
-held AS MATERIALIZED (
-  SELECT job.id
-  FROM batch
-  -- Row by row through the primary key, whatever plan a prepared statement has settled on; what
-  -- is compared below is the version that was locked.
-  CROSS JOIN LATERAL (
-    SELECT id, status, locked_by, attempts FROM jobs WHERE jobs.id = batch.id FOR UPDATE
-  ) AS job
-  WHERE job.status = 'running'
-    AND job.locked_by = :worker
-    AND job.attempts = batch.attempt
-)
-UPDATE jobs
-SET status       = 'completed',
-    locked_at    = NULL,
-    locked_by    = NULL,
-    completed_at = now(),
-    updated_at   = now()
-FROM held
-WHERE jobs.id = held.id
-RETURNING jobs.id;
-
--- name: fail(id, worker, attempt, error)!
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    -- 5 s, 10 s, 20 s ... 1 h, and up to a tenth more so that failures do not return together.
-    -- The exponent is capped before the power is taken: 2 ^ 1024 is out of range.
-    run_at     = now() + (1 + 0.1 * random())
-                 * LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = left(:error, 2000),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE jobs
-SET locked_at  = now(),
-    updated_at = now()
-WHERE id = :id
-  AND status = 'running'
-  AND locked_by = :worker
-  AND attempts = :attempt;
-
--- name: recover(lease)
-WITH stale AS MATERIALIZED (
-  SELECT id, locked_by, locked_at
-  FROM jobs
-  WHERE status = 'running'
-    AND locked_at < now() - :lease
-  -- A job that is locked now is being completed, failed or extended: leave it to its worker.
-  FOR UPDATE SKIP LOCKED
-)
-UPDATE jobs
-SET status     = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-    failed_at  = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    locked_at  = NULL,
-    locked_by  = NULL,
-    last_error = 'lease expired',
-    updated_at = now()
-FROM stale
-WHERE jobs.id = stale.id
-RETURNING jobs.id, jobs.status, jobs.attempts, stale.locked_by, stale.locked_at;
-
--- name: cleanup(age)
-DELETE FROM jobs
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE status IN ('completed', 'failed')
-    AND COALESCE(completed_at, failed_at) < now() - :age
-  -- Two cleanups share the work instead of deadlocking over it.
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id, status AS state, attempts
-FROM jobs;

@@ -1,13 +1,9 @@
 -- breaks: retry-bound
--- differs from: ../sound/visibility_timeout.sql
 -- A worker that gets the job back that it let run out goes on with it, and that is no new attempt.
 -- A job that always takes too long is tried for ever.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- order = "priority, fifo"
+-- extends = "../sound/visibility_timeout.sql"
 -- ///
 
 -- name: schema#
@@ -28,11 +24,6 @@ CREATE INDEX messages_visible_idx ON messages (priority DESC, visible_at, id)
   WHERE outcome IS NULL AND attempts < max_attempts;
 CREATE INDEX messages_exhausted_idx ON messages (visible_at)
   WHERE outcome IS NULL AND attempts >= max_attempts;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-INSERT INTO messages (payload, priority, visible_at, max_attempts)
-VALUES (:payload, :priority, now() + :delay, :max_attempts)
-RETURNING id;
 
 -- name: claim(worker, limit, lease)
 -- The last attempt crashed: nobody will take these, so they end here.
@@ -69,14 +60,6 @@ WHERE id = ANY (ARRAY(
 ))
 RETURNING id, receipt, payload;
 
--- name: complete(id, receipt)!
-UPDATE messages
-SET outcome  = 'completed',
-    ended_at = now(),
-    receipt  = NULL
-WHERE id = :id
-  AND receipt = :receipt;
-
 -- name: fail(id, receipt, error)!
 UPDATE messages
 SET outcome    = CASE WHEN attempts >= max_attempts THEN 'failed' END,
@@ -88,25 +71,3 @@ SET outcome    = CASE WHEN attempts >= max_attempts THEN 'failed' END,
     last_error = left(:error, 2000)
 WHERE id = :id
   AND receipt = :receipt;
-
--- name: heartbeat(id, receipt, lease)!
-UPDATE messages
-SET visible_at = now() + :lease
-WHERE id = :id
-  AND receipt = :receipt;
-
--- name: cleanup(age)
-DELETE FROM messages
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM messages
-  WHERE outcome IS NOT NULL
-    AND ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id,
-       COALESCE(outcome, CASE WHEN receipt IS NULL THEN 'queued' ELSE 'running' END) AS state,
-       attempts
-FROM messages;

@@ -1,14 +1,9 @@
 -- breaks: retry-given
--- differs from: ../lease_table.sql
 -- Jobs that are alike are enqueued once while they wait. A failed one finds its twin, which came in
 -- while it ran, in its place: it is dropped, with the attempts that it had left.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- jitter = 0.1
--- order = "priority, fifo"
+-- extends = "../lease_table.sql"
 -- ///
 
 -- name: schema#
@@ -60,100 +55,6 @@ VALUES (:queue, :payload, :priority, now() + :delay, :max_attempts)
 ON CONFLICT (queue, payload) DO UPDATE SET payload = EXCLUDED.payload
 RETURNING id;
 
--- name: claim(worker, limit, queue)
-WITH taken AS (
-  DELETE FROM ready
-  -- By the row's address, which cannot change: a ready row is never updated. An ARRAY is computed
-  -- once; an IN (SELECT ...) may be run again for each row of the outer scan.
-  WHERE ctid = ANY (ARRAY(
-    SELECT ctid
-    FROM ready
-    WHERE queue = :queue
-      AND run_at <= now()
-    ORDER BY priority DESC, run_at, id
-    LIMIT :limit
-    -- Locks each row, and passes over what others hold.
-    FOR UPDATE SKIP LOCKED
-  ))
-  RETURNING id, queue, payload, priority, attempts, max_attempts, created_at
-)
-INSERT INTO leases (id, queue, payload, priority, attempts, max_attempts, created_at, worker)
--- Counted here, so that a crash counts. It is also the fencing token of what follows.
-SELECT id, queue, payload, priority, attempts + 1, max_attempts, created_at, :worker
-FROM taken
-RETURNING id, attempts AS attempt, payload;
-
--- name: complete(id, worker, attempt)!
-WITH held AS (
-  DELETE FROM leases
-  WHERE id = :id
-    AND worker = :worker
-    -- The worker's name alone would let it finish a later attempt of its own.
-    AND attempts = :attempt
-  RETURNING *
-)
-INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
-SELECT id, queue, payload, priority, attempts, 'completed', created_at
-FROM held;
-
--- name: complete_many(ids, worker, attempts)
-WITH held AS (
-  DELETE FROM leases
-  -- Its own rows alone, whose attempt no other batch can name: two that overlap do not deadlock.
-  -- One scan, without a join: a prepared statement may have settled on a plan while leases was
-  -- empty, and would read all of it for each job.
-  WHERE id = ANY (:ids::bigint[])
-    AND worker = :worker
-    AND attempts = (:attempts::int[])[array_position(:ids::bigint[], id)]
-  RETURNING *
-)
-INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
-SELECT id, queue, payload, priority, attempts, 'completed', created_at
-FROM held
-RETURNING id;
-
--- name: complete_and_claim(ids, worker, attempts, limit, queue)
--- One round trip and one commit for a batch instead of two. It touches leases and ready rows, which
--- stand in different tables: on a status column the two halves would lock each other's rows.
-WITH held AS (
-  DELETE FROM leases
-  WHERE id = ANY (:ids::bigint[])
-    AND worker = :worker
-    AND attempts = (:attempts::int[])[array_position(:ids::bigint[], id)]
-  RETURNING *
-),
-ended AS (
-  INSERT INTO history (id, queue, payload, priority, attempts, outcome, created_at)
-  SELECT id, queue, payload, priority, attempts, 'completed', created_at
-  FROM held
-  RETURNING id
-),
-taken AS (
-  DELETE FROM ready
-  WHERE ctid = ANY (ARRAY(
-    SELECT ctid
-    FROM ready
-    WHERE queue = :queue
-      AND run_at <= now()
-    ORDER BY priority DESC, run_at, id
-    LIMIT :limit
-    FOR UPDATE SKIP LOCKED
-  ))
-  RETURNING id, queue, payload, priority, attempts, max_attempts, created_at
-),
-claimed AS (
-  INSERT INTO leases (id, queue, payload, priority, attempts, max_attempts, created_at, worker)
-  SELECT id, queue, payload, priority, attempts + 1, max_attempts, created_at, :worker
-  FROM taken
-  RETURNING id, attempts, payload
-)
--- The completed ones first: what may have to wait does so before it holds a ready row.
-SELECT id, NULL::int AS attempt, NULL::jsonb AS payload, true AS completed
-FROM ended
-UNION ALL
-SELECT id, attempts, payload, false
-FROM claimed;
-
 -- name: fail(id, worker, attempt, error)
 WITH held AS (
   DELETE FROM leases
@@ -183,13 +84,6 @@ ended AS (
 )
 SELECT id
 FROM held;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE leases
-SET locked_at = now()
-WHERE id = :id
-  AND worker = :worker
-  AND attempts = :attempt;
 
 -- name: recover(lease)
 WITH stale AS MATERIALIZED (
@@ -222,20 +116,3 @@ ended AS (
 )
 SELECT id, attempts, worker, locked_at
 FROM held;
-
--- name: cleanup(age)
-DELETE FROM history
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM history
-  WHERE ended_at < now() - :age
-  -- Two cleanups share the work instead of deadlocking over it.
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id, 'queued' AS state, attempts FROM ready
-UNION ALL
-SELECT id, 'running', attempts FROM leases
-UNION ALL
-SELECT id, outcome, attempts FROM history;

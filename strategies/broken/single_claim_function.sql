@@ -1,13 +1,9 @@
 -- breaks: single-claim
--- differs from: ../sound/plpgsql_function.sql
 -- Select, then lock and update, inside one function: to the client it is one statement. To the
 -- server it is two, and others claim between them too.
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- order = "priority, fifo"
+-- extends = "../sound/plpgsql_function.sql"
 -- ///
 
 -- name: schema#
@@ -146,34 +142,3 @@ BEGIN
   RETURNING *;
 END
 $$;
-
--- name: enqueue(payload, priority, delay, max_attempts)
-SELECT job_enqueue(:payload, :priority, :delay, :max_attempts) AS id;
-
--- name: claim(worker, limit, lease)
-SELECT id, attempt, payload FROM job_claim(:worker, :limit, :lease);
-
--- name: complete(id, worker, attempt)
-SELECT job_complete(:id, :worker, :attempt);
-
--- name: fail(id, worker, attempt, error)
-SELECT job_fail(:id, :worker, :attempt, :error);
-
--- name: heartbeat(id, worker, attempt, lease)
-SELECT job_heartbeat(:id, :worker, :attempt, :lease);
-
--- name: recover
-SELECT id, status, attempts FROM job_recover();
-
--- name: cleanup(age)
-DELETE FROM jobs
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE ended_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT id, status AS state, attempts
-FROM jobs;

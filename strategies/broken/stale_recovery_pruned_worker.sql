@@ -1,13 +1,9 @@
 -- breaks: stale-recovery
--- differs from: ../sound/leader_promotes.sql
 -- Workers that were not heard of for a lease are removed once they hold nothing. One that only was
 -- slow claims on; its jobs belong to nobody that recover knows (solid_queue PR 244).
 
 -- /// queue
--- lease = "30 seconds"
--- max_attempts = 3
--- backoff = "5 seconds"
--- leader = true
+-- extends = "../sound/leader_promotes.sql"
 -- ///
 
 -- name: schema#
@@ -30,56 +26,6 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_ready_idx ON jobs (id) WHERE status = 'ready';
 CREATE INDEX jobs_scheduled_idx ON jobs (run_at) WHERE status = 'scheduled';
 CREATE INDEX jobs_running_idx ON jobs (locked_by) WHERE status = 'running';
-
--- name: start(worker)
-INSERT INTO workers (name) VALUES (:worker);
-
--- name: enqueue(payload, delay, max_attempts)
-INSERT INTO jobs (payload, status, run_at, max_attempts)
-VALUES (
-  :payload,
-  CASE WHEN :delay > interval '0' THEN 'scheduled' ELSE 'ready' END,
-  now() + :delay,
-  :max_attempts
-)
-RETURNING id;
-
--- name: promote
-SELECT id FROM jobs WHERE status = 'scheduled' AND run_at <= now();
--- Nobody but the leader touches a scheduled job, so that it is still one.
-UPDATE jobs SET status = 'ready' WHERE id = ANY (:ids);
-
--- name: claim(worker, limit)
-UPDATE jobs
-SET status    = 'running',
-    locked_at = now(),
-    locked_by = :worker,
-    attempts  = attempts + 1
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE status = 'ready'
-  ORDER BY id
-  LIMIT :limit
-  FOR UPDATE SKIP LOCKED
-))
-RETURNING id, attempts AS attempt;
-
--- name: complete(id, worker, attempt)!
-UPDATE jobs
-SET status = 'completed', locked_by = NULL, finished_at = now()
-WHERE id = :id AND status = 'running' AND locked_by = :worker AND attempts = :attempt;
-
--- name: fail(id, worker, attempt)!
-UPDATE jobs
-SET status      = CASE WHEN attempts < max_attempts THEN 'scheduled' ELSE 'failed' END,
-    finished_at = CASE WHEN attempts < max_attempts THEN NULL ELSE now() END,
-    run_at      = now() + LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts, 10)),
-    locked_by   = NULL
-WHERE id = :id AND status = 'running' AND locked_by = :worker AND attempts = :attempt;
-
--- name: heartbeat(worker)!
-UPDATE workers SET seen_at = now() WHERE name = :worker;
 
 -- name: recover(lease)
 WITH orphans AS MATERIALIZED (
@@ -109,19 +55,3 @@ SET status      = CASE WHEN attempts < max_attempts THEN 'ready' ELSE 'failed' E
 FROM orphans
 WHERE jobs.id = orphans.id
 RETURNING jobs.id;
-
--- name: cleanup(age)
-DELETE FROM jobs
-WHERE id = ANY (ARRAY(
-  SELECT id
-  FROM jobs
-  WHERE status IN ('completed', 'failed') AND finished_at < now() - :age
-  FOR UPDATE SKIP LOCKED
-));
-
--- name: jobs
-SELECT
-  id,
-  CASE WHEN status IN ('scheduled', 'ready') THEN 'queued' ELSE status END AS state,
-  attempts
-FROM jobs;

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.fix_places import ROOT, text_of
+
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds
 DESK, PHONE = 1280, 390  # pixels
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -142,7 +143,7 @@ def command(*arguments: str, exits: int = 0) -> None:
 def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The card of a queue that breaks a guarantee, and whose SQL would like to be a page."""
     folder = tmp_path_factory.mktemp("card")
-    text = (ROOT / "strategies/broken/retry_given_fail_ends.sql").read_text(encoding="utf-8")
+    text = text_of("broken/retry_given_fail_ends")
     assert text.count("left(:error,") == 1
     queue = folder / "q.sql"
     queue.write_text(text.replace("left(:error", f"left(:error || $${EVIL}$$"), encoding="utf-8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from queueproof.cli import run
@@ -11,10 +9,11 @@ from queueproof.errors import Exit
 from queueproof.explain import defects, explain
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.queues.offer import Offer
-from queueproof.queues.sqlfile import load_text
+from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.data import from_data
 from queueproof.report.story import Story
-from tests.fix_places import STRATEGIES
+from scenarios.matrix import stories
+from tests.fix_places import ROOT, STRATEGIES
 
 BARE = """\
 -- name: schema#
@@ -43,13 +42,14 @@ def test_a_guarantee_is_explained_by_a_defect_that_breaks_it(name: str) -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_the_story_that_a_page_draws_is_of_the_defect_that_it_shows(name: str) -> None:
     """`make results` keeps it as data; the SQL that it shows stands in that queue's file."""
-    kept = STRATEGIES.parent / "results" / "stories" / f"{name}.json"
-    assert kept.exists(), (
-        f"no story is recorded of {defects(name)[0].name}: `make results` does that"
-    )
-    told = from_data(json.loads(kept.read_text(encoding="utf-8")))
+    shown = defects(name)[0].name.removesuffix(".sql").removeprefix("strategies/")
+    recorded = [
+        one for one in stories(ROOT / "results") if (one.queue, one.guarantee) == (shown, name)
+    ]
+    assert recorded, f"no story is recorded of {shown}: `make results` does that"
+    told = from_data(recorded[0].told)
     assert told.guarantee == name
-    file = (STRATEGIES.parent / defects(name)[0].name).read_text(encoding="utf-8")
+    file = load(STRATEGIES / f"{shown}.sql").whole
     sent = set(told.statements if isinstance(told, Story) else ())
     assert [sql for sql in sent - {"ROLLBACK"} if sql not in file] == []
 

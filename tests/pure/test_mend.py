@@ -58,7 +58,7 @@ FORMS = {
 def draft(name: str) -> Draft:
     """A broken queue."""
     path = BROKEN / f"{name}.sql"
-    return Draft(path.read_text(encoding="utf-8"), path)
+    return Draft(load(path).whole, path)
 
 
 @cache

@@ -17,13 +17,16 @@ PARENTS = sorted([*STRATEGIES.glob("*.sql"), *STRATEGIES.glob("sound/*.sql")])
 REFERENCE = (REFERENCE).resolve()
 BROKEN = sorted(STRATEGIES.glob("broken/*.sql"))
 MOST = 20  # lines that differ, of more than a hundred: a rewritten statement or two
-HEAD = re.compile(r"-- breaks: (?P<guarantee>[\w-]+)\n-- differs from: (?P<parent>\S+)\n-- \S")
+HEAD = re.compile(
+    r"-- breaks: (?P<guarantee>[\w-]+)\n(?:-- .+\n)+\n"
+    r'-- /// queue\n-- extends = "(?P<parent>\S+)"\n'
+)
 
 
 @cache
 def statements(path: Path) -> list[str]:
     """A file's lines without comments, so that an explanation costs nothing."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    lines = (line.strip() for line in load(path).whole.splitlines())
     return [line for line in lines if line and not line.startswith("--")]
 
 
@@ -42,7 +45,7 @@ def breaks(path: Path) -> frozenset[str]:
 def named(path: Path) -> tuple[str, Path]:
     """The guarantee that a broken queue breaks and the file that it differs from, as it says."""
     found = HEAD.match(path.read_text(encoding="utf-8"))
-    assert found, f"{path}: it begins with what it breaks, what it differs from, and why"
+    assert found, f"{path}: it begins with what it breaks, why, and what it extends"
     return found["guarantee"], (path.parent / found["parent"]).resolve()
 
 

@@ -12,10 +12,9 @@ import pytest
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
-from scenarios.matrix import PROGRAMS, REMARKS, peers, read_remarks
-from tests.fix_places import STRATEGIES
+from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from workshop.conformance import (
-    INDEX,
     Failure,
     Row,
     _said,
@@ -88,7 +87,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
         ({"crash-safe": "inconclusive"}, "?"),
         (
             {"crash-safe": "broken", "no-lost-job": "inconclusive"},
-            "no: `crash-safe` [✗](stories/other.crash-safe.md)",
+            "no: `crash-safe` ✗",
         ),
     ],
 )
@@ -101,8 +100,10 @@ def test_a_promise_is_kept_by_what_it_rests_on(
 
 def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
     """Breaks and remarks stand below the matrix; what nobody has looked at is said to be so."""
-    page = render([row(tmp_path, {"fencing": "broken", "order": "inconclusive"})])
-    story, late = "[✗](stories/other.fencing.md)", "[by design](https://other.example/late)"
+    links = {"fencing": "stories.jsonl#L2"}
+    found = replace(row(tmp_path, {"fencing": "broken", "order": "inconclusive"}), links=links)
+    page = render([found])
+    story, late = "[✗](stories.jsonl#L2)", "[by design](https://other.example/late)"
     clock = "[model only](https://other.example/clock)"
     assert f"| other | `fencing` | {story} | A late result counts. | {late} |" in page
     assert f"| other | `server-clock` | ✓\\* | It reads the client's clock. | {clock} |" in page
@@ -113,22 +114,21 @@ def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
 
 def test_a_page_is_written_without_what_could_not_be_judged(tmp_path: Path) -> None:
     """Its recorded verdicts and stories stay, those of others are new, and the page names it."""
-    (tmp_path / "stories").mkdir()
-    for old in ("lost.fencing.md", "other.order.md"):
-        (tmp_path / "stories" / old).write_text("an old story")
+    lost = StoryLine("sound/lost", "fencing", "an old reason", "an old token", None)
+    gone = lost._replace(queue="peers/other", guarantee="order")
+    lines = "".join(f"{json.dumps(one._asdict())}\n" for one in (gone, lost))
+    (tmp_path / STORIES).write_text(f"{{}}\n{lines}")
     (tmp_path / "conformance.json").write_text('{"sound/lost": {"fencing": "broken"}, "x": {}}')
     failed = Failure("sound/lost", "internal error")
     write([row(tmp_path, {"fencing": "broken"})], tmp_path, [failed], "pgbouncer 1.18.0")
     recorded = json.loads((tmp_path / "conformance.json").read_text())
     assert recorded.keys() == {"peers/other", "sound/lost"}
-    told = {path.name for path in (tmp_path / "stories").iterdir()}
-    assert told == {"lost.fencing.md", "other.fencing.md", "other.fencing.json", "index.json"}
-    assert json.loads((tmp_path / INDEX).read_text()) == {
-        "postgres": "PostgreSQL",
-        "pooler": "pgbouncer 1.18.0",
-        "reasons": {"peers/other": {"fencing": "because"}},
-        "replays": {"peers/other": {"fencing": "a-token"}},
-    }
+    assert stories(tmp_path) == [
+        StoryLine("peers/other", "fencing", "because", "a-token", None),
+        lost,
+    ]
+    where = (tmp_path / STORIES).read_text().partition("\n")[0]
+    assert json.loads(where) == {"postgres": "PostgreSQL", "pooler": "pgbouncer 1.18.0"}
     page = (tmp_path / "conformance.md").read_text()
     assert "**sound/lost** could not be judged" in page
     assert "`pooler-safe` was asked with pgbouncer 1.18.0." in page
@@ -140,7 +140,8 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
     (tmp_path / REMARKS).write_text(GOOD, encoding="utf-8")
     results = tmp_path / "results"
     for name in ("one", "two"):
-        (tmp_path / f"{name}.sql").write_text("-- breaks: order\n", encoding="utf-8")
+        text = f"-- breaks: order\n\n{SKIP_LOCKED}"
+        (tmp_path / f"{name}.sql").write_text(text, encoding="utf-8")
     found = (Judgement("order", "broken", "the | last came first", "a story", "token"),)
     rows = [Row(name, Card(name, "PostgreSQL", 0, 1.0, found), "order") for name in ("one", "two")]
     write(rows, results)
@@ -148,7 +149,7 @@ def test_one_queue_alone_can_be_judged_anew(tmp_path: Path) -> None:
     others = recorded(["two"], results, tmp_path, "PostgreSQL", "")
     write([rows[0], *others], results, beside=["two"])
     assert (results / "conformance.md").read_text(encoding="utf-8") == before
-    assert (results / "stories" / "two.order.md").exists()
+    assert [one.queue for one in stories(results)] == ["one", "two"]
     with pytest.raises(QueueproofError, match=r"never judged: three; name them, too"):
         recorded(["three"], results, tmp_path, "PostgreSQL", "")
     with pytest.raises(QueueproofError, match=r"this machine has PostgreSQL 19.*: judge all"):

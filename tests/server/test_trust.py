@@ -19,7 +19,7 @@ from queueproof.proposal.schema import tables_of
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
 from tests.fix_hostile import HOSTILE, after_its_tables, hostile
-from tests.fix_places import DOUBLE_CLAIM, SKIP_LOCKED, reference
+from tests.fix_places import SKIP_LOCKED, reference, text_of
 
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
@@ -106,8 +106,7 @@ def test_the_command_passes_trust_on(
 ) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
-    broken = DOUBLE_CLAIM
-    text = broken.read_text(encoding="utf-8")
+    text = text_of("broken/single_claim_select_then_update")
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
