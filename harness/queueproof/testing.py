@@ -10,7 +10,7 @@ Such a test holds a story as data, and fails with it as long as the queue still 
             "my_queue.sql",
             program=Program(
                 jobs=(JobSpec(),),
-                stages=((("w1", (Do("claim", 1),)), ("w2", (Do("claim", 1),))),),
+                stages=((("w1", (Do("claim"),)), ("w2", (Do("claim"),))),),
             ),
             schedule=(0, 1),
         )

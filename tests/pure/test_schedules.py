@@ -19,7 +19,6 @@ from queueproof.run.record import Choice, Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import (
-    ACROSS,
     JobSpec,
     Program,
     advance,
@@ -193,7 +192,7 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
     assert breaks(small)
     assert not any(breaks(candidate) for candidate in smaller(small))
     assert (JobSpec(),) == small.jobs
-    assert [(do.kind, do.n) for stage in small.stages for _, dos in stage for do in dos] == [
+    assert [(do.kind, do.limit) for stage in small.stages for _, dos in stage for do in dos] == [
         ("claim", 1),
         ("claim", 1),
     ]
@@ -203,4 +202,4 @@ def test_a_batch_across_claims_names_no_job_twice() -> None:
     """An answer that names a job says nothing of which of two claims it was for."""
     taken = [(0, "1"), (0, "2"), (1, "2"), (1, "1"), (2, "1"), (2, "2")]
     worker = Actor("w1", "w1", claims=[(Ref(n, job), Claim(job, {})) for n, job in taken])
-    assert [ref for ref, _ in worker.batch(ACROSS)] == [Ref(0, "1"), Ref(1, "2")]
+    assert [ref for ref, _ in worker.batch(0, "one of each")] == [Ref(0, "1"), Ref(1, "2")]

@@ -128,7 +128,7 @@ WRONG = {
     "a long name": (story(program=[[[0, 0, 0, "q" * 2000]], [], []]), "jobs[0].queue is"),
     "stages": (story(program=[[], [[["w1"]]], []]), "program.stages[0][0] is"),
     "what nobody does": (does("juggle"), '[1][0].kind is "juggle"'),
-    "before the first": (does("claim", -1), "n of w1's claim is -1"),
+    "before the first": (does("claim", -1), "limit of w1's claim is -1"),
     "a schedule": (story(schedule={}), "schedule is {}"),
     "a step": (story(schedule=[None]), "schedule[0] is null"),
     "conditions": (story(under=[]), "under is []"),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from queueproof.history.calls import Call, Ref
 from queueproof.queues.model import Claim, Operation, Result, Step
 from queueproof.run.session import Session
-from queueproof.schedule.programs import ACROSS, Do
+from queueproof.schedule.programs import Do, Part
 
 
 @dataclass(slots=True)
@@ -76,16 +76,16 @@ class Actor:
         """Whether it has a job, as far as it knows."""
         return any(ref not in self.ended and ref not in self.lost for ref, _ in self.claims)
 
-    def batch(self, nth: int) -> list[tuple[Ref, Claim]]:
-        """What its `nth` successful claim got; by the complement, `~nth`, every other job of it.
+    def batch(self, nth: int, part: Part = "all") -> list[tuple[Ref, Claim]]:
+        """What its `nth` successful claim got, or a part of it.
 
-        Across its claims: of each the first job that no claim before has brought to the batch, for
+        One of each of its claims: the first job that no claim before has brought to the batch, for
         an answer that names a job says nothing of which claim it was for.
         """
-        if nth < 0:
-            return self.batch(~nth)[::2]
+        if part == "every other":
+            return self.batch(nth)[::2]
         calls = list(dict.fromkeys(ref.call for ref, _ in self.claims))
-        if nth == ACROSS:
+        if part == "one of each":
             across: dict[str, tuple[Ref, Claim]] = {}
             for n in range(len(calls)):
                 new = [job for job in self.batch(n) if job[0].job not in across]

@@ -79,11 +79,11 @@ class Drain:
         """Complete a claimed job, in its batch where the queue completes in batches only."""
         ref = actor.claims[nth][0]
         if "complete" in self._queue.offers or "complete_many" not in self._queue.offers:
-            return self._execution.perform(actor, Do("complete", nth))
+            return self._execution.perform(actor, Do("complete", job=nth))
         if ref in actor.ended:
             return None  # the batch of another job
         calls = list(dict.fromkeys(claimed.call for claimed, _ in actor.claims))
-        return self._execution.perform(actor, Do("complete_many", calls.index(ref.call)))
+        return self._execution.perform(actor, Do("complete_many", batch=calls.index(ref.call)))
 
     def _sweep(self, drainer: Actor) -> bool:
         """Maintain and claim until nothing more comes; whether a job may still come out later.
@@ -155,7 +155,7 @@ class Drain:
         first = len(drainer.claims)
         for _ in range(DRAIN_CLAIMS):
             before = len(drainer.claims)
-            call = self._execution.perform(drainer, Do("claim", DRAIN_BATCH, queue=queue))
+            call = self._execution.perform(drainer, Do("claim", limit=DRAIN_BATCH, queue=queue))
             if call is None:
                 break
             if call.answer in {"retry", "error"} and refused < RETRIES:

@@ -464,17 +464,17 @@ class Execution:
                 arguments |= enqueue_arguments(self.queue, spec, call.index)
             case "claim":
                 call.limit = arguments["limit"] = self.queue.most(
-                    "claim", do.n, held=self._terms.held
+                    "claim", do.limit, held=self._terms.held
                 )
                 call.queue = do.queue
-            case "heartbeat" if not actor.has(do.n):
+            case "heartbeat" if not actor.has(do.job):
                 pass
             case "complete" | "fail" | "heartbeat":
-                ref, claim = actor.claims[do.n]
+                ref, claim = actor.claims[do.job]
                 call.refs, named, call.token = (ref,), [claim], actor.renewed[ref]
                 arguments |= {"job": claim, "error": FAILURE}
             case "complete_many" | "complete_and_claim":
-                batch = actor.batch(do.n)
+                batch = actor.batch(do.batch, do.part)
                 if do.kind == "complete_and_claim":
                     limit = self.queue.most(do.kind, len(batch), held=self._terms.held)
                     call.limit = arguments["limit"] = limit
@@ -521,9 +521,9 @@ class Execution:
             actor.claims[:] = renewed  # its second connection has them too
         elif call.kind == "complete_many" and call.answer == "accepted":
             actor.ended.update(ref for ref in call.refs if ref.job in call.ids)
-        elif call.moved and flight.do.n < len(self.state.record.history.of_kind("enqueue")):
+        elif call.moved and flight.do.again < len(self.state.record.history.of_kind("enqueue")):
             # Until nothing is due any more; it may count what it does each time.
-            actor.todo.appendleft(flight.do._replace(n=flight.do.n + 1))
+            actor.todo.appendleft(flight.do._replace(again=flight.do.again + 1))
         self.state.end(call)
         self.state.note(actor, "answer", told(call, value), call=call)
 
@@ -616,7 +616,7 @@ class Execution:
         for actor in list(self.state.actors.values()):
             lives = actor.name in known or actor.identity in self.lab.started
             if lives and not actor.beside and not actor.holds:
-                self.perform(actor, Do("heartbeat", len(actor.claims), whole=True))
+                self.perform(actor, Do("heartbeat", job=len(actor.claims), whole=True))
 
     def crash(self, actor: Actor) -> None:
         """A worker's process dies: its connections close, and its name never acts again."""

@@ -120,17 +120,17 @@ class RunState:
         match do.kind:
             case "heartbeat" if actor.beside and not self.lab.beats_beside:
                 return False  # a worker process does one thing after another
-            case "heartbeat" if not actor.has(do.n) and not actor.beside:
+            case "heartbeat" if not actor.has(do.job) and not actor.beside:
                 return self.terms.beats_idle  # one without a job's columns
             case "complete" | "fail" | "heartbeat":
-                known = actor.has(do.n) and do.kind in self.queue.offers
-                return known and self._may_name(actor, [actor.claims[do.n]])
+                known = actor.has(do.job) and do.kind in self.queue.offers
+                return known and self._may_name(actor, [actor.claims[do.job]])
             case "complete_many":
-                batch = actor.batch(do.n)
+                batch = actor.batch(do.batch, do.part)
                 known = bool(batch) and "complete_many" in self.queue.offers
                 return known and self._may_name(actor, batch)
             case "complete_and_claim":
-                batch = actor.batch(do.n)
+                batch = actor.batch(do.batch, do.part)
                 return bool(batch) and not actor.holding and self._may_name(actor, batch)
             case "claim":
                 # Its worker claims nothing else until it ends.
@@ -168,7 +168,7 @@ class RunState:
             actor: Who does it.
             do: The crash or fault; without a number it happens to the actor itself.
         """
-        return self.actor(f"w{do.n}") if do.n else actor
+        return self.actor(f"w{do.worker}") if do.worker else actor
 
     def may_stop(self, actor: Actor) -> bool:
         """Whether a running statement may stop at a gate, or wait for somebody the run knows of."""

@@ -33,9 +33,9 @@ DoKind: TypeAlias = (
     | Literal["complete_and_claim", "crash", "advance", "until", "align", "rewrite"]
 )
 """What an actor does."""
-_COUNT_FROM_END = frozenset(  # where n may be negative
-    {"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"}
-)
+
+Part: TypeAlias = Literal["all", "every other", "one of each"]
+"""Of a batch: its jobs, every other one of them, or one job of each of its worker's batches."""
 
 
 class Do(NamedTuple):
@@ -46,23 +46,30 @@ class Do(NamedTuple):
             `advance` (the database's clock moves), `until` (it moves on to a moment before a
             limit), `align` (it moves on to a known fraction of a second), `rewrite` (the tables'
             physical order turns) or a fault.
-        n: For a claim its limit; for complete, fail and heartbeat which of the worker's claimed
-            jobs, counted from 0 over its whole life, or from -1 back from the latest, and for a
-            batch which of its claims, its complement for every other job of that, and `ACROSS` for
-            one job of each (`complete_and_claim` claims as many again); for a crash and for a fault
-            of a worker its number, 0 for the actor itself; for an enqueue which of the program's
-            job specifications.
-        seconds: For an advance; of a limit after what it is counted from: the last enqueue,
-            successful claim, heartbeat or fail.
-        queue: For a claim.
+        limit: Of a claim: how many jobs it asks for.
+        job: Of a complete, fail or heartbeat: which of the worker's claimed jobs, counted from 0
+            over its whole life, or from -1 back from the latest.
+        batch: Of what ends a batch (`complete_and_claim` claims as many again): which of the
+            worker's successful claims got it, from 0.
+        part: Of what ends a batch: which of its jobs.
+        worker: Of a crash or a fault: the number of the worker that it happens to; 0: the actor.
+        seconds: Of an advance; of a limit after what it is counted from: the last enqueue,
+            successful claim, heartbeat or fail; of a cleanup: the age of what goes.
+        queue: Of a claim.
         whole: Whether it is one step: its statements follow each other, and stop nowhere inside.
+        again: Of a promote: how often it has been done over, in a run.
     """
 
     kind: DoKind
-    n: int = 0
+    limit: int = 1
+    job: int = 0
+    batch: int = 0
+    part: Part = "all"
+    worker: int = 0
     seconds: float = 0.0
     queue: str = "default"
     whole: bool = False
+    again: int = 0
 
 
 PayloadKind: TypeAlias = Literal["", "same", "large"]
@@ -206,11 +213,11 @@ class Program(NamedTuple):
         return self._replace(stages=tuple(stages))
 
     def to_data(self) -> list[Any]:
-        """Nested lists of numbers and strings, for a replay token."""
+        """Nested lists, and by their names the fields that say something, for a replay token."""
         return [
-            [list(job) for job in self.jobs],
-            [[[actor, [list(do) for do in dos]] for actor, dos in stage] for stage in self.stages],
-            [list(job) for job in self.reserve],
+            [_fields(job) for job in self.jobs],
+            [[[who, [_fields(do) for do in dos]] for who, dos in stage] for stage in self.stages],
+            [_fields(job) for job in self.reserve],
         ]
 
     @classmethod
@@ -224,9 +231,17 @@ class Program(NamedTuple):
         for at, stage in enumerate(program.stages):
             for actor, dos in stage:
                 for do in dos:
-                    if do.n < 0 and do.kind not in _COUNT_FROM_END:
-                        refuse(f"program.stages[{at}]: n of {actor}'s {do.kind}", do.n, "from 0 on")
+                    for field in ("limit", "batch", "worker"):
+                        if (number := getattr(do, field)) < 0:
+                            where = f"program.stages[{at}]: {field} of {actor}'s {do.kind}"
+                            refuse(where, number, "from 0 on")
         return program
+
+
+def _fields(one: Do | JobSpec) -> dict[str, Any]:
+    """What differs from the defaults."""
+    plain = one._field_defaults
+    return {name: value for name, value in one._asdict().items() if value != plain.get(name)}
 
 
 def claim(limit: int = 1, queue: str = "default") -> Do:
@@ -236,22 +251,22 @@ def claim(limit: int = 1, queue: str = "default") -> Do:
         limit: Jobs.
         queue: Which of the queues.
     """
-    return Do("claim", limit, queue=queue)
+    return Do("claim", limit=limit, queue=queue)
 
 
 def complete(nth: int = 0) -> Do:
     """Complete the worker's `nth` claimed job."""
-    return Do("complete", nth)
+    return Do("complete", job=nth)
 
 
 def fail(nth: int = 0) -> Do:
     """Fail the worker's `nth` claimed job."""
-    return Do("fail", nth)
+    return Do("fail", job=nth)
 
 
 def heartbeat(nth: int = 0) -> Do:
     """Extend the lease of the worker's `nth` claimed job."""
-    return Do("heartbeat", nth)
+    return Do("heartbeat", job=nth)
 
 
 def advance(seconds: float) -> Do:
@@ -266,17 +281,17 @@ def until(seconds: float) -> Do:
 
 def crash(worker: int = 0) -> Do:
     """Close a worker's connection for good: `w<worker>`, or the actor itself."""
-    return Do("crash", worker)
+    return Do("crash", worker=worker)
 
 
 def lose(worker: int) -> Do:
     """Cut a worker's connection when the server has acted on its next message: no answer comes."""
-    return Do("lose", worker)
+    return Do("lose", worker=worker)
 
 
 def terminate(worker: int) -> Do:
     """End a worker's backend; the worker sees an error and connects anew."""
-    return Do("terminate", worker)
+    return Do("terminate", worker=worker)
 
 
 def whole(do: Do) -> Do:
@@ -294,7 +309,6 @@ HEARTBEATS = ", heartbeats"  # behind a worker's name: what it does on a connect
 MAINTENANCE: frozenset[DoKind] = frozenset({"recover", "promote", "cleanup"})
 """What one process at a time runs, where there is a leader."""
 COMPLETE_ALL = Do("complete_many")
-ACROSS = 99
 COMPLETES = frozenset({"complete", "complete_many"})
 
 
@@ -313,7 +327,8 @@ def completing_and_claiming(program: Program) -> Program:
                 continue
             if left and left[0].kind == "claim":
                 do = do._replace(queue=left.popleft().queue)
-            yield do._replace(kind="complete_and_claim")
+            nth = max(0, do.job) if do.kind == "complete" else do.batch
+            yield do._replace(kind="complete_and_claim", job=0, batch=nth)
 
     stages = (
         tuple((actor, tuple(joined(dos))) for actor, dos in stage) for stage in program.stages

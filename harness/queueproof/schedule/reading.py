@@ -19,7 +19,7 @@ _SHOWN = 60  # characters of what is wrong
 
 
 def read(kind: Any, data: object, field: str) -> Any:  # noqa: ANN401 - types, and what they make
-    """A value of a type: a tuple by tuple's and a NamedTuple by its own list, a dataclass by keys.
+    """A value of a type: a dataclass and a NamedTuple by keys, or the latter by its list.
 
     Args:
         kind: The type; `Annotated` with what it is one of, where that is fewer.
@@ -46,7 +46,7 @@ def read(kind: Any, data: object, field: str) -> Any:  # noqa: ANN401 - types, a
             found = _listed(data, field, len(parts), len(parts))
             each = zip(parts, found, strict=True)
             return tuple(read(part, one, f"{field}[{at}]") for at, (part, one) in enumerate(each))
-    if is_dataclass(kind):
+    if is_dataclass(kind) or (isinstance(data, Mapping) and issubclass(kind, tuple)):
         return _by_key(kind, data, field)
     if issubclass(kind, tuple):
         return _by_place(kind, data, field)

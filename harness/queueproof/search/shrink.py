@@ -249,9 +249,10 @@ def _renamed(
     queues, actors = queues or {}, actors or {}
 
     def one(do: Do) -> Do:
-        gone = actors.get(f"w{do.n}", "") if do.kind in _OF_WORKERS else ""
+        gone = actors.get(f"w{do.worker}", "") if do.kind in _OF_WORKERS else ""
         return do._replace(
-            queue=queues.get(do.queue, do.queue), n=int(gone.removeprefix("w") or do.n)
+            queue=queues.get(do.queue, do.queue),
+            worker=int(gone.removeprefix("w") or do.worker),
         )
 
     def job(spec: JobSpec) -> JobSpec:
@@ -277,8 +278,8 @@ def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:
             if place and (moved := _moved_at_once(dos[place - 1 : place + 1])):
                 once = (*dos[: place - 1], moved, *dos[place + 1 :])
                 yield ((*stage[:n], (actor, once), *stage[n + 1 :]),)
-            if do.kind == "claim" and do.n > 1:
-                single = (*dos[:place], do._replace(n=1), *dos[place + 1 :])
+            if do.kind == "claim" and do.limit > 1:
+                single = (*dos[:place], do._replace(limit=1), *dos[place + 1 :])
                 yield ((*stage[:n], (actor, single), *stage[n + 1 :]),)
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeAlias
 from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import DAY, HOUR, past
 from queueproof.schedule.programs import (
-    ACROSS,
     ALIGN,
     PROMOTE,
     RECOVER,
@@ -23,6 +22,7 @@ from queueproof.schedule.programs import (
     Do,
     DoKind,
     JobSpec,
+    Part,
     PayloadKind,
     Program,
     Schedule,
@@ -51,7 +51,13 @@ _SMALLINT = 32_000
 _NEAR, _CLOSE = 0.9, 0.5  # of a span that is not over
 _LATEST = (0, -1, -1, -1, -2, -3, -4)  # of a worker's claims
 _PAYLOADS: tuple[PayloadKind, ...] = ("", "", "same", "same", "large")
-_BATCHES = (0, 1, 2, 5, ~0, ~1, ACROSS)
+_ALL: Part = "all"
+_BATCHES: tuple[tuple[int, Part], ...] = (
+    *((nth, _ALL) for nth in (0, 1, 2, 5)),
+    (0, "every other"),
+    (1, "every other"),
+    (0, "one of each"),
+)
 
 
 class Crowd(NamedTuple):
@@ -190,13 +196,13 @@ class _Drawing:
         return script(self._worker(), claim(limit, self.rng.choice(self.names)))
 
     def _ends(self, kind: DoKind) -> Script:
-        return script(self._worker(), Do(kind, self.rng.choice(_LATEST)))
+        return script(self._worker(), Do(kind, job=self.rng.choice(_LATEST)))
 
     def _ends_batch(self, kind: DoKind) -> Script:
-        batch, queue = self.rng.choice(_BATCHES), "default"
+        (batch, part), queue = self.rng.choice(_BATCHES), "default"
         if kind == "complete_and_claim":
             queue = self.rng.choice(self.names)
-        return script(self._worker(), Do(kind, batch, queue=queue))
+        return script(self._worker(), Do(kind, batch=batch, part=part, queue=queue))
 
     def _cleans(self) -> Script:
         """A cleanup: nobody looks, for what a broken queue lists ends a check (rule 30)."""

@@ -21,7 +21,6 @@ from queueproof.judge.spec import FINISHED, Act, Breach, Job, Phase, Rules, step
 from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
-    ACROSS,
     COMPLETES,
     FAULTS,
     HEARTBEATS,
@@ -58,7 +57,8 @@ _EARLY, _LATER = 0.3, 0.6  # of a lease
 _AGES = {"fresh": 0.75, "young": 0.5, "old": 0.2, "late": 0.0, "lapsed": -math.inf}
 _KEPT = {"fresh": 0.8, "young": 0.6, "old": 0.3, "late": 0.05}
 _OLD = 400 * DAY
-_BY_A_CLAIM = frozenset({"complete", "fail", "heartbeat", "complete_many", "complete_and_claim"})
+_OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
+_BY_A_CLAIM = _OF_A_JOB | {"complete_many", "complete_and_claim"}
 _LOCKING = _BY_A_CLAIM | {"recover", "claim"}
 _BEGINNING = frozenset({"claim", "heartbeat"})  # a lease
 _SPAN = frozenset({"advance", "crash"})  # which have no steps
@@ -286,11 +286,11 @@ class Space:
             if not together or (do.kind == "heartbeat" and self.pieces.by_worker):
                 yield do
         if self.pieces.joins:
-            yield Do("complete_and_claim", nth)
+            yield Do("complete_and_claim", batch=nth)
         if "complete_many" in self.pieces.offers and together == self.pieces.takes_limit:
-            yield Do("complete_many", nth)
+            yield Do("complete_many", batch=nth)
             if nth:  # what was got by all of them
-                yield Do("complete_many", ACROSS)
+                yield Do("complete_many", part="one of each")
 
     def _call(self, at: Situation, kind: CallKind, who: str) -> Call:
         index, began = len(at.way), at.now + APART
@@ -458,7 +458,7 @@ class Space:
                 # A fault knows workers by their number.
                 actor = deed.actor if deed.actor.startswith("w") else "w9"
                 number = 0 if FAULTS[fault].of_server else int(actor[1:])
-                stage = script(actor, deed.do), script(NEMESIS, Do(fault, number))
+                stage = script(actor, deed.do), script(NEMESIS, Do(fault, worker=number))
                 before = self._precedent(deed)
                 make = partial(self._program, at, stage, self._looks(deed)[0], before)
                 stands = self.batch, at.job.phase, at.job.crashed, self._is_last(at)
@@ -468,7 +468,8 @@ class Space:
     def _precedent(self, deed: Deed) -> tuple[Script, ...]:
         """Another job that has ended so before: it shows what becomes of such jobs."""
         ends = deed.do.kind in COMPLETES or (deed.do.kind == "fail" and self._bound == 1)
-        return (script("w8", claim(self.batch), deed.do._replace(n=0)),) if ends else ()
+        the_same = deed.do._replace(job=0, batch=0, part="all")
+        return (script("w8", claim(self.batch), the_same),) if ends else ()
 
     def _role(self, at: Situation, deed: Deed) -> str:
         """Who acts: the holder, somebody else, or how the claim has ended that is named."""
@@ -558,7 +559,8 @@ class Space:
 
 def _claim_of(claims: Sequence[Call], do: Do) -> Call:
     """The claim by which a worker acts; the last of several."""
-    return claims[min(do.n, len(claims) - 1)]
+    nth = do.job if do.kind in _OF_A_JOB else do.batch
+    return claims[-1 if do.part == "one of each" else min(nth, len(claims) - 1)]
 
 
 def _only(outcome: list[Job] | Breach) -> Job:
