@@ -64,10 +64,10 @@ HARMS = {
     "by a hard link": ["check", "q.sql", "--json", "hard"],
     "an included file": ["check", "includes.sql", "--json", "schema.sql"],
     "the other version": ["check", "q.sql", "--with", "other.sql", "--json", "other.sql"],
-    "the story's file": ["check", "q.sql", "--replay", "TOKEN", "--export", "link.spec"],
+    "the story's file": ["replay", "q.sql", "TOKEN", "--export", "link.spec"],
     "the worker": ["check", f"exec: {sys.executable} worker.py", "--json", "worker.py"],
     "the class": ["check", "outputs_mine:Mine", "--json", "outputs_mine.py"],
-    "while breaks are written": ["check", "q.sql", "--write-breaks", "--json", "q.sql"],
+    "of mutants": ["mutate", "q.sql", "--json", "q.sql"],
     "of a benchmark": ["bench", "other.sql", "q.sql", "--json", "q.sql"],
     "another run's card": ["report", "card.json", "--html", "./card.json"],
 }

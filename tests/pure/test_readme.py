@@ -27,6 +27,7 @@ def test_every_exit_code_has_a_line() -> None:
 def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option that it names is one, and so is each guarantee that an option is given."""
     run(["check", "--help"])
+    run(["replay", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     lines = [line for line in re.findall(r"`([^`\n]+)`", README) if line.startswith("--")]
     named = {line.split()[0] for line in lines if not line.startswith("--queueproof")}

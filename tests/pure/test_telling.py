@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 import pytest
@@ -87,7 +88,13 @@ RACE = story(
 
 def steps(told: Story, width: int = 80) -> str:
     """The part of a text in which the steps stand: before the first statement."""
-    return to_text(told, width).partition("\n\n[a]\n")[0].rpartition("\n\n")[2]
+    before = re.split(r"\n\n(?:\[a\]\n|Why it matters)", to_text(told, width))[0]
+    return before.rpartition("\n\n")[2]
+
+
+def line(told: Story) -> str:
+    """A text as one line."""
+    return " ".join(to_text(told).split())
 
 
 def test_operations_in_turn_are_a_line_each() -> None:
@@ -186,8 +193,8 @@ def test_rounds_with_the_clock_are_told_once() -> None:
         ("A", ("sql", "done", "commit"), "lose", "after [a] was committed, before anything"),
         ("A", ("sql", "done"), "lose", "before [a] was committed: it has no effect"),
         ("A", ("sql", "stops"), "lose", "before [a] was committed: it has no effect"),
-        ("BEGIN;A;B", ("sql", "lost"), "lose", "before [c] was committed: it has no effect"),
-        ("BEGIN;A;COMMIT", ("sql",), "lose", "after [b] was committed, before anything"),
+        ("BEGIN;A;B", ("sql", "lost"), "lose", "before [b] was committed: it has no effect"),
+        ("BEGIN;A;COMMIT", ("sql",), "lose", "after [a] was committed, before anything"),
         ("A", ("sql", "answer"), "lose", ""),
         ("BEGIN", ("sql",), "lose", ""),
         ("A", ("sql", "lost"), "terminate", ""),
@@ -315,7 +322,7 @@ def test_a_worker_that_fails_what_it_has_completed_is_explained() -> None:
     then = Turn("drainer", claim("job 1 (attempt 2)"))
     ended = claim("job 1") + complete("accepted")
     told = story(Turn("w1", ended + fail("accepted")), then, guarantee="final-state")
-    assert "its answer was lost, and the error path calls fail." in to_text(told)
+    assert "its answer was lost, and the error path calls fail." in line(told)
     assert remedy("final-state", told).startswith("Here fail put back a job that had ended. What")
     late = story(Turn("w1", ended), Turn("w2", fail("accepted")), then, guarantee="final-state")
     assert "error path" not in to_text(late)
@@ -329,7 +336,7 @@ def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
     same = Enqueued("1", 0, 0.0, 3, payload="same")
     large = Enqueued("2", 0, 0.0, 3, payload="large")
     asked = Asked("enqueue", 0, (), 2.0, payload="same")
-    read = to_text(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
+    read = line(story(Turn("w1", (asked, Answered("answer", "job 3"))), before=(same, large)))
     assert "job 1 was enqueued (max_attempts 3, a payload that others have as well)" in read
     assert "job 2 was enqueued (max_attempts 3, a payload of 10,000 characters)" in read
     assert "enqueue, due in 2 s, a payload that others have as well => job 3" in read
@@ -365,7 +372,7 @@ def test_an_old_snapshot_is_explained() -> None:
 def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
     """The index of the reference is not advised as if it were this claim's."""
     told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))
-    assert remedy("steady-cost", told).startswith("What is said of this claim's plan comes first.")
+    assert remedy("steady-cost", told).startswith("An index for the claim, as said of its plan.")
     assert remedy("steady-cost", None).startswith("CREATE INDEX ON jobs")
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queueproof.cli import run
-from queueproof.errors import QueueproofError
+from queueproof.errors import Exit, QueueproofError
 from queueproof.examine.replay import told_by
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.backlog import Backlog
@@ -153,7 +153,7 @@ def test_a_malformed_token_is_refused_by_its_field(
     """Exit 4 before a server is started, with --export or without."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
     for export in ([], ["--export", "story.py"]):
-        assert run(["check", QUEUE, "--replay", token, *export]) == 4
+        assert run(["replay", QUEUE, *export, "--", token]) == Exit.UNUSABLE
         said = capsys.readouterr().err
         assert told in said
         assert len(said) < 500

@@ -89,23 +89,26 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
         "queueproof.report.terminal.to_text",
         "queueproof.report.page.to_page",
         "queueproof.report.github.commands",
-        "queueproof.cli.check._tell_breaks",
-        "queueproof.cli.check._tell_numbers",
+        "queueproof.cli.judging._tell_breaks",
+        "queueproof.cli.judging._tell_numbers",
         "queueproof.mutate.verdicts.judge",
         "queueproof.mend.search.mend",
     ):
         monkeypatch.setattr(name, _fail)
     monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))
-    arguments = ["--only", "single-claim", "--profile", "quick", "--jobs", "1", "--mutate"]
-    reports = ["--html", "card.html", "--json", "card.json", "--annotate", "github"]
-    assert run(["check", BROKEN, *arguments, "--mend", *reports]) == 1
+    arguments = [BROKEN, "--only", "single-claim", "--profile", "quick", "--jobs", "1"]
+    reports = ["--html", "card.html", "--json", "card.json"]
+    assert run(["mend", *arguments]) == 1
+    mending = capsys.readouterr().err
+    assert "queueproof: the rest of the mending: internal error: AttributeError" in mending
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    assert run(["mutate", *arguments, *reports]) == 1
     said = capsys.readouterr()
     missing = (
         "where the SQL has another number than the header",
         "what mends single-claim, in the queue's own names",
         "the drawing of a story of single-claim",
-        "the rest of --mutate",
-        "the rest of --mend",
+        "the rest of the mutants",
         "what else there is to say of the file",
         "the rest of the lines for GitHub",
         "card.html is not written",

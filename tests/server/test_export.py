@@ -599,7 +599,7 @@ def test_a_story_is_written_where_it_happened_again(
 ) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
-    code = run(["check", str(DOUBLE_CLAIM), "--replay", race_token(), "--export", str(path)])
+    code = run(["replay", str(DOUBLE_CLAIM), race_token(), "--export", str(path)])
     out, err = capsys.readouterr()
     assert (code, err) == (1, "")
     assert f"Wrote {path}\n" in out
@@ -627,8 +627,8 @@ def test_a_probes_story_is_no_spec(
     """What no order of statements tells is refused, and nothing is written."""
     queue = BROKEN / "backoff_none.sql"
     path = tmp_path / f"story.{form}"
-    arguments = ["--replay", token(queue, "backoff", probe=True), "--export", str(path)]
-    assert run(["check", str(queue), *arguments]) == 4
+    arguments = [token(queue, "backoff", probe=True), "--export", str(path)]
+    assert run(["replay", str(queue), *arguments]) == 4
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -640,8 +640,8 @@ def test_a_story_that_does_not_happen_is_not_written(
     """Where the replay exits 0 there is nothing to tell."""
     data = {"program": RACE.to_data(), "schedule": [], "under": {}, "broken": "single-claim"}
     path = tmp_path / "story.spec"
-    arguments = ["--replay", token(DOUBLE_CLAIM, "single-claim", **data), "--export", str(path)]
-    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 0
+    arguments = [token(DOUBLE_CLAIM, "single-claim", **data), "--export", str(path)]
+    assert run(["replay", str(DOUBLE_CLAIM), *arguments]) == 0
     assert "It does not happen any more." in capsys.readouterr().out
     assert not path.exists()
 
@@ -649,13 +649,9 @@ def test_a_story_that_does_not_happen_is_not_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--export", "a.spec"],
-            "--export writes one story: it goes with queueproof replay QUEUE TOKEN",
-        ),
-        (["--replay", "x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
-        (["--replay", "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
-        (["--replay", "x", "--export", "a.py", "--json", "c.json"], "--replay runs one story"),
+        (["x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
+        (["x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
+        (["x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
     ],
 )
 def test_an_export_that_cannot_be_is_refused_before_the_server(
@@ -668,5 +664,5 @@ def test_an_export_that_cannot_be_is_refused_before_the_server(
     """A mistake exits 4 at once."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
     monkeypatch.chdir(tmp_path)
-    assert run(["check", str(DOUBLE_CLAIM), *arguments]) == 4
+    assert run(["replay", str(DOUBLE_CLAIM), *arguments]) == 4
     assert message in capsys.readouterr().err

@@ -14,7 +14,7 @@ from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.junit import to_junit
 from queueproof.report.page import read_card, to_page
 from queueproof.report.story import of_queue, tell
-from queueproof.report.terminal import Output, print_card
+from queueproof.report.terminal import Output, print_breaks, print_card
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
@@ -158,12 +158,17 @@ def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> No
     """Terminal, page and JUnit tell each with its token, and a card is read back as it was."""
     assert read_card(FURTHER.to_json()) == FURTHER
     with (tmp_path / "out").open("w+", encoding="utf-8") as file:
-        print_card(Output(file), FURTHER, "queueproof replay q.sql")
+        print_card(Output(file), FURTHER)
+        print_breaks(Output(file), FURTHER, "queueproof replay q.sql", named=True)
         file.seek(0)
         printed = file.read()
-    again = printed.split("Each once more:\n", 1)[1].splitlines()
-    told = [f"  queueproof replay q.sql TOKEN{number}" for number in (1, 2)]
-    assert again[:3] == [" fencing", *told]
-    for report in (printed, to_page([FURTHER]), to_junit(FURTHER)):
+    assert "queueproof replay q.sql fencing.1  (fencing.2)\n" in printed
+    assert [f"q.sql: fencing.{n}: " in printed for n in (1, 2)] == [True, True]
+    with (tmp_path / "out").open("w+", encoding="utf-8") as file:
+        print_breaks(Output(file), FURTHER, "queueproof replay q.sql", named=False)
+        file.seek(0)
+        tokens = file.read()
+    assert [f"queueproof replay q.sql TOKEN{n}\n" in tokens for n in (1, 2)] == [True, True]
+    for report in (printed + tokens, to_page([FURTHER]), to_junit(FURTHER)):
         assert [told for told in ("completed it.", "failed it.") if told not in report] == []
         assert [token for token in ("TOKEN1", "TOKEN2") if token not in report] == []

@@ -101,15 +101,14 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
 
 def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
     """The story is on stdout, its remedy, the command that replays it, then the verdict."""
-    ran, directory = broken
-    token = json.loads((directory / "json").read_text())["guarantees"][0]["replay"]
+    ran, _ = broken
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
     assert "\nHow to mend it: One statement locks and marks: " in ran.out
-    assert "\nMore: queueproof explain single-claim\n" in ran.out
-    assert f"  queueproof replay {BROKEN} {token}\n" in ran.out
-    *_, mend, whole = ran.out.splitlines()
-    assert mend.endswith(f"is looked for by: queueproof mend {BROKEN}")
+    *_, again, mend, more, _, whole = ran.out.splitlines()
+    assert again.endswith(f" queueproof replay {BROKEN} single-claim")
+    assert mend.endswith(f" queueproof mend {BROKEN}")
+    assert more.endswith(" queueproof explain single-claim")
     assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
 
 
@@ -182,13 +181,13 @@ def test_a_number_that_the_header_contradicts_is_told_before_the_check(
 
 
 def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
-    check: Command, tmp_path: Path
+    check: Command, command: Command, tmp_path: Path
 ) -> None:
-    """--write-breaks passes today's break; its TODO is told, and so is a break that is mended."""
+    """`accept` passes today's break; its TODO is told, and so is a break that is mended."""
     file = tmp_path / "q.sql"
-    file.write_text(Path(BROKEN).read_text())
+    file.write_text(load(BROKEN).whole)
     file.chmod(0o640)
-    first = check(file, "--only", f"single-claim,{APART}", "--write-breaks")
+    first = command("accept", file, "--only", f"single-claim,{APART}", "--profile", "quick")
     assert first.code == 0
     assert f"Wrote [breaks] of {file}: single-claim. Say why each is accepted." in first.out
     assert file.stat().st_mode & 0o777 == 0o640
@@ -205,7 +204,7 @@ def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
 @pytest.mark.usefixtures("no_server")
 def test_breaks_of_what_is_no_file_are_not_written(command: Command) -> None:
     """A program's breaks are its own to declare, which is said before anything runs."""
-    ran = command("check", "exec: true", "--write-breaks")
+    ran = command("accept", "exec: true")
     assert (ran.code, ran.out) == (4, "")
     assert "no queue file: declare its breaks yourself" in ran.err
 
@@ -230,15 +229,14 @@ def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Comman
 
 
 def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
-    broken: tuple[Ran, Path], check: Command, command: Command
+    broken: tuple[Ran, Path], command: Command, dsn: str
 ) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
     token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
-    again = command("replay", BROKEN, token)
+    again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
     assert again.code == 1
-    assert check(BROKEN, "--replay", token).out == again.out
     assert "single-claim: No job is held by two workers at once." in again.out
-    mended = check(SOUND, "--replay", token)
+    mended = command("replay", SOUND, token, "--postgres", dsn)
     assert mended.code == 0
     assert "The queue has changed since" in mended.out
     assert "It does not happen any more, in any order." in mended.out
@@ -306,10 +304,9 @@ def test_nothing_judged_is_no_pass(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Usage: queueproof"),
         (["chek"], "No such command 'chek'"),
         (["check"], "name a queue, or write queues"),
-        (["check", SOUND, BROKEN, "--watch"], "are about one queue: name one"),
+        (["check", SOUND, BROKEN, "--with", SOUND], "is about one queue: name one"),
         (["check", SOUND, "--nothing"], "No such option"),
         (["check", SOUND, "--seed", "x"], "--seed"),
         (["check", "exec:", "python", "-m", "w", "--seed", "1"], 'quotes: "exec: python -m w"'),
@@ -326,9 +323,8 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
         (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
         (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
-        (["check", SOUND, "--replay", "x"], "not a replay token"),
-        (["check", SOUND, "--replay", "x", "--only", "order"], "do not go with it"),
-        (["check", SOUND, "--replay", "x", "--skip", "order"], "do not go with it"),
+        (["replay", SOUND, "x"], "not a replay token"),
+        (["replay", "elsewhere.sql", "fencing"], "elsewhere.sql: No such file"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["watch", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["check", "exec:no-such-program"], "there is no command no-such-program"),
@@ -505,6 +501,7 @@ def test_a_signal_ends_a_check_in_order(
     eventually(lambda: not databases(dsn))  # on a busy machine when the watchdog comes to it
 
 
+@pytest.mark.usefixtures("check")
 @pytest.mark.parametrize(
     ("stop", "code", "message"),
     [
@@ -513,7 +510,11 @@ def test_a_signal_ends_a_check_in_order(
     ],
 )
 def test_interrupted_mutants_are_told_as_far_as_they_came(
-    check: Command, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, message: str
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: BaseException,
+    code: int,
+    message: str,
 ) -> None:
     """The card, what became of the mutants so far, and how many there would have been."""
 
@@ -524,7 +525,7 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
         raise stop
 
     monkeypatch.setattr("queueproof.mutate.verdicts.judge", judge)
-    ran = check(SOUND, "--only", APART, "--mutate")
+    ran = command("mutate", SOUND, "--only", APART)
     assert (ran.code, ran.err.startswith(message)) == (code, True)
     assert f"{APART}: holds (" in ran.out
     assert ran.out.endswith("1 mutant: 1 killed, 0 equivalent, 0 survived\n\n")
@@ -532,7 +533,7 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
 
 @pytest.mark.parametrize("over", [False, True])
 def test_an_interrupted_search_prints_what_is_mended_so_far(
-    check: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, over: bool
+    command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, over: bool
 ) -> None:
     """The diff that mends a guarantee is printed with what it was checked for, and not as whole."""
 
@@ -544,9 +545,9 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     queue = tmp_path / "queue.sql"
     whole = STRATEGIES / "broken" / "backoff_held_now.sql"
     queue.write_text(
-        f'-- /// queue\n-- extends = "{whole}"\n-- ///\n' if over else whole.read_text()
+        f'-- /// queue\n-- extends = "{whole}"\n-- ///\n' if over else load(whole).whole
     )
-    ran = check(queue, "--only", APART, "--mend")
+    ran = command("mend", queue, "--only", APART, "--postgres", dsn)
     assert ran.code == 143
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
     told = ran.out.partition("Looking for what mends backoff: minutes for each.\n")[2]
@@ -755,8 +756,8 @@ def test_a_signal_ends_the_waiting_for_a_change(
     eventually: Callable[[Callable[[], bool]], None],
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
-    asked = ("--only", "single-claim", "--profile", "quick", "--watch")
-    process = start("check", BROKEN, *asked)
+    asked = ("--only", "single-claim", "--profile", "quick")
+    process = start("watch", BROKEN, *asked)
     assert process.stdout is not None
     told = iter(process.stdout.readline, "")
     assert any(line == "Waiting for a change; Ctrl-C ends it.\n" for line in told)
@@ -784,10 +785,8 @@ def test_a_change_of_an_included_file_is_seen(tmp_path: Path) -> None:
     assert stamps(files)[files[1]] is None
 
 
-def test_what_is_written_once_does_not_go_with_watch(check: Command) -> None:
-    """Reports, a replay and a mend are for one check."""
-    ran = check(SOUND, "--watch", "--mend")
-    assert ran.code == 4
-    assert "--watch checks one file again and again" in ran.err
-    ran = check("queueproof.testing:Nothing", "--watch")
+@pytest.mark.usefixtures("no_server")
+def test_what_is_no_file_is_not_watched(command: Command) -> None:
+    """Nobody can see that a class changes."""
+    ran = command("watch", "queueproof.testing:Nothing")
     assert ran.code == 4

@@ -94,7 +94,7 @@ def test_the_story_of_a_deployment_is_told_again(
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
     found = broken_by(path.stem)
-    code = cli.run(["check", str(OLD), "--with", str(path), "--replay", str(found.replay)])
+    code = cli.run(["replay", str(OLD), str(found.replay), "--with", str(path)])
     assert code == 1
     assert "It happened again: live-lease is broken." in capsys.readouterr().out
 
@@ -162,8 +162,6 @@ def test_the_two_ways_round_have_tokens_of_their_own() -> None:
     ("arguments", "told"),
     [
         (["--with", "exec: node worker.mjs"], "--with is about two queue files"),
-        (["--with", str(OLD), "--mutate"], "--mutate, --mend and --export are about one"),
-        (["--with", str(OLD), "--write-breaks"], "--write-breaks is about one queue"),
         (["--with", "no_such.sql"], "no_such.sql: No such file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -12,10 +13,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from queueproof.cli.bench import bench
-from queueproof.cli.check import check
+from queueproof.cli.check import EXAMPLES, check
 from queueproof.cli.ends import UsageError, exit_code_of, stop
 from queueproof.cli.init import init
-from queueproof.cli.more import CHECKING, replay
+from queueproof.cli.more import accept, mend, mutate, replay, watch
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
 from queueproof.cli.tell import doctor, explain, guarantees, schema, show, tell
@@ -23,9 +24,7 @@ from queueproof.ending import end_on
 from queueproof.errors import Exit
 
 app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -38,22 +37,33 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
         raise typer.Exit
 
 
-@app.callback(no_args_is_help=True)
+_BEGIN = """\
+queueproof finds race conditions in PostgreSQL job queues, and shows the exact steps.
+
+  queueproof init jobs.sql --from-schema schema.sql   propose a queue file for your table
+  queueproof check jobs.sql --profile quick           judge it, in half a minute
+  queueproof explain fencing                          how a guarantee breaks, and how it is kept
+
+All commands: queueproof --help"""
+
+
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     *,
     _version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """Prove or break a PostgreSQL job queue."""
+    """Find race conditions in PostgreSQL job queues, and see the exact steps."""
+    if context.invoked_subcommand is None:
+        typer.echo(_BEGIN)
 
 
-app.command()(check)
-app.command()(replay)
-for _name, _command in CHECKING.items():
-    app.command(_name)(_command)
-app.command()(init)
+app.command(epilog=EXAMPLES)(check)
+for _command in (replay, mend, mutate, accept, watch, init):
+    app.command()(_command)
 app.command()(bench)
 app.command()(report)
 app.command()(guarantees)
@@ -67,6 +77,8 @@ app.command()(explain)
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     make_streams_last()
+    if "_QUEUEPROOF_COMPLETE" in os.environ:  # a shell asks for completions
+        app(prog_name="queueproof")
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # nohup leaves one ignored, and a shell that of Ctrl-C in the background
     end_on([n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN], stop)

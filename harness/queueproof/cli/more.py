@@ -1,35 +1,58 @@
-"""Commands that do one thing more than a check, or run one story again."""
+"""Commands that go on from a check, or run one story again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Annotated, Any
+import shlex
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from queueproof.cli.check import check
+from queueproof.cli.ends import beside_the_verdict, on_behalf_of
+from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
+from queueproof.cli.judging import Beyond, CheckOptions, judged
+from queueproof.cli.known import token_of
 from queueproof.cli.options import (
     Export,
+    Html,
     Jobs,
+    Json,
     Only,
     Postgres,
+    Profile,
     ProfileName,
     QueueName,
     Seed,
     Traceback,
     Trust,
+    Where,
+    With,
 )
+from queueproof.cli.replaying import refuse_export, replay_story
+from queueproof.cli.reports import Reports
+from queueproof.cli.talk import progress_bar
+from queueproof.errors import QueueproofError
 
-_Profile = Annotated[ProfileName, typer.Option(help="How thorough: see `queueproof check --help`.")]
+if TYPE_CHECKING:
+    from queueproof.mutate.mutants import Mutants
+    from queueproof.queues.model import Queue
+    from queueproof.report.card import Card, Mended
+    from queueproof.report.terminal import Output
+
+TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
 
 
 def replay(
     queue: QueueName,
-    token: Annotated[
-        str, typer.Argument(metavar="TOKEN", help="Of a story, as a check prints it.")
+    story: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|TOKEN", help="A story: its name in the last check, or its token."
+        ),
     ],
     *,
+    new: With = None,
     export: Export = None,
     postgres: Postgres = None,
     trust: Trust = False,
@@ -39,80 +62,240 @@ def replay(
 
     Exits 1 when it happens again, 0 when it does not, 4 when its program does not fit the queue.
     """
-    return check([queue], replay=token, export=export, postgres=postgres, trust=trust)
+    from queueproof.queues.deployment import deployment
+    from queueproof.queues.resolve import files_of, resolve
+
+    refuse_export(export)
+    if new is not None and export is not None:
+        raise QueueproofError("--with makes one queue of two, and --export is about one")
+    target = resolve(queue) if new is None else deployment(queue, new)
+    refuse_outputs([export], files_of(target))
+    with on_behalf_of(target):
+        return replay_story(target, token_of(target.name, story), Where(postgres, trust), export)
 
 
-def _checking(what: str, profile: ProfileName, told: str) -> Callable[..., int]:
-    """A command that does one thing more than a check.
+def mend(
+    queue: QueueName,
+    *,
+    only: Only = None,
+    profile: Profile = ProfileName.quick,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+) -> int:
+    """Look for a small change that mends a queue.
 
-    Args:
-        what: The parameter of `check` that asks for it.
-        profile: How thoroughly it checks, unless that is given.
-        told: The command's help.
+    After a check the change is printed as a diff, and the mended queue is checked by everything;
+    the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C prints what is
+    mended so far. Exits as `check` does.
     """
-    more: dict[str, Any] = {what: True}
-    asked: Callable[..., int] = partial(check, **more)
-
-    def command(
-        queue: QueueName,
-        *,
-        only: Only = None,
-        profile: _Profile = profile,
-        seed: Seed = 0,
-        jobs: Jobs = None,
-        postgres: Postgres = None,
-        trust: Trust = False,
-        debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-    ) -> int:
-        return asked(
-            [queue],
-            only=only,
-            profile=profile,
-            seed=seed,
-            jobs=jobs,
-            postgres=postgres,
-            trust=trust,
-        )
-
-    command.__doc__ = told
-    return command
+    where = Where(postgres, trust)
+    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
+    return judged(asked, _Mending(asked))
 
 
-CHECKING: Mapping[str, Callable[..., int]] = {
-    "mend": _checking(
-        "mend",
-        ProfileName.quick,
-        """Look for a small change that mends a queue.
+def mutate(
+    queue: QueueName,
+    *,
+    only: Only = None,
+    profile: Profile = ProfileName.quick,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    json: Json = None,
+    html: Html = None,
+    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+) -> int:
+    """Plant defects in a queue, and see which are found.
 
-        After a check the change is printed as a diff, and the mended queue is checked by
-        everything; the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C
-        prints what is mended so far. Exits as `check` does.
-        """,
-    ),
-    "mutate": _checking(
-        "mutate",
-        ProfileName.quick,
-        """Plant defects in a queue, and see which are found.
+    A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
+    """
+    where, reports = Where(postgres, trust), Reports(json, html)
+    asked = CheckOptions(
+        queue, where, profile.value, only=only, seed=seed, jobs=jobs, reports=reports
+    )
+    return judged(asked, _Mutating(asked))
 
-        A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
-        """,
-    ),
-    "accept": _checking(
-        "write_breaks",
-        ProfileName.default,
-        """Accept what is broken today, for a reason.
 
-        Later only what is new fails: each break that a check finds is written into the file's
-        [breaks], with a reason to be filled in. Exits as `check` does.
-        """,
-    ),
-    "watch": _checking(
-        "watch",
-        ProfileName.quick,
-        """Check a queue whenever its file changes.
+def accept(
+    queue: QueueName,
+    *,
+    only: Only = None,
+    profile: Profile = ProfileName.default,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+) -> int:
+    """Accept what is broken today, for a reason.
 
-        So does a file that it includes. The story that broke last goes first. Ctrl-C ends it.
-        """,
-    ),
-}
-"""By their names."""
+    Later only what is new fails: each break that a check finds is written into the file's
+    [breaks], with a reason to be filled in. Exits as `check` does.
+    """
+    where = Where(postgres, trust)
+    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
+    return judged(asked, _Accepting())
+
+
+def watch(
+    queue: QueueName,
+    *,
+    only: Only = None,
+    profile: Profile = ProfileName.quick,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    postgres: Postgres = None,
+    trust: Trust = False,
+    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+) -> int:
+    """Check a queue whenever its file changes.
+
+    So does a file that it includes. The story that broke last goes first. Ctrl-C ends it.
+    """
+    from queueproof.cli.watching import watch as watched
+
+    where = Where(postgres, trust)
+    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
+    asked.select()
+    return watched(queue, where, asked.judge)
+
+
+class _Mending(Beyond):
+    """Looks for the change that mends what is broken."""
+
+    def __init__(self, asked: CheckOptions) -> None:
+        self._asked = asked
+
+    def refuse(self, target: Queue) -> None:
+        """Refuse what is no file."""
+        from queueproof.mend.search import source
+
+        source(target)
+
+    def go_on(self, out: Output, target: Queue, card: Card) -> Card:
+        """Print the change."""
+        with beside_the_verdict("the rest of the mending"):
+            _mend(out, target, card, self._asked)
+        return card
+
+
+class _Mutating(Beyond):
+    """Plants defects, and sees which are found."""
+
+    def __init__(self, asked: CheckOptions) -> None:
+        self._asked = asked
+        self._mutants: Mutants | None = None
+
+    def refuse(self, target: Queue) -> None:
+        """Refuse what has no SQL that could be changed."""
+        from queueproof.mutate.mutants import mutants_of
+
+        self._mutants = mutants_of(target)
+
+    def go_on(self, out: Output, target: Queue, card: Card) -> Card:  # noqa: ARG002 - by its mutants
+        """The card with what became of them."""
+        assert self._mutants is not None
+        with beside_the_verdict("the rest of the mutants"):
+            return _mutated(out, self._mutants, card, self._asked)
+        return card
+
+
+class _Accepting(Beyond):
+    """Writes what is broken into the file's [breaks]."""
+
+    def refuse(self, target: Queue) -> None:
+        """Refuse what is no file, or cannot be written."""
+        target.with_breaks({})
+        refuse_unwritable(Path(target.name))
+
+    def go_on(self, out: Output, target: Queue, card: Card) -> Card:
+        """The card once that stands there."""
+        return _accepted(out, target, card)
+
+
+def _mutated(out: Output, mutants: Mutants, card: Card, asked: CheckOptions) -> Card:
+    """The card with what became of the mutants; said too where it is interrupted."""
+    from queueproof.mutate.verdicts import judge
+    from queueproof.report.terminal import print_mutants
+
+    known = card
+    where = asked.where
+    cards = judge(mutants, card, postgres=where.postgres, trust=where.trust, profile=asked.profile)
+    total = len(mutants.mutants)
+    try:
+        with progress_bar() as progress, closing(cards):
+            for known in cards:
+                done = len(known.mutants or ())
+                progress(f"mutant {done}", done / max(total, 1))
+    except KeyboardInterrupt as stopped:
+        print_mutants(out, known)
+        done = len(known.mutants or ())
+        stopped.args = (f"{str(stopped) or 'interrupted'} after {done} of {total} mutants",)
+        raise
+    print_mutants(out, known)
+    return known
+
+
+def _mend(out: Output, target: Queue, card: Card, asked: CheckOptions) -> None:
+    """Look for the change that mends a queue, and print it."""
+    if card.verdict != "broken":
+        out.say("Nothing is broken, so there is nothing to mend.\n")
+        return
+    from queueproof.machine import processors
+    from queueproof.mend.search import mend
+    from queueproof.queues.sqlfile import SqlFileQueue
+    from queueproof.report.terminal import print_mended
+
+    extends = isinstance(target, SqlFileQueue) and target.own != target.whole
+    shown = shlex.join(["queueproof", "show", target.name]) if extends else ""
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    out.say(f"Looking for what mends {', '.join(broken)}: minutes for each.\n")
+    doing = f"0 of {len(broken)} mended"
+    known: Mended | None = None
+
+    def note(what: str, done: float | None) -> None:
+        nonlocal doing
+        doing = what
+        progress(what, done)
+
+    def keep(so_far: Mended | None) -> None:
+        nonlocal known
+        known = so_far
+
+    try:
+        with progress_bar(doing) as progress:
+            mended = mend(
+                target,
+                card,
+                postgres=asked.where.postgres,
+                trust=asked.where.trust,
+                profile=asked.profile,
+                jobs=asked.jobs or processors(),
+                progress=note,
+                kept=keep,
+            )
+    except KeyboardInterrupt as stopped:
+        if known is not None:
+            print_mended(out, known, asked.profile, shown)
+        stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
+        raise
+    print_mended(out, mended, asked.profile, shown)
+
+
+def _accepted(out: Output, target: Queue, card: Card) -> Card:
+    """The card once what is broken stands in the file's [breaks]."""
+    from queueproof.queues.resolve import resolve
+
+    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+    if not broken:
+        out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
+        return card
+    if resolve(target.name).digest != target.digest:
+        raise QueueproofError(f"{target.name} has changed since it was read: check it again")
+    write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
+    out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
+    return card.accepting(broken, TODO)

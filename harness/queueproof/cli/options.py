@@ -14,29 +14,74 @@ from queueproof.errors import SERVERS, QueueproofError
 
 QUEUES = 'A queue file (my_queue.sql), package.module:Class, or "exec: command".'
 QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUES)]
-Postgres: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SOURCE",
-        help=f"{', '.join(SERVERS)} or a DSN; else $QUEUEPROOF_POSTGRES, else embedded.",
-    ),
-]
-Trust: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Let the queue's SQL do what a superuser may: on a server of ours, and by the DSN of"
-        " one on a server that has other people's databases.",
-    ),
-]
+ASKED, HOW, SERVER, REPORTS = "What is judged", "How", "Server", "Reports"  # groups of options
+
+
+class ProfileName(StrEnum):
+    """How thorough a check is."""
+
+    quick = "quick"
+    default = "default"
+    deep = "deep"
+
+
+class Annotate(StrEnum):
+    """Where a check's verdicts are shown beside its output."""
+
+    github = "github"
+    none = "none"
 
 
 Only: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(metavar="ID,...", help="Judge these alone; see `queueproof guarantees`."),
+    typer.Option(
+        metavar="ID,...",
+        help="Judge these alone; see `queueproof guarantees`.",
+        rich_help_panel=ASKED,
+    ),
+]
+Skip: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID,...", help="Judge all but these.", rich_help_panel=ASKED),
+]
+Require: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID,...",
+        help="These must be judged: exit 2 where the queue does not offer one, or a tool that it"
+        " needs is not here.",
+        rich_help_panel=ASKED,
+    ),
+]
+With: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--with",
+        metavar="FILE",
+        help="The version that is rolled out beside QUEUE: some workers run each. Its schema is"
+        " a migration of QUEUE's, or the same.",
+        rich_help_panel=ASKED,
+    ),
+]
+Profile: TypeAlias = Annotated[
+    ProfileName,
+    typer.Option(
+        help="How thorough: of an SQL file, on two idle cores, quick takes 10 to 20 s, default"
+        " half a minute to two minutes, deep many; a worker program three to six times that, a"
+        " busy machine up to three times.",
+        rich_help_panel=HOW,
+    ),
 ]
 Seed: TypeAlias = Annotated[
-    int, typer.Option(help="Of random programs and schedules: same seed, same verdict.")
+    int, typer.Option(help="Random seed: same seed, same verdict.", rich_help_panel=HOW)
+]
+FailFast: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fail-fast",
+        help="End at the first break; the rest is inconclusive then.",
+        rich_help_panel=HOW,
+    ),
 ]
 Jobs: TypeAlias = Annotated[
     int | None,
@@ -45,6 +90,51 @@ Jobs: TypeAlias = Annotated[
         min=1,
         show_default="the processors",
         help="Processes that do the work, each with a database of its own: the same is found.",
+        rich_help_panel=HOW,
+    ),
+]
+Cluster: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="tcp://HOST:PORT",
+        help="A dask scheduler: its workers do the work, each with a server of its own: the same"
+        " is found.",
+        rich_help_panel=HOW,
+    ),
+]
+Postgres: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help=f"{', '.join(SERVERS)} or a DSN; else $QUEUEPROOF_POSTGRES, else embedded.",
+        rich_help_panel=SERVER,
+    ),
+]
+Trust: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Let the queue's SQL do what a superuser may: on a server of ours, and by the DSN of"
+        " one on a server that has other people's databases.",
+        rich_help_panel=SERVER,
+    ),
+]
+
+
+def _report(what: str) -> object:
+    return typer.Option(metavar="FILE", help=f"Write {what}.", rich_help_panel=REPORTS)
+
+
+Json: TypeAlias = Annotated[Path | None, _report("the card as JSON; - is stdout")]
+Html: TypeAlias = Annotated[Path | None, _report("the card as a page")]
+Junit: TypeAlias = Annotated[Path | None, _report("the card as JUnit XML")]
+Badge: TypeAlias = Annotated[Path | None, _report("a badge, as SVG")]
+AnnotateFor: TypeAlias = Annotated[
+    Annotate | None,
+    typer.Option(
+        help="For GitHub: breaks at their lines, and the job's summary ($GITHUB_STEP_SUMMARY).",
+        show_default="github where $GITHUB_ACTIONS is true",
+        rich_help_panel=REPORTS,
     ),
 ]
 Export: TypeAlias = Annotated[
@@ -55,21 +145,6 @@ Export: TypeAlias = Annotated[
         " test that passes once the queue is mended (FILE.py), or as a Mermaid diagram (FILE.mmd).",
     ),
 ]
-
-
-class Annotate(StrEnum):
-    """Where a check's verdicts are shown beside its output."""
-
-    github = "github"
-    none = "none"
-
-
-class ProfileName(StrEnum):
-    """How thorough a check is."""
-
-    quick = "quick"
-    default = "default"
-    deep = "deep"
 
 
 DEBUG_OPTION = "--traceback"

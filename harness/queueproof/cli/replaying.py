@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from queueproof.cli.files import write
 from queueproof.cli.options import Where
-from queueproof.cli.talk import now_and_then
+from queueproof.cli.talk import now_and_then, progress_bar
 from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
@@ -58,14 +58,10 @@ def replay_story(target: Queue, token: str, where: Where, export: Path | None) -
     return Exit.BROKEN
 
 
-def refuse_export(export: Path | None, replay: str | None) -> None:
+def refuse_export(export: Path | None) -> None:
     """Say what cannot be exported before anything runs."""
     if export is None:
         return
-    if replay is None:
-        raise QueueproofError(
-            "--export writes one story: it goes with queueproof replay QUEUE TOKEN"
-        )
     if export.suffix not in {".spec", ".py", ".mmd"}:
         raise QueueproofError(
             f"--export {export}: the file's name says what it becomes; end it in .spec"
@@ -142,7 +138,7 @@ def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Itera
 
     threading.Thread(target=lambda: [*map(import_module, later)], daemon=True).start()
     with ExitStack() as stack:
-        with now_and_then("starting PostgreSQL, installing the queue"):
+        with progress_bar("starting PostgreSQL, installing the queue"):
             server = stack.enter_context(open_server(where.postgres, trust=where.trust))
             lab = stack.enter_context(open_lab(target, server))
         yield lab
@@ -152,8 +148,5 @@ def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> str:
     """The command that replays a story of this check, but for its token."""
     server = [] if where.postgres is None else ["--postgres", lab.server.source]
     trust = ["--trust"] if where.trust else []
-    if new is not None:  # a roll-out has no command of its own
-        return shlex.join(
-            ["queueproof", "check", queue, "--with", new, *server, *trust, "--replay"]
-        )
-    return shlex.join(["queueproof", "replay", queue, *server, *trust])
+    other = [] if new is None else ["--with", new]
+    return shlex.join(["queueproof", "replay", queue, *other, *server, *trust])

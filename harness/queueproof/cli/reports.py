@@ -29,11 +29,11 @@ class Reports:
 
     def __init__(
         self,
-        json: Path | None,
-        html: Path | None,
-        junit: Path | None,
-        badge: Path | None,
-        annotate: Annotate | None,
+        json: Path | None = None,
+        html: Path | None = None,
+        junit: Path | None = None,
+        badge: Path | None = None,
+        annotate: Annotate | None = None,
     ) -> None:
         self._json, self._html, self._junit, self._badge = json, html, junit, badge
         self.files = [path for path in (json, html, junit, badge) if path is not None]

@@ -76,7 +76,7 @@ def progress_bar(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task(first, total=None)
 
         def note(what: str, done: float | None) -> None:
             total = None if done is None else 1.0

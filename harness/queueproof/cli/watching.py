@@ -1,4 +1,4 @@
-"""`check --watch`: a queue that is checked again whenever its file changes."""
+"""`watch`: a queue that is checked again whenever its file changes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from queueproof import waits
 from queueproof.cli.ends import beside_the_verdict, on_behalf_of
+from queueproof.cli.judging import print_summary
 from queueproof.cli.options import Where
 from queueproof.cli.replaying import command_of
 from queueproof.cli.talk import now_and_then, output, progress_bar
@@ -90,7 +91,7 @@ def _sql_file(queue: str) -> SqlFileQueue:
 
     target = resolve(queue)
     if not isinstance(target, SqlFileQueue):
-        raise QueueproofError(f"{queue}: --watch is for an SQL file, and this is none")
+        raise QueueproofError(f"{queue}: watch is for an SQL file, and this is none")
     return target
 
 
@@ -113,7 +114,8 @@ def _once(  # noqa: PLR0917 - what a check is made with
         with progress_bar() as progress:
             card = with_remedies(check(lab, progress), target, beside_the_verdict)
         replay = command_of(target.name, None, lab, where)
-        print_card(out, card, replay, beside_the_verdict)
+        print_card(out, card, beside_the_verdict)
+    print_summary(out, card, target, replay)
     print_whole(out, card)
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     return next((one.replay for one in broken if one.replay), None)

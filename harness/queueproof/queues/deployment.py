@@ -121,10 +121,6 @@ class Deployment(SqlFileQueue):
         declaring = (one for one in reversed(self.versions) if guarantee in one.breaks)
         return next(one.source_of_break(guarantee) for one in declaring)
 
-    def with_breaks(self, reasons: Mapping[str, str]) -> str:  # noqa: ARG002 - not even looked at
-        """Refused: a break of two files is declared in neither."""
-        raise QueueproofError("--write-breaks is about one queue, and --with makes it two")
-
     def begin(self, operation: str, **arguments: object) -> Operation[Any]:
         """Begin an operation of the version that workers with odd numbers run."""
         return self.begin_for("", operation, **arguments)

@@ -147,6 +147,16 @@ class Card:
     not_mutated: Sequence[str] = ()
 
     @property
+    def breaks(self) -> dict[str, tuple[Judgement, Break]]:
+        """Each story of what is broken by its name: `fencing`, or `fencing.1` and `fencing.2`."""
+        return {
+            one.id if len(one.stories) == 1 else f"{one.id}.{number}": (one, story)
+            for one in self.guarantees
+            if one.verdict == "broken"
+            for number, story in enumerate(one.stories, start=1)
+        }
+
+    @property
     def verdict(self) -> Literal["holds", "broken", "inconclusive"]:
         """Of the whole: broken beats inconclusive beats holds; nothing judged is inconclusive."""
         found = {judgement.verdict for judgement in self.guarantees}

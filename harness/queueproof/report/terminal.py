@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from rich.text import Text
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
-from queueproof.report.text import counted, remedy, to_text
+from queueproof.report.text import WIDTH, Legend, counted, remedy, to_text
 
 STYLES = {
     "holds": "green",
@@ -24,6 +25,7 @@ STYLES = {
     "inconclusive": "magenta",
     "not-offered": "dim",
 }
+_FIRST_WORDS = re.compile(r"[:.] ")
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 
 
@@ -37,6 +39,13 @@ class Output(Console):
         """Print a line that only the terminal itself may break, so that it can be copied."""
         self.print(text, soft_wrap=True)
 
+    def prose(self, text: str) -> None:
+        """Print prose: in lines that end at words on a terminal, in one elsewhere."""
+        if self.is_terminal:
+            self.print(text)
+        else:
+            self.say(text)
+
     def markdown(self, text: str) -> None:
         """Print Markdown: drawn on a terminal, as it is elsewhere."""
         if self.is_terminal:
@@ -47,13 +56,12 @@ class Output(Console):
             self.say(text.rstrip())
 
 
-def print_card(out: Output, card: Card, replay: str, aside: Aside = nullcontext) -> None:
+def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
     """Print the verdicts, and the stories of what broke.
 
     Args:
         out: Where.
         card: The verdicts.
-        replay: The command that replays a story, up to its token.
         aside: Tells why a story is not drawn for the width of the terminal.
     """
     if out.is_terminal:
@@ -62,27 +70,56 @@ def print_card(out: Output, card: Card, replay: str, aside: Aside = nullcontext)
         for judgement in card.guarantees:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
     if effort := tried(card):
-        out.say(effort)
-    broken = [judgement for judgement in card.guarantees if judgement.verdict == "broken"]
-    for judgement in broken:
-        for story in judgement.stories:
-            out.say()
-            out.rule(style="red") if out.is_terminal else out.say("-" * 78)
-            text = story.story
-            with aside(f"the drawing of a story of {judgement.id}"):
-                text = to_text(story.told, out.width) if story.told and out.is_terminal else text
-            print_story(out, text)
-        out.say(f"\nHow to mend it: {judgement.remedy or remedy(judgement.id, judgement.told)}")
-        out.say(f"More: queueproof explain {judgement.id}")
-    tokens = [(one.id, story.replay) for one in broken for story in one.stories if story.replay]
-    if tokens:
+        out.prose(effort)
+    legend = Legend()
+    for name, (judgement, story) in card.breaks.items():
         out.say()
-        out.say("Once more:" if len(tokens) == 1 else "Each once more:")
-    for at, (id_, token) in enumerate(tokens):
-        if len(tokens) > 1 and (at == 0 or tokens[at - 1][0] != id_):
-            out.say(f" {id_}")
-        out.say(f"  {replay} {token}")
+        out.rule(name, style="red") if out.is_terminal else out.say(f"--- {name} ---")
+        text = story.story
+        with aside(f"the drawing of a story of {judgement.id}"):
+            if story.told:
+                text = to_text(story.told, out.width if out.is_terminal else WIDTH, legend)
+        print_story(out, text)
+        if story == judgement.stories[-1]:
+            mend = judgement.remedy or remedy(judgement.id, judgement.told)
+            out.prose(f"\nHow to mend it: {mend}")
     out.say()
+
+
+def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str = "") -> None:
+    """Print what broke in a few lines, and what can be done about it.
+
+    Args:
+        out: Where.
+        card: The verdicts.
+        replay: The command that replays a story, up to its name.
+        named: Whether that command knows the stories by their names; by their tokens otherwise.
+        mend: The command that looks for a change that mends the queue; empty where none does.
+    """
+    breaks = card.breaks
+    if not breaks:
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("where", "story", "what happened", "how to mend it"):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "story")
+    for name, (judgement, story) in breaks.items():
+        where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
+        safe = judgement.remedy or remedy(judgement.id, judgement.told)
+        table.add_row(where, name, story.reason, _FIRST_WORDS.split(safe)[0])
+        if not out.is_terminal:
+            out.say(f"{where}: {name}: {story.reason}")
+    if out.is_terminal:
+        out.print(table)
+    again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
+    first = next(iter(breaks.values()))[0].id
+    if again and named:
+        which = f"  ({', '.join([*again][1:])})" if again.keys() - {next(iter(again))} else ""
+        out.say(f"\nStep by step once more:  {replay} {next(iter(again))}{which}")
+    for token in again.values() if not named else ():
+        out.say(f"Step by step once more:  {replay} {token}")
+    if mend:
+        out.say(f"Look for what mends it:  {mend}")
+    out.say(f"More on a guarantee:     queueproof explain {first}\n")
 
 
 def print_story(out: Output, story: str) -> None:

@@ -74,26 +74,73 @@ _ROLES: Mapping[str, str] = {
     "janitor": "removes finished jobs, as the queue's own cleanup does",
     "late": "a worker, which asks last",
 }
+NO_LETTER = -1
+_CONTROL = re.compile(r"\s*(BEGIN|COMMIT|ROLLBACK|END)\s*", re.IGNORECASE)
 _BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
-def to_text(told: Told, width: int = WIDTH) -> str:
+class Legend:
+    """The statements of a run's stories: each has one letter, and is shown once.
+
+    BEGIN, COMMIT and ROLLBACK say all there is to say of them, and have none.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def lettered(self, story: Story) -> tuple[Story, list[tuple[int, str]]]:
+        """A story with the letters of the run, and those of its statements that are new."""
+        known = len(self._numbers)
+        numbers = [
+            NO_LETTER
+            if _CONTROL.fullmatch(sql)
+            else self._numbers.setdefault(sql, len(self._numbers))
+            for sql in story.statements
+        ]
+
+        def one(fact: Fact) -> Fact:
+            if isinstance(fact, Sent) or (isinstance(fact, Event) and fact.about in _CUT_SHORT):
+                return replace(fact, statement=numbers[fact.statement])
+            return fact
+
+        turns = tuple(replace(turn, facts=tuple(map(one, turn.facts))) for turn in story.turns)
+        before = tuple(
+            replace(job, statements=tuple(numbers[n] for n in job.statements))
+            for job in story.before
+        )
+        new = [(number, sql) for sql, number in self._numbers.items() if number >= known]
+        return replace(story, turns=turns, before=before), new
+
+
+def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str:
     """A story, as it is read on a terminal.
 
     Args:
         told: The story.
         width: Characters that a line may have, but for `NARROWEST`; SQL and plans keep theirs.
+        legend: Of the run, where the text stands among others; None: the text stands alone.
     """
     width = max(width, NARROWEST)
     guarantee = CATALOGUE[told.guarantee]
+    lettered = legend or Legend()
     parts = [
-        f"{guarantee.id}: {guarantee.sentence}",
-        *(_run(told, width) if isinstance(told, Story) else map(_part, told.parts)),
-        f"Why it matters: {why(told)}.",
+        _filled(f"{guarantee.id}: {guarantee.sentence}", width),
+        *(
+            _run(*lettered.lettered(told), width)
+            if isinstance(told, Story)
+            else (_part(part, width) for part in told.parts)
+        ),
+        _filled(f"Why it matters: {why(told)}.", width),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _filled(prose: str, width: int) -> str:
+    """Prose in lines that end at words; each line of it stays one."""
+    lines = (textwrap.fill(line, width, break_long_words=False) for line in prose.split("\n"))
+    return "\n".join(lines)
 
 
 def why(told: Told) -> str:
@@ -118,7 +165,7 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     if guarantee.safe_alone and offers is not None and "recover" not in offers:
         return guarantee.safe_alone
     if guarantee.advised and isinstance(told, Account):
-        return f"What is said of this claim's plan comes first. In general: {safe}"
+        return f"An index for the claim, as said of its plan. In general: {safe}"
     undone = _undone(told) if isinstance(told, Story) and guarantee.undone else None
     if undone is None:
         return safe
@@ -131,25 +178,25 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {named}"
 
 
-def _run(story: Story, width: int) -> Iterator[str]:
-    yield f"Broken: {story.broken}."
-    yield story.cast
-    yield before(story)
-    yield story.conditions.told()
-    yield "\n".join(roles(story))
+def _run(story: Story, new: Sequence[tuple[int, str]], width: int) -> Iterator[str]:
+    yield _filled(f"Broken: {story.broken}.", width)
+    yield _filled(story.cast, width)
+    yield _filled(before(story), width)
+    yield _filled(story.conditions.told(), width)
+    yield _filled("\n".join(roles(story)), width)
     columns = _columns(story)
     room = len(columns) > 1 and 4 + len(columns) * (COLUMN + 2) - 2 <= width
     yield _timeline(story, columns, width) if room else _listing(story, width)
-    yield "\n".join(remarks(story))
-    for number, sql in enumerate(story.statements):
+    yield _filled("\n".join(remarks(story)), width)
+    for number, sql in new:
         yield f"[{letter(number)}]\n{textwrap.indent(sql, '    ')}"
     for sql in story.functions:
         yield f"What is called there:\n{textwrap.indent(sql, '    ')}"
 
 
-def _part(part: Part) -> str:
+def _part(part: Part, width: int) -> str:
     if part.kind == "prose":
-        return part.text
+        return _filled(part.text, width)
     return (f"{part.head}\n" if part.head else "") + textwrap.indent(part.text, "    ")
 
 
@@ -256,7 +303,7 @@ def worded(fact: Fact) -> str:
         case Asked():
             return _asked(fact)
         case Sent():
-            return f"[{letter(fact.statement)}] {fact.beginning}"
+            return f"{mark(fact.statement)}{fact.beginning}"
         case Answered():
             return _ANSWERS[fact.kind].format(fact.text)
         case Passed():
@@ -314,6 +361,11 @@ def ordinal(number: int) -> str:
     """A place in a row: 6th, 21st, 112th."""
     ending = "th" if 10 < number % 100 < 14 else _ENDINGS.get(number % 10, "th")  # noqa: PLR2004 - 11th to 13th
     return f"{number}{ending}"
+
+
+def mark(number: int) -> str:
+    """A statement's letter as it stands before its first words; nothing where it has none."""
+    return "" if number == NO_LETTER else f"[{letter(number)}] "
 
 
 def letter(number: int) -> str:
@@ -515,7 +567,8 @@ def _joined(facts: Iterable[Fact]) -> str:
     for fact in facts:
         match fact:
             case Sent():
-                told += f" [{letter(fact.statement)}]" + (f" {bound(fact)}" if fact.bound else "")
+                what = mark(fact.statement) or f"{fact.beginning} "
+                told += f" {what}{bound(fact)}".rstrip()
             case Answered():
                 told += f" => {worded(fact)}"
             case Event(kind="stops" | "uncommitted"):

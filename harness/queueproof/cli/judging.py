@@ -1,0 +1,227 @@
+"""A queue judged, and what stands around it: what is asked, what is printed, what is written."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from queueproof.cli.ends import beside_the_verdict, on_behalf_of
+from queueproof.cli.files import refuse_outputs
+from queueproof.cli.known import remember
+from queueproof.cli.options import Where, cluster_extra, ids
+from queueproof.cli.replaying import command_of, open_target
+from queueproof.cli.reports import Reports
+from queueproof.cli.talk import output, progress_bar, say
+from queueproof.errors import Exit
+
+if TYPE_CHECKING:
+    from queueproof.examine.work import Helpers
+    from queueproof.guarantees.guarantee import Guarantee
+    from queueproof.queues.model import Queue
+    from queueproof.report.card import Card
+    from queueproof.report.terminal import Output
+    from queueproof.run.lab import Lab
+
+
+_LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """What a check is asked for; the fields are the options of `queueproof check`."""
+
+    queue: str
+    where: Where
+    profile: str
+    new: str | None = None
+    only: list[str] | None = None
+    skip: list[str] | None = None
+    require: list[str] | None = None
+    seed: int = 0
+    fail_fast: bool = False
+    jobs: int | None = None
+    cluster: str | None = None
+    reports: Reports = field(default_factory=Reports)
+
+    def select(self) -> list[Guarantee]:
+        """The guarantees that are judged.
+
+        Raises:
+            QueueproofError: A name is unknown, or they contradict each other.
+        """
+        from queueproof.guarantees.catalogue import select
+
+        skip, required = ids(self.skip, "--skip"), ids(self.require, "--require")
+        return select(ids(self.only, "--only"), skip=skip or (), require=required or ())
+
+    def judge(
+        self,
+        lab: Lab,
+        progress: Callable[[str, float | None], None],
+        told: Callable[[str, str], None] = lambda _guarantee, _because: None,
+        helpers: Helpers | None = None,
+    ) -> Card:
+        """The card of the queue in a lab."""
+        from queueproof.examine.check import check_queue
+        from queueproof.machine import processors
+
+        return check_queue(
+            lab,
+            self.select(),
+            seed=self.seed,
+            profile=self.profile,
+            named=ids(self.only, "--only") or (),
+            required=ids(self.require, "--require") or (),
+            jobs=self.jobs or processors(),
+            helpers=helpers,
+            progress=progress,
+            told=told,
+            fail_fast=self.fail_fast,
+        )
+
+
+class Beyond:
+    """What a command does beyond a check; a check does nothing."""
+
+    def refuse(self, target: Queue) -> None:
+        """Refuse a queue that it cannot be done with, before anything runs."""
+
+    def go_on(self, out: Output, target: Queue, card: Card) -> Card:  # noqa: ARG002 - others do
+        """Go on from the card, and give it back with what it says now."""
+        return card
+
+
+NOTHING = Beyond()
+
+
+def judged(asked: CheckOptions, beyond: Beyond = NOTHING) -> int:
+    """Judge a queue, print and write what was found.
+
+    Args:
+        asked: What is asked for.
+        beyond: What is done then.
+
+    Returns:
+        The exit code.
+    """
+    from queueproof.queues.resolve import files_of, resolve
+
+    asked.select()
+    reports = asked.reports
+    target = resolve(asked.queue) if asked.new is None else _deployment(asked.queue, asked.new)
+    refuse_outputs(reports.outputs, files_of(target))
+    beyond.refuse(target)
+    with on_behalf_of(target):
+        cards: list[Card] = []
+        for way in target.ways:
+            with open_target(way, asked.where, _LATER) as lab:
+                from queueproof.report.terminal import print_whole
+
+                out = output(*reports.files)
+                command = command_of(asked.queue, asked.new, lab, asked.where)
+                if not cards:
+                    called = asked.queue if asked.new is None else target.name
+                    how = f"seed {asked.seed}, profile {asked.profile}"
+                    _introduce(out, target, f"{called} on {lab.label}", how)
+                with _helpers(asked.cluster, lab) as helpers, progress_bar() as progress:
+                    cards.append(asked.judge(lab, progress, _telling(target), helpers))
+        card = _printed(out, cards, target)
+        card = beyond.go_on(out, target, card)
+    with beside_the_verdict("what else there is to say of the file"):
+        _tell_breaks(out, target, card)
+    reports.annotate(out, card)
+    print_summary(out, card, target, command)
+    print_whole(out, card)
+    reports.write(card, command)
+    return card.exit_code
+
+
+def _telling(queue: Queue) -> Callable[[str, str], None]:
+    """Say at once what breaks, and after how long, but for what the queue says of itself."""
+    began = time.monotonic()
+
+    def told(guarantee: str, because: str) -> None:
+        if guarantee not in queue.breaks:
+            say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {because}", Exit.BROKEN)
+
+    return told
+
+
+def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | None]:
+    """Who does the work, where that is not this machine."""
+    if cluster is None:
+        return nullcontext()
+    with cluster_extra():
+        from queueproof.cluster.client import on_cluster
+    return on_cluster(cluster, lab, lambda message: say(message, Exit.HOLDS))
+
+
+def _deployment(old: str, new: str) -> Queue:
+    from queueproof.queues.deployment import deployment
+
+    return deployment(old, new)
+
+
+def print_summary(out: Output, card: Card, target: Queue, replay: str) -> None:
+    """Print what broke in a few lines, with the commands that go on from there."""
+    from queueproof.queues.sqlfile import SqlFileQueue
+    from queueproof.report.terminal import print_breaks
+
+    tokens = {name: story.replay for name, (_, story) in card.breaks.items() if story.replay}
+    mend = ""
+    if isinstance(target, SqlFileQueue):
+        mend = shlex.join(["queueproof", "mend", target.name])
+    print_breaks(out, card, replay, named=remember(target.name, tokens), mend=mend)
+
+
+def _printed(out: Output, cards: Sequence[Card], target: Queue) -> Card:
+    """Print one card of all the ways in which a queue was judged."""
+    from queueproof.mend.names import with_remedies
+    from queueproof.report.card import together
+    from queueproof.report.terminal import print_card
+
+    card = with_remedies(together(cards), target, beside_the_verdict)
+    print_card(out, card, beside_the_verdict)
+    return card
+
+
+def _introduce(out: Output, target: Queue, what: str, how: str) -> None:
+    """Say what is checked, and at once what says more of the file than of the queue."""
+    out.say(f"{what}; {how}\n")
+    with beside_the_verdict("where the SQL has another number than the header"):
+        _tell_numbers(out, target)
+    if "jobs" not in target.offers:
+        unseen = "what its tables say of a job that nobody claims any more is not seen"
+        out.say(f"No block jobs: {unseen}.\n")
+
+
+def _tell_numbers(out: Output, target: Queue) -> None:
+    """Say where the file's SQL has another number than its header."""
+    from queueproof.queues.numbers import others_than_declared
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    told = list(others_than_declared(target)) if isinstance(target, SqlFileQueue) else []
+    if told:
+        out.say("\n".join([*told, ""]))
+
+
+def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
+    """Say which declared break is mended, and which still lacks its reason."""
+    if card.verdict == "broken":
+        _tell_numbers(out, target)
+    for judgement in card.guarantees:
+        why = target.breaks.get(judgement.id)
+        if why is None:
+            continue
+        where = target.source_of_break(judgement.id) or target.name
+        if judgement.verdict == "holds":
+            mended = "where a check of everything does not see it either, take it out of [breaks]"
+            out.say(f"{where}: {judgement.id} was not seen to break: {mended}")
+        elif why.startswith("TODO"):
+            out.say(f"{where}: {judgement.id} is accepted, and its reason still says TODO")
+    if any(judgement.verdict == "accepted" for judgement in card.guarantees):
+        out.say("The stories of accepted breaks stand in the reports: --html, --json.")

@@ -1,0 +1,70 @@
+"""The stories of the last check of a queue, so that each can be called by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from queueproof.errors import QueueproofError
+from queueproof.queues.ids import IDS
+
+_NAME = re.compile(r"([a-z][a-z-]*)(?:\.([1-9][0-9]*))?")
+
+
+def remember(queue: str, tokens: Mapping[str, str]) -> bool:
+    """Keep the tokens of a check's stories; whether that could be done.
+
+    Args:
+        queue: As it was named.
+        tokens: By the stories' names.
+    """
+    try:
+        place = _place(queue)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        half = place.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps(tokens), encoding="utf-8")
+        half.replace(place)
+    except (OSError, RuntimeError):  # no home, or it cannot be written: tokens are shown instead
+        return False
+    return True
+
+
+def token_of(queue: str, story: str) -> str:
+    """The token of a story that is named; a token is its own.
+
+    Args:
+        queue: As it is named.
+        story: Its name, `fencing` or `fencing.2`, or its token.
+
+    Raises:
+        QueueproofError: The last check of the queue has told no story of this name.
+    """
+    found = _NAME.fullmatch(story)
+    if found is None or found[1] not in IDS:
+        return story
+    try:
+        tokens: dict[str, str] = json.loads(_place(queue).read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError):
+        tokens = {}
+    alone = found[1] if found[2] in {None, "1"} else story
+    token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
+    if token is None:
+        known = f"it told {', '.join(tokens)}" if tokens else "none of its stories is kept here"
+        raise QueueproofError(
+            f"the last check of {queue} has no story {story}: {known}. Check it first, or name the"
+            " story by its token (`check --json`)"
+        )
+    return token
+
+
+def _place(queue: str) -> Path:
+    """Where the stories of a queue are kept: a file's by its place, any other's by where we are."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    path = Path(queue)
+    called = path.resolve() if path.exists() else f"{Path.cwd()}\0{queue}"
+    digest = hashlib.sha256(os.fsencode(str(called))).hexdigest()
+    return Path(cache) / "queueproof" / "stories" / f"{digest[:16]}.json"

@@ -1,0 +1,62 @@
+"""Stories by their names: what a check keeps, and what a replay finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queueproof.cli import run
+from queueproof.cli.known import remember, token_of
+from queueproof.errors import Exit, QueueproofError
+from queueproof.report.card import Break, Card, Judgement
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place of the test's own, and a folder that holds a queue."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.sql").write_text("a queue")
+    return tmp_path / "cache"
+
+
+def test_a_story_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From anywhere, for a file; the first of several needs no number, and a token is its own."""
+    assert remember("q.sql", {"order": "A", "fencing.1": "B", "fencing.2": "C"})
+    named = ("order", "order.1", "fencing", "fencing.1", "fencing.2", "eNqrVkpT")
+    assert [token_of("q.sql", name) for name in named] == ["A", "A", "B", "B", "C", "eNqrVkpT"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert token_of("../q.sql", "fencing.2") == "C"
+
+
+def test_the_next_check_forgets_the_last() -> None:
+    """Its stories alone have names."""
+    assert remember("q.sql", {"order": "A"})
+    assert remember("q.sql", {"fencing": "B"})
+    with pytest.raises(QueueproofError, match=r"of q.sql has no story order: it told fencing\."):
+        token_of("q.sql", "order")
+    with pytest.raises(QueueproofError, match=r"none of its stories is kept here\. Check it first"):
+        token_of("other.sql", "order")
+
+
+def test_where_nothing_can_be_kept_tokens_are_told(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file stands where the folder would be."""
+    cache.write_text("")
+    assert not remember("q.sql", {"order": "A"})
+    assert run(["replay", "q.sql", "order"]) == Exit.UNUSABLE
+    assert len(capsys.readouterr().err.splitlines()) <= 2
+
+
+def test_a_card_names_the_stories_of_what_is_broken() -> None:
+    """One of a guarantee has its id; of several each has a number; an accepted break has none."""
+    more = (Break("b", "told", None),)
+    found = [
+        Judgement("order", "broken", "a", "story", "T"),
+        Judgement("fencing", "broken", "a", "story", "T", more=more),
+        Judgement("backoff", "accepted", "a", "story", "T"),
+    ]
+    assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
