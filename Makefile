@@ -8,7 +8,7 @@ WITHOUT_MORE := not browser and not container and not node and not pgbouncer
 
 unexport PYTHONDONTWRITEBYTECODE  # some machines set it, and each of hundreds of processes compiles all anew
 
-.PHONY: scenarios test test-all test-fast bench results mend address figures lint types docs venv node clean
+.PHONY: scenarios test test-all test-fast bench results mend address release figures lint types docs venv node clean
 .NOTPARALLEL:  # two pips in one environment
 
 scenarios: $(call with,test)  ## prove the reference queue and break the naive ones; pytest-benchmark wants a process of its own
@@ -38,7 +38,19 @@ address:               ## `make address OWNER=name`: where the repository is, wh
 	sed -i.bak 's,\bOWNER/queueproof,$(OWNER)/queueproof,' $(ADDRESSES)
 	rm $(ADDRESSES:=.bak)
 
-figures: $(call with,bench)          ## the harness's own speed: schedules beside isolationtester, checked events
+release: $(call with,release)  ## what an index takes, in dist/: README's links made addresses, built, checked
+	@! grep -q '\bOWNER/queueproof' pyproject.toml || { echo "first: make address OWNER=name"; exit 2; }
+	rm -rf build/release dist
+	git clone -q . build/release
+	address=$$(sed -n 's/^Source = "\(.*\)"/\1/p' pyproject.toml) && cd build/release && sed -i -E \
+	  -e "s,\]\((docs/assets/),]($$address/raw/HEAD/\1," \
+	  -e "s,\]\((docs|results|strategies|action\.yml|[A-Z]+\.md),]($$address/blob/HEAD/\1,g" README.md
+	cd build/release && ../../$(BIN)/python -m build --outdir ../../dist
+	$(BIN)/twine check --strict dist/*
+	@echo "Left to do: tag it and push the tag; $(BIN)/twine upload dist/*"
+
+figures: $(call with,bench)          ## README's picture; the harness's own speed: schedules beside isolationtester, checked events
+	PYTHONPATH=harness:. $(BIN)/python -m workshop.drawing
 	PYTHONPATH=harness $(BIN)/python -m workshop.permutations
 	PYTHONPATH=harness $(BIN)/python -m workshop.checker
 

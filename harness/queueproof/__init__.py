@@ -1,4 +1,4 @@
-"""Proves or breaks a PostgreSQL job queue.
+"""Finds race conditions in PostgreSQL job queues, and shows the exact steps.
 
 Everything that a Python queue under test needs is here, and `check` and `replay`, which do what the
 command line `queueproof` does.

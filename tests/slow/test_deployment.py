@@ -68,7 +68,7 @@ def test_a_deployment_breaks_what_its_first_line_says(
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))
     found = broken_by(name)
     assert found.place is not None
-    assert re.search(r"w1 and w3 run \S+\.sql, w2 and w4 run \S+\.sql;", found.story or "")
+    assert re.search(r"w1\sand\sw3\srun\s\S+\.sql,\sw2\sand\sw4\srun\s\S+\.sql;", found.story or "")
 
 
 @pytest.mark.parametrize("name", SOUND)

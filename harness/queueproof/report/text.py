@@ -139,7 +139,10 @@ def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str
 
 def _filled(prose: str, width: int) -> str:
     """Prose in lines that end at words; each line of it stays one."""
-    lines = (textwrap.fill(line, width, break_long_words=False) for line in prose.split("\n"))
+    lines = (
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in prose.split("\n")
+    )
     return "\n".join(lines)
 
 
