@@ -30,7 +30,9 @@ _DARK = """
 def picture() -> str:
     """The story of a double claim in the queue that the tutorial begins with, as a file's text."""
     tutorial = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-    (sql,) = re.findall(r'^```sql title="jobs.sql"\n(.*?)^```$', tutorial, re.M | re.S)[:1]
+    (sql,) = re.findall(
+        r'^```sql title="jobs.sql"\n(.*?)^```$', tutorial, re.MULTILINE | re.DOTALL
+    )[:1]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.sql"
         path.write_text(sql, encoding="utf-8")

@@ -41,7 +41,7 @@ def test_its_links_lead_to_files_of_the_checkout() -> None:
     """`make release` gives them the address of the repository, for a package index."""
     links = [link for link in re.findall(r"\]\(([^)#]*)", README) if "://" not in link]
     assert [link for link in links if not (ROOT / link).exists()] == []
-    assert len(README.splitlines()) <= 120  # noqa: PLR2004 - what is read in a minute
+    assert len(README.splitlines()) <= 120
 
 
 @pytest.mark.parametrize("file", ["README.md", "docs/index.md", "docs/about/faq.md", "action.yml"])
