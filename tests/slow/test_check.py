@@ -43,7 +43,7 @@ LESSON = '[breaks]\nsingle-claim = "a lesson"'
 def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabOf) -> None:
     """The token of a story tells the same story again."""
     lab = lab_of(BROKEN)
-    (judgement,) = check_queue(lab, select(ONLY), profile="quick").guarantees
+    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken"
     assert judgement.replay is not None
     replayed = replay(lab, judgement.replay)
@@ -82,7 +82,7 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
 def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     """Who waits for a job that both take is not accused of waiting, and a reader is told."""
     asked = select((*ONLY, "non-blocking"))
-    one, other = check_queue(lab_of(BROKEN), asked, profile="quick").guarantees
+    one, other = check_queue(lab_of(BROKEN), asked, profile="glance").guarantees
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
@@ -92,7 +92,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
     """A guarantee that holds says how often it was put to the test, and has no story."""
-    (judgement,) = check_queue(lab_of(SOUND), select(ONLY), profile="quick").guarantees
+    (judgement,) = check_queue(lab_of(SOUND), select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "holds"
     assert judgement.story is None
     assert judgement.evidence["overlapping claims"] > 0
@@ -139,7 +139,7 @@ def test_whether_a_failed_job_comes_back_is_seen(
 def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
     """What [breaks] declares and is seen to break is accepted, with the declared reason."""
     text = queue_file(header=LESSON, **RACES)
-    card = check_queue(lab_of(text), select(ONLY), profile="quick")
+    card = check_queue(lab_of(text), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
     assert judgement.verdict == "accepted"
     assert "a lesson" in judgement.reason
@@ -149,20 +149,20 @@ def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
 def test_a_declared_break_that_is_not_seen_says_so(lab_of: LabOf) -> None:
     """What [breaks] declares and is not seen to break holds, with that as its reason."""
     text = queue_file(header=LESSON, **LOCKS)
-    (judgement,) = check_queue(lab_of(text), select(ONLY), profile="quick").guarantees
+    (judgement,) = check_queue(lab_of(text), select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "holds"
     assert "not seen to break" in judgement.reason
 
 
 def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
     """A guarantee that needs what the queue has not is reported as not offered."""
-    card = check_queue(lab_of(SOUND), select(("live-lease", "retry-bound")), profile="quick")
+    card = check_queue(lab_of(SOUND), select(("live-lease", "retry-bound")), profile="glance")
     assert [judgement.verdict for judgement in card.guarantees] == ["not-offered"] * 2
 
 
 def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
     """The program finds the defect wherever its statements stand by now, or sees it mended."""
-    (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="quick").guarantees
+    (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="glance").guarantees
     token = judgement.replay
     assert token is not None
     looks_first = "-- name: claim\nSELECT count(*) FROM jobs;\n"
@@ -200,7 +200,7 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
 ) -> None:
     """Rule 7: what does not even work undisturbed is an error of the queue, not a verdict."""
     with pytest.raises(QueueError, match=message):
-        check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="quick")
+        check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="glance")
 
 
 # --- blame --------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
 ) -> None:
     """The conditions are not to blame, and say what is; that has the story, with a token."""
     lab = lab_of(AGAIN)
-    card = check_queue(lab, select(("final-state", "server-clock")), profile="quick")
+    card = check_queue(lab, select(("final-state", "server-clock")), profile="glance")
     plain, varied = card.guarantees
     assert (plain.id, plain.verdict, varied.verdict) == ("final-state", "broken", "inconclusive")
     assert varied.reason == "final-state is broken without it too"
@@ -238,7 +238,7 @@ def test_what_a_shortened_story_breaks_without_its_conditions_is_plainly_broken(
 @pytest.mark.usefixtures("overlooked")
 def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> None:
     """What is no guarantee of the catalogue is a reason too."""
-    (judgement,) = check_queue(lab_of(REFUSED), select(["isolation"]), profile="quick").guarantees
+    (judgement,) = check_queue(lab_of(REFUSED), select(["isolation"]), profile="glance").guarantees
     assert judgement.verdict == "inconclusive"
     assert judgement.reason == "error 55P03 occurs without it too"
     assert "times ERROR 55P03, to be retried" not in judgement.evidence

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from queueproof.queues.sqlfile import load
+
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "strategies" / "broken" / "single_claim_select_then_update.sql"
 SNIPPETS = ROOT / "docs" / "ci"
@@ -46,7 +48,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     (tmp_path / "queueproof").symlink_to(Path(sys.executable).parents[1])
     checkout = tmp_path / "checkout"
     checkout.mkdir()
-    (checkout / "q.sql").write_text(BROKEN.read_text())
+    (checkout / "q.sql").write_text(load(BROKEN).whole)
     ran = run(
         step["run"],
         checkout,

@@ -37,7 +37,7 @@ from tests.slow.fix_commands import Begin, Command, Ran, without_progress
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
 SOUND = str(STRATEGIES / "skip_locked.sql")
-APART = "backoff"  # needs nobody else's programs, where others that hold take seconds
+APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_the_queue_that_init_writes_passes(
     ran = command("init", "my_queue.sql")
     assert (ran.code, "queueproof check my_queue.sql" in ran.out) == (0, True)
     # By all of them CI checks it where it tries README.md's lines, with the wheel.
-    checked = check("my_queue.sql", "--only", f"{APART},server-clock")
+    checked = check("my_queue.sql", "--only", f"{APART},steady-cost")
     assert checked.code == 0, checked.out
     assert "2 hold" in checked.out
     again = command("init", "my_queue.sql")
@@ -547,7 +547,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
     queue.write_text(
         f'-- /// queue\n-- extends = "{whole}"\n-- ///\n' if over else load(whole).whole
     )
-    ran = command("mend", queue, "--only", APART, "--postgres", dsn)
+    ran = command("mend", queue, "--only", "backoff", "--postgres", dsn)
     assert ran.code == 143
     assert ran.err.startswith("queueproof: stopped by SIGTERM at: 1 of 1 mended (backoff)")
     told = ran.out.partition("Looking for what mends backoff: minutes for each.\n")[2]

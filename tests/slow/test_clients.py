@@ -120,8 +120,8 @@ def events(made: Run, actor: str) -> list[str]:
 
 
 def judged(lab: ClientLab, name: str) -> Judgement:
-    """One guarantee, at a quick look."""
-    return fix_labs.judged(lab, name)[name]
+    """One guarantee, at a glance."""
+    return fix_labs.judged(lab, name, profile="glance")[name]
 
 
 # --- a worker is a session ---------------------------------------------------------------------

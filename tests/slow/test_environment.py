@@ -87,7 +87,7 @@ def test_the_command_asks_the_environment_for_a_server_and_what_its_dsn_leaves_o
     for name in ("host", "user"):
         monkeypatch.setenv(f"PG{name.upper()}", str(place[name]))
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql:///postgres")
-    asked = ("check", SOUND, "--only", "backoff", "--profile", "quick", "--jobs", 1)
+    asked = ("check", SOUND, "--only", "server-clock", "--profile", "quick", "--jobs", 1)
     ran = command(*asked)
     assert (ran.code, f"user={place['user']}" in ran.out.partition("\n")[0]) == (0, True), ran
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "nothing")

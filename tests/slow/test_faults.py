@@ -41,15 +41,16 @@ from queueproof.schedule.programs import (
     terminate,
 )
 from queueproof.search.explore import explore
+from tests.fix_places import text_of
 
 LabOf = Callable[[str], Lab]
 Eventually = Callable[[Callable[[], bool]], None]
 ONE = (JobSpec(),)
 STRATEGIES = Path(__file__).parents[2] / "strategies"
-REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
-HELD = (STRATEGIES / "hold_open.sql").read_text(encoding="utf-8")
-ASYNC = (STRATEGIES / "broken" / "crash_safe_async_enqueue.sql").read_text(encoding="utf-8")
-TWO_STEP = (STRATEGIES / "broken" / "crash_safe_two_step_recover.sql").read_text(encoding="utf-8")
+REFERENCE = text_of("skip_locked")
+HELD = text_of("hold_open")
+ASYNC = text_of("broken/crash_safe_async_enqueue")
+TWO_STEP = text_of("broken/crash_safe_two_step_recover")
 UNLOGGED = REFERENCE.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
 
 # The claim is an advisory lock of the session: it ends with the connection, as its worker knows.
@@ -92,7 +93,7 @@ def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
     return [call for call in run.history.of_kind(kind) if call.actor == actor]
 
 
-def judged(lab: Lab, profile: str = "quick") -> Judgement:
+def judged(lab: Lab, profile: str = "glance") -> Judgement:
     """The verdict on crash-safe."""
     return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
 
@@ -367,7 +368,7 @@ def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:
 
 def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
     """A reaper that dies between two transactions, and what it left behind."""
-    judgement = judged(lab_of(TWO_STEP))
+    judgement = judged(lab_of(TWO_STEP), "quick")
     assert judgement.verdict == "broken"
     told = " ".join((judgement.story or "").split())
     assert "cuts w2 off from its next answer" in told

@@ -219,7 +219,8 @@ def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
     fail, recover = text.split("-- name: recover")
     recovering = recover.replace(PUTS_OFF.partition(",")[0], PUTS_OFF.format(put_off=put_off))
     assert recovering != recover
-    found = judged(lab_of(f"{fail}-- name: recover{recovering}"), "stale-recovery", "no-lost-job")
+    asked = ("stale-recovery", "no-lost-job")
+    found = judged(lab_of(f"{fail}-- name: recover{recovering}"), *asked, profile="glance")
     verdicts = {name: one.verdict for name, one in found.items()}
     assert verdicts == {"stale-recovery": verdict, "no-lost-job": "holds"}
 
@@ -302,7 +303,7 @@ def test_what_another_breach_explains_is_not_broken_as_well(
     lab_of: LabOf, text: str, cause: str, words: str, *, seen: bool
 ) -> None:
     """Rule 21: a late fail that falls on the next claim, and a claim that answers what is held."""
-    card = check_queue(lab_of(text), select(None, skip=["steady-cost"]), profile="quick")
+    card = check_queue(lab_of(text), select(None, skip=["steady-cost"]), profile="glance")
     (broken,) = (one for one in card.guarantees if one.verdict == "broken")
     assert broken.id == cause
     assert words in broken.reason

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
+from tests.fix_places import text_of
 
 pytest_plugins = ["pytester"]
 
@@ -38,7 +39,7 @@ def passed(result: pytest.RunResult, **counts: int) -> None:
 @pytest.fixture
 def mine(pytester: pytest.Pytester) -> Path:
     """A sound queue of somebody's."""
-    return pytester.makefile(".sql", mine=(STRATEGIES / "skip_locked.sql").read_text())
+    return pytester.makefile(".sql", mine=text_of("skip_locked"))
 
 
 # --- in other projects --------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytes
 
 def test_the_header_names_queues_server_and_seed(pytester: pytest.Pytester) -> None:
     """What a report needs to be understood stands at its top."""
-    result = run(pytester, "-k", "test_backoff and nowait", "--queueproof-seed", 7)
+    result = run(pytester, "-k", "test_server_clock and nowait", "--queueproof-seed", 7)
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(
         [
@@ -113,7 +114,7 @@ def test_collecting_starts_no_server(
 @pytest.mark.sample
 def test_a_broken_queue_fails_with_its_story(pytester: pytest.Pytester) -> None:
     """The failure is the story and the command that replays it, not a traceback of ours."""
-    path = pytester.makefile(".sql", mine=(STRATEGIES / "broken" / "order_lifo.sql").read_text())
+    path = pytester.makefile(".sql", mine=text_of("broken/order_lifo"))
     result = run(pytester, "--queue", path, "-k", "test_order")
     passed(result, failed=1)
     result.stdout.fnmatch_lines(
@@ -130,25 +131,30 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
     pytester: pytest.Pytester, dsn: str
 ) -> None:
     """Each queue is judged by one of them, and the summary tells of all."""
-    for name in ("broken/backoff_none", "skip_locked"):
-        text = (STRATEGIES / f"{name}.sql").read_text()
+    for name in ("broken/server_clock_local_timestamp", "skip_locked"):
+        text = text_of(name)
         pytester.makefile(".sql", **{Path(name).name: text})
-    queues = "--queue", "backoff_none.sql", "--queue", "skip_locked.sql"
-    arguments = "-k", "test_backoff or concurrency"
+    queues = "--queue", "server_clock_local_timestamp.sql", "--queue", "skip_locked.sql"
+    arguments = "-k", "test_server_clock or test_concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
     told = [
-        re.findall(r"^(?:backoff_none|skip_locked) .*", one.stdout.str(), re.MULTILINE)
+        re.findall(
+            r"^(?:server_clock_local_timestamp|skip_locked) .*", one.stdout.str(), re.MULTILINE
+        )
         for one in results
     ]
     assert told[0] == [
-        "backoff_none  backoff broken; 1 not offered",
-        "skip_locked   1 holds; 1 not offered",
+        "server_clock_local_timestamp  server-clock broken; 1 not offered",
+        "skip_locked                   1 holds; 1 not offered",
     ]
     assert sorted(told[0]) == sorted(told[1])
     judged_by = set(
         re.findall(r"^\[(gw\d)\] .*::\w+\[(\w+)\]", results[1].stdout.str(), re.MULTILINE)
     )
-    assert sorted(queue for _, queue in judged_by) == ["backoff_none", "skip_locked"]
+    assert sorted(queue for _, queue in judged_by) == [
+        "server_clock_local_timestamp",
+        "skip_locked",
+    ]
     for one in results:
         passed(one, passed=1, failed=1, skipped=2)
     with psycopg.connect(dsn) as connection:
@@ -167,12 +173,12 @@ def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked
     pytester: pytest.Pytester, mine: Path
 ) -> None:
     """A guarantee is deselected where it is to be, and skipped where it is not offered."""
-    arguments = "--queue", mine, "-k", "backoff or concurrency"
-    result = run(pytester, *arguments, "--queueproof-skip", "backoff, no-lost-job", "-rs")
+    arguments = "--queue", mine, "-k", "server_clock or concurrency"
+    result = run(pytester, *arguments, "--queueproof-skip", "server-clock, no-lost-job", "-rs")
     passed(result, skipped=1)
     result.stdout.fnmatch_lines(["SKIPPED*no concurrency_limit is declared"])
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED  # nothing judged is no pass
-    result = run(pytester, *arguments, "--queueproof-require", "backoff,concurrency-limit")
+    result = run(pytester, *arguments, "--queueproof-require", "server-clock,concurrency-limit")
     passed(result, passed=1, failed=1)
     result.stdout.fnmatch_lines(["*mine.sql: inconclusive: no concurrency_limit is declared"])
 
@@ -180,19 +186,19 @@ def test_what_is_skipped_is_not_asked_and_what_is_required_does_not_pass_unasked
 @pytest.mark.parametrize(
     ("breaks", "reason"),
     [
-        ("backoff", "declared in \\[breaks\\] but not seen to break"),
-        ("single-claim", "backoff: A failed job"),
+        ("server-clock", "declared in \\[breaks\\] but not seen to break"),
+        ("single-claim", "server-clock: "),
     ],
 )
 def test_a_declared_break_must_be_the_one_that_is_seen(
     pytester: pytest.Pytester, breaks: str, reason: str
 ) -> None:
     """A break that is not seen fails; so does one that is seen and not declared."""
-    name = "skip_locked" if breaks == "backoff" else "broken/backoff_none"
-    text = (STRATEGIES / f"{name}.sql").read_text()
+    name = "skip_locked" if breaks == "server-clock" else "broken/server_clock_local_timestamp"
+    text = text_of(name)
     header = f'-- [breaks]\n-- {breaks} = "for the test"\n-- ///\n\n-- name: schema'
     pytester.makefile(".sql", mine=text.replace("-- ///\n\n-- name: schema", header))
-    result = run(pytester, "--queue", "mine.sql", "-k", "test_backoff")
+    result = run(pytester, "--queue", "mine.sql", "-k", "test_server_clock")
     passed(result, failed=1)
     result.stdout.re_match_lines([f".*{reason}"])
 
@@ -220,7 +226,7 @@ def test_mistakes_are_usage_errors(
 
 def test_an_unusable_queue_fails_with_its_place(pytester: pytest.Pytester) -> None:
     """What PostgreSQL rejects is shown where it stands."""
-    text = (STRATEGIES / "skip_locked.sql").read_text()
+    text = text_of("skip_locked")
     pytester.makefile(".sql", mine=text.replace("RETURNING id;", "RETURNING idd;", 1))
     result = run(pytester, "--queue", "mine.sql", "-k", "test_order")
     assert result.ret == 1
