@@ -35,9 +35,14 @@ def test_the_next_check_forgets_the_last() -> None:
     """Its stories alone have names."""
     assert remember("q.sql", {"order": "A"})
     assert remember("q.sql", {"fencing": "B"})
-    with pytest.raises(QueueproofError, match=r"of q.sql has no story order: it told fencing\."):
+    with pytest.raises(QueueproofError, match=r"has no story order: its stories are fencing$"):
         token_of("q.sql", "order")
-    with pytest.raises(QueueproofError, match=r"none of its stories is kept here\. Check it first"):
+    with pytest.raises(QueueproofError, match=r"no guarantee is named 'fencin'; did you mean"):
+        token_of("q.sql", "fencin.2")
+    assert remember("q.sql", {})
+    with pytest.raises(QueueproofError, match=r"has no story order: it found nothing broken$"):
+        token_of("q.sql", "order")
+    with pytest.raises(QueueproofError, match=r"no check of other.sql is remembered here: check"):
         token_of("other.sql", "order")
 
 

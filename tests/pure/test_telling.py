@@ -372,7 +372,9 @@ def test_an_old_snapshot_is_explained() -> None:
 def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
     """The index of the reference is not advised as if it were this claim's."""
     told = Account("steady-cost", (Part("prose", "The claim joins states by OR."),))
-    assert remedy("steady-cost", told).startswith("An index for the claim, as said of its plan.")
+    assert remedy("steady-cost", told).startswith("What is said of this claim's plan.")
+    index = Part("prose", "Give it an index: `CREATE INDEX ON jobs (id)`.")
+    assert remedy("steady-cost", Account("steady-cost", (*told.parts, index))) == index.text
     assert remedy("steady-cost", None).startswith("CREATE INDEX ON jobs")
 
 

@@ -93,7 +93,7 @@ def test_what_is_written_is_what_is_read(kind: type, value: object) -> None:
 
 WRONG = {
     "nothing": ("", "not a replay token"),
-    "a word": ("nonsense", "not a replay token"),
+    "a word": ("nonsense", "no guarantee is named"),
     "a letter": ("A", "not a replay token"),
     "another letter": ("é", "not a replay token"),
     "an end too early": ("eJwBAAD__wAAAAE", "not a replay token"),

@@ -86,7 +86,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
-    told = f"claim waits is no breach of non-blocking: {waits[1]}'s takes job 1 too"
+    told = f"claim waits for {waits[1]}'s, as both take one job: that is told once."
     assert told in (one.story or "")
 
 

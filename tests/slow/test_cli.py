@@ -104,7 +104,10 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     ran, _ = broken
     assert (ran.code, ran.err) == (1, "")
     assert "single-claim: No job is held by two workers at once." in ran.out
-    assert "\nHow to mend it: One statement locks and marks: " in ran.out
+    assert (
+        "\nHow to mend it: FOR UPDATE SKIP LOCKED in one statement that locks and marks: "
+        in ran.out
+    )
     *_, again, mend, more, _, whole = ran.out.splitlines()
     assert again.endswith(f" queueproof replay {BROKEN} single-claim")
     assert mend.endswith(f" queueproof mend {BROKEN}")

@@ -41,7 +41,7 @@ _BEGIN = """\
 queueproof finds race conditions in PostgreSQL job queues, and shows the exact steps.
 
   queueproof init jobs.sql --from-schema schema.sql   propose a queue file for your table
-  queueproof check jobs.sql --profile quick           judge it, in half a minute
+  queueproof check jobs.sql --profile quick           judge it
   queueproof explain fencing                          how a guarantee breaks, and how it is kept
 
 All commands: queueproof --help"""
@@ -61,17 +61,14 @@ def _options(
         typer.echo(_BEGIN)
 
 
+app.command()(init)
 app.command(epilog=EXAMPLES)(check)
-for _command in (replay, mend, mutate, accept, watch, init):
+for _command in (explain, replay, mend, watch, mutate, accept, show, bench, report):
     app.command()(_command)
-app.command()(bench)
-app.command()(report)
 app.command()(guarantees)
-app.command("help")(tell)
-app.command()(show)
-app.command()(schema)
 app.command()(doctor)
-app.command()(explain)
+app.command()(schema)
+app.command("help")(tell)
 
 
 def main() -> NoReturn:

@@ -58,6 +58,8 @@ def init(
     write_new(path, template)
     queue = name.format(path if path.suffix == ".sql" else shlex.quote(str(path)))
     typer.echo(f"Wrote {path}: a queue that works. Make it yours, and see what still holds:")
+    if path.suffix == ".mjs":
+        typer.echo("  npm install pg")
     typer.echo(f"  queueproof check {shlex.quote(queue)}")
 
 

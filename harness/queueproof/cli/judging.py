@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from queueproof.run.lab import Lab
 
 
+_WORKER = re.compile(r"\bw\d+\b")
 _LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
 
 
@@ -130,13 +132,13 @@ def judged(asked: CheckOptions, beyond: Beyond = NOTHING) -> int:
                 with _helpers(asked.cluster, lab) as helpers, progress_bar() as progress:
                     cards.append(asked.judge(lab, progress, _telling(target), helpers))
         card = _printed(out, cards, target)
+        print_summary(out, card, target, command, mend=beyond is NOTHING)
         card = beyond.go_on(out, target, card)
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
-    print_summary(out, card, target, command)
     print_whole(out, card)
-    reports.write(card, command)
+    reports.write(card, shlex.join(command))
     return card.exit_code
 
 
@@ -146,7 +148,10 @@ def _telling(queue: Queue) -> Callable[[str, str], None]:
 
     def told(guarantee: str, because: str) -> None:
         if guarantee not in queue.breaks:
-            say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {because}", Exit.BROKEN)
+            # The story will be another run's, whose workers have other numbers.
+            what = _WORKER.sub("a worker", because, count=1)
+            what = _WORKER.sub("another", what)
+            say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {what}", Exit.BROKEN)
 
     return told
 
@@ -166,16 +171,26 @@ def _deployment(old: str, new: str) -> Queue:
     return deployment(old, new)
 
 
-def print_summary(out: Output, card: Card, target: Queue, replay: str) -> None:
-    """Print what broke in a few lines, with the commands that go on from there."""
+def print_summary(
+    out: Output, card: Card, target: Queue, replay: Sequence[str], *, mend: bool = True
+) -> None:
+    """Print what broke in a few lines, with the commands that go on from there.
+
+    Args:
+        out: Where.
+        card: The verdicts.
+        target: The queue.
+        replay: The command that replays a story, up to its name.
+        mend: Whether a way to a mended queue is to be told.
+    """
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_breaks
 
     tokens = {name: story.replay for name, (_, story) in card.breaks.items() if story.replay}
-    mend = ""
-    if isinstance(target, SqlFileQueue):
-        mend = shlex.join(["queueproof", "mend", target.name])
-    print_breaks(out, card, replay, named=remember(target.name, tokens), mend=mend)
+    mending = ""
+    if isinstance(target, SqlFileQueue) and mend:
+        mending = shlex.join(["mend" if word == "replay" else word for word in replay])
+    print_breaks(out, card, shlex.join(replay), named=remember(target.name, tokens), mend=mending)
 
 
 def _printed(out: Output, cards: Sequence[Card], target: Queue) -> Card:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from queueproof.errors import QueueproofError
+from queueproof.errors import QueueproofError, nearest
 from queueproof.queues.ids import IDS
 
 _NAME = re.compile(r"([a-z][a-z-]*)(?:\.([1-9][0-9]*))?")
@@ -44,20 +44,22 @@ def token_of(queue: str, story: str) -> str:
         QueueproofError: The last check of the queue has told no story of this name.
     """
     found = _NAME.fullmatch(story)
-    if found is None or found[1] not in IDS:
+    if found is None:
         return story
+    if found[1] not in IDS:
+        raise QueueproofError(f"no guarantee is named {found[1]!r}{nearest(found[1], IDS)}")
     try:
         tokens: dict[str, str] = json.loads(_place(queue).read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError):
-        tokens = {}
+        raise QueueproofError(
+            f"no check of {queue} is remembered here: check it first, or name the story by its"
+            " token (`check --json`)"
+        ) from None
     alone = found[1] if found[2] in {None, "1"} else story
     token = tokens.get(story) or tokens.get(alone) or tokens.get(f"{alone}.1")
     if token is None:
-        known = f"it told {', '.join(tokens)}" if tokens else "none of its stories is kept here"
-        raise QueueproofError(
-            f"the last check of {queue} has no story {story}: {known}. Check it first, or name the"
-            " story by its token (`check --json`)"
-        )
+        known = f"its stories are {', '.join(tokens)}" if tokens else "it found nothing broken"
+        raise QueueproofError(f"the last check of {queue} has no story {story}: {known}")
     return token
 
 

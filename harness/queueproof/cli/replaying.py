@@ -144,9 +144,9 @@ def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Itera
         yield lab
 
 
-def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> str:
+def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> list[str]:
     """The command that replays a story of this check, but for its token."""
     server = [] if where.postgres is None else ["--postgres", lab.server.source]
     trust = ["--trust"] if where.trust else []
     other = [] if new is None else ["--with", new]
-    return shlex.join(["queueproof", "replay", queue, *other, *server, *trust])
+    return ["queueproof", "replay", queue, *other, *server, *trust]

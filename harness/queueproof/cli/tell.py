@@ -13,7 +13,7 @@ import typer
 from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import QueueName
 from queueproof.cli.talk import output
-from queueproof.errors import QueueproofError
+from queueproof.errors import QueueproofError, nearest
 
 if TYPE_CHECKING:
     pass
@@ -50,22 +50,32 @@ _REFERENCE = {
 
 
 def tell(
+    context: typer.Context,
     topic: Annotated[
-        Topic | None,
+        str | None,
         typer.Argument(
+            metavar="[TOPIC|COMMAND]",
             help="; ".join(f"{topic}: {what}" for topic, what in _TOPICS.items())
-            + "; none lists them.",
+            + "; a command: its options; none lists them.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Print a part of the reference, which needs no network."""
+    """Print a part of the reference, or what a command takes."""
+    commands = context.find_root().command
+    command = topic and commands.get_command(context, topic)  # type: ignore[attr-defined]
+    if topic is not None and command:
+        with command.make_context(topic, ["--help"], parent=context.find_root()):
+            return
+    if topic is not None and topic not in set(Topic):
+        known = nearest(topic, [*_TOPICS])
+        raise QueueproofError(f"no part of the reference, and no command: {topic}{known}")
     if topic is None:
         typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
         for known, what in _TOPICS.items():
             typer.echo(f"{known:<12} {what}")
         return
-    if topic is Topic.python_class:
+    if topic == Topic.python_class:
         from inspect import getdoc
 
         from queueproof.queues.model import Claim, Facts, JobRow, Queue, Result, Step
@@ -74,7 +84,7 @@ def tell(
         parts += [f"{one.__name__}: {getdoc(one)}" for one in (Step, Result, Claim, JobRow)]
         text = "\n\n".join(str(part) for part in parts)
     else:
-        package, path = _REFERENCE[topic]
+        package, path = _REFERENCE[Topic(topic)]
         text = files(package).joinpath(path).read_text(encoding="utf-8")
     typer.echo(text)
 

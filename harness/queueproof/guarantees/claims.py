@@ -83,12 +83,16 @@ GUARANTEES = (
         source="https://www.postgresql.org/docs/current/sql-select.html (The Locking Clause)",
         wild=(
             "A SELECT finds a free job and an UPDATE by its id marks it: two workers read the same "
-            "row before either writes. A row lock without a transaction around it ends with its "
-            "own statement, and is no better."
+            "row before either writes. One UPDATE ... WHERE id = (SELECT ...) is no better: a "
+            "second one waits for the first and then looks at the row's id again, but does not "
+            "run the sub-select again. Nor is a row lock without a transaction around it: it ends "
+            "with its own statement."
         ),
         safe=(
-            "One statement locks and marks: UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "
-            "FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))."
+            "FOR UPDATE SKIP LOCKED in one statement that locks and marks: UPDATE jobs SET ... "
+            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE "
+            "SKIP LOCKED)). Without it a second claim waits for the first, and does not look for "
+            "another job when it goes on."
         ),
         example="single_claim_select_then_update",
         acknowledged=True,

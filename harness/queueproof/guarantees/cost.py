@@ -37,7 +37,7 @@ GUARANTEES = (
     Guarantee(
         id="old-snapshot",
         apart=True,
-        sentence="Nor while an old snapshot is held open.",
+        sentence="A claim touches no more buffers while an old snapshot is held open.",
         why="one forgotten transaction slows every claim",
         source="https://brandur.org/postgres-queues",
         wild=(

@@ -113,8 +113,7 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
     first = next(iter(breaks.values()))[0].id
     if again and named:
-        which = f"  ({', '.join([*again][1:])})" if again.keys() - {next(iter(again))} else ""
-        out.say(f"\nStep by step once more:  {replay} {next(iter(again))}{which}")
+        out.say(f"\nStep by step once more:  {replay} {next(iter(again))}")
     for token in again.values() if not named else ():
         out.say(f"Step by step once more:  {replay} {token}")
     if mend:
@@ -263,5 +262,7 @@ def print_whole(out: Output, card: Card) -> None:
         card: The verdicts.
     """
     found = (card.verdict, STYLES[card.verdict])
-    told = summary(card.guarantees)
-    out.say(Text.assemble(found, f": {card.queue} ({told}; {card.seconds:.0f} s)"))
+    told = Text.assemble(
+        found, f": {card.queue} ({summary(card.guarantees)}; {card.seconds:.0f} s)"
+    )
+    out.print(told, soft_wrap=not out.is_terminal)

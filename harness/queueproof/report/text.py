@@ -168,7 +168,8 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     if guarantee.safe_alone and offers is not None and "recover" not in offers:
         return guarantee.safe_alone
     if guarantee.advised and isinstance(told, Account):
-        return f"An index for the claim, as said of its plan. In general: {safe}"
+        said = (part.text for part in told.parts if "CREATE INDEX" in part.text)
+        return next(said, f"What is said of this claim's plan. In general: {safe}")
     undone = _undone(told) if isinstance(told, Story) and guarantee.undone else None
     if undone is None:
         return safe
@@ -294,10 +295,10 @@ def _undone(story: Story) -> _Undone | None:
 
 
 def _allowed(wait: AllowedWait) -> str:
-    reason = "a statement stood still, and with an old snapshot even SKIP LOCKED may wait"
     if wait.rival:
-        reason = f"{wait.rival}'s takes job {wait.job} too, and that counts once"
-    return f"That {wait.actor}'s claim waits is no breach of non-blocking: {reason}."
+        both = f"{wait.actor}'s claim waits for {wait.rival}'s, as both take one job"
+        return f"{both}: that is told once."
+    return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 
 def worded(fact: Fact) -> str:
