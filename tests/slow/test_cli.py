@@ -326,7 +326,7 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
         (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
         (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
-        (["replay", SOUND, "x"], "not a replay token"),
+        (["replay", SOUND, "eNx"], "not a replay token"),
         (["replay", "elsewhere.sql", "fencing"], "elsewhere.sql: No such file"),
         (["check", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["watch", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
