@@ -23,6 +23,7 @@ import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.cli import get_docs_for_click
 
 from queueproof.cli.app import app
@@ -49,6 +50,8 @@ PAGES: Mapping[str, str] = {
 }
 """Pages that are read where the code is, too, by their place there."""
 PLACES: Mapping[str, str] = {
+    "harness/queueproof/cli/app.py": "reference/command-line.md",
+    "harness/queueproof/report/card.schema.json": "reference/card.md",
     "results/throughput.svg": "results/throughput.svg",
     "strategies": "queues/index.md",
     "strategies/broken": "stories/index.md",
@@ -123,7 +126,16 @@ def _made() -> Iterator[tuple[str, str]]:
 
 def _linked(source: str, place: str) -> str:
     """A page of the repository, with its links as they are on the site."""
+    return _with_links(_source(source), source, place)
 
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """A page of docs/ links files of the repository, so that it can be read there as well."""
+    name = page.file.src_uri
+    return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
+
+
+def _with_links(markdown: str, source: str, place: str) -> str:
     def on_site(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         there = _place(target, found[2] or "")
@@ -133,7 +145,7 @@ def _linked(source: str, place: str) -> str:
         way = posixpath.relpath(there, posixpath.dirname(place))
         return way + (f"#{anchor}" if anchor else found[2] or "")
 
-    return _LINK.sub(on_site, _source(source))
+    return _LINK.sub(on_site, markdown)
 
 
 def _source(name: str) -> str:
@@ -173,7 +185,11 @@ def _place(target: str, line: str = "") -> str | None:
             return "stories/index.md"
         story = _recorded()[int(line.removeprefix("#L")) - 2]  # the first line is no story
         return f"stories/{story.guarantee}.md#{_stem(story.queue)}"
+    if target == "harness/queueproof/guarantees":
+        return f"guarantees/{line.removeprefix('#') or 'index'}.md"
     path = Path(target)
+    if path.parts[0] == "docs":
+        return path.relative_to("docs").as_posix()
     if path.parts[:2] == ("strategies", "broken") and path.suffix == ".sql":
         head = (ROOT / path).read_text(encoding="utf-8").partition("\n")[0]
         return f"stories/{head.removeprefix('-- breaks: ')}.md#{path.stem}"

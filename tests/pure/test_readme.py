@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -37,10 +38,19 @@ def test_guarantees_and_options_are_spelt_as_they_are(capsys: pytest.CaptureFixt
     assert set(ids) <= set(CATALOGUE)
 
 
-def test_its_links_lead_to_files_of_the_checkout() -> None:
-    """`make release` gives them the address of the repository, for a package index."""
-    links = [link for link in re.findall(r"\]\(([^)#]*)", README) if "://" not in link]
-    assert [link for link in links if not (ROOT / link).exists()] == []
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_of_the_checkout(page: Path) -> None:
+    """Pages are read there; the site and `make release` make addresses of them."""
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+    near = [link for link in links if "://" not in link]
+    assert [link for link in near if not (page.parent / link).exists()] == []
+
+
+def test_readme_is_read_in_a_minute() -> None:
+    """What is longer stands in docs/."""
     assert len(README.splitlines()) <= 120
 
 
