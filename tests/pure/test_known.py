@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from queueproof.cli import run
+from queueproof.cli.judging import _tell_todos
 from queueproof.cli.known import remember, token_of
 from queueproof.errors import Exit, QueueproofError
+from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement
+from queueproof.report.terminal import Output
+from tests.fix_places import SKIP_LOCKED
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +69,21 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
         Judgement("backoff", "accepted", "a", "story", "T"),
     ]
     assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
+
+
+@pytest.mark.parametrize(
+    ("added", "told"),
+    [
+        ((), ""),
+        (("-- TODO: this",), "q.sql:1: a line still says TODO: what was judged is the proposal,"),
+        (("-- TODO: this", "-- TODO: that"), "q.sql:1: 2 lines still say TODO: what was judged"),
+    ],
+)
+def test_a_proposal_is_not_yet_the_users_queue(
+    added: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `init` could not know stands there as long as nobody has looked at it."""
+    text = "".join(f"{line}\n" for line in added) + SKIP_LOCKED
+    _tell_todos(Output(), load_text(text, "q.sql"))
+    said = capsys.readouterr().out
+    assert (said.startswith(told), bool(said)) == (True, bool(added))

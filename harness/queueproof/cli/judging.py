@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from queueproof.run.lab import Lab
 
 
+_TODO = re.compile(r"(--|#) TODO\b")
 _WORKER = re.compile(r"\bw\d+\b")
 _LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
 
@@ -224,10 +225,26 @@ def _tell_numbers(out: Output, target: Queue) -> None:
         out.say("\n".join([*told, ""]))
 
 
+def _tell_todos(out: Output, target: Queue) -> None:
+    """Say that a proposal of `init` is not yet what its workers send."""
+    from queueproof.queues.sqlfile import SqlFileQueue
+
+    if isinstance(target, SqlFileQueue):
+        lines = [n for n, text in enumerate(target.own.splitlines(), 1) if _TODO.search(text)]
+        if lines:
+            many = len(lines)
+            still = "a line still says TODO" if many == 1 else f"{many} lines still say TODO"
+            out.say(
+                f"{target.name}:{lines[0]}: {still}: what was judged is the proposal, and not yet"
+                " the SQL of your workers.\n"
+            )
+
+
 def _tell_breaks(out: Output, target: Queue, card: Card) -> None:
-    """Say which declared break is mended, and which still lacks its reason."""
+    """Say which declared break is mended, which lacks a reason, and what is not the user's yet."""
     if card.verdict == "broken":
         _tell_numbers(out, target)
+    _tell_todos(out, target)
     for judgement in card.guarantees:
         why = target.breaks.get(judgement.id)
         if why is None:
