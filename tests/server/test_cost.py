@@ -745,10 +745,11 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
     assert "second[batch1-workers16-hold5ms]" in told.stdout
 
 
-def test_markdown_says_how_before_what() -> None:
-    """The method comes first, then the chart and the figures with spread and ratio."""
+def test_markdown_begins_with_the_answer() -> None:
+    """Then come the chart, the figures with spread and ratio, and the method."""
     text = render.markdown(report(), "chart.svg")
-    order = ["## Method", "fsync=on", "(chart.svg)", "## Jobs/s, 4 workers", "## Not measured"]
+    order = ["as a multiple of that: second", "(chart.svg)", "## Jobs/s, 4 workers"]
+    order += ["## Not measured", "## Method", "fsync=on"]
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
     assert "| second | 20 ±50% (0.5x) | n/a |" in text
@@ -786,12 +787,12 @@ def page(found: BenchReport) -> str:
     return to_page([], benches=[render.section(found.to_json(), "a.json")])
 
 
-def test_a_page_of_a_benchmark_says_how_before_what() -> None:
-    """Method, each chart, the figures as tables; and the file itself, to be downloaded."""
+def test_a_page_of_a_benchmark_says_what_before_how() -> None:
+    """Each chart, the figures as tables, the method; and the file itself, to be downloaded."""
     shown = page(full())
-    order = ["Method", "Throughput by batch size", "Throughput by workers", "The convoy"]
+    order = ["Throughput by batch size", "Throughput by workers", "The convoy"]
     order += ["Latency under a given rate", "Latency of a claim", "Counted"]
-    order += ["The harness beside pgbench", "All figures"]
+    order += ["The harness beside pgbench", "All figures", "Method"]
     assert order == re.findall("<h2[^>]*>([^<:]+)", shown)
     assert "<td>15x (15 to 15)</td>" in shown
     data = re.search('download="a.json" href="data:application/json;base64,([^"]*)"', shown)

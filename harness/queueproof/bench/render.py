@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,6 +147,31 @@ def _would_have(found: Finding) -> str:
         return f"With fewer than {LEAST} rounds nothing can be said: give it a larger --budget."
     most = max(1 / found.low, found.high) - 1
     return f"A difference of more than {most:.0%} is ruled out."
+
+
+def answers(report: BenchReport) -> list[str]:
+    """What the figures say: beside the first queue the others, without and with a held claim."""
+    told = []
+    for held in (False, True):
+        entries = [e for e in report.entries if e.runs and (e.shape.hold > 0) is held]
+        shapes = Counter(entry.shape for entry in entries)
+        if not shapes:
+            continue
+        shape = max(shapes, key=lambda one: (shapes[one], one))
+        base, *others = (entry for entry in entries if entry.shape == shape)
+        ratios = {one.queue: one.ratios(base) for one in others}
+        ratios = {queue: found for queue, found in ratios.items() if found}
+        if base.queue != report.entries[0].queue or not ratios:
+            continue
+        fastest = sorted(ratios, key=lambda queue: -statistics.median(ratios[queue]))
+        each = ", ".join(f"{queue} {numbers.median(ratios[queue])}" for queue in fastest)
+        hold = f", each claim held open for {shape.hold * 1000:g} ms" if shape.hold else ""
+        told.append(
+            f"**{_count(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue} does"
+            f" {numbers.rounded(base.rate, base.rate * base.spread)} jobs/s. The others, as a"
+            f" multiple of that: {each}."
+        )
+    return told
 
 
 def tables(report: BenchReport) -> list[TitledTable]:
@@ -321,11 +347,8 @@ def markdown(report: BenchReport, chart: str | None = None) -> str:
         report: The report.
         chart: Address of the chart to show in it.
     """
-    parts = ["# Throughput: claim to completion", "## Method"]
-    parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
-    if compared := comparison(report):
-        parts.append("## Comparison")
-        parts += compared
+    parts = ["# Throughput: claim to completion"]
+    parts += comparison(report) or answers(report)
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
     for table in tables(report):
@@ -338,6 +361,8 @@ def markdown(report: BenchReport, chart: str | None = None) -> str:
     if missing := notes(report):
         parts.append(f"## Not measured ({NOTHING})")
         parts.append("\n".join(f"- {reason}" for reason in missing))
+    parts.append("## Method")
+    parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -348,7 +373,7 @@ class Section(NamedTuple):
         name: Of its file.
         data: The file's own text, base64.
         method: How the figures came about, a sentence or two each.
-        comparison: What a comparison has found; else empty.
+        comparison: What a comparison has found, or what the figures say.
         charts: Their titles, notes and SVGs.
         tables: All figures.
         notes: Why some are missing.
@@ -375,7 +400,8 @@ def section(written: str, name: str) -> Section:
     """
     report = BenchReport.from_json(written)
     try:
-        shown = method(report), comparison(report), tables(report), notes(report)
+        found = comparison(report) or answers(report)
+        shown = method(report), found, tables(report), notes(report)
         charts = _charts()
         drawn = [
             (chart.title, chart.note, [charts.draw(panel) for panel in chart.panels])
@@ -383,7 +409,7 @@ def section(written: str, name: str) -> Section:
         ]
     except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
         raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
-    said, found, figures, missing = shown
+    said, _, figures, missing = shown
     data = base64.b64encode(written.encode()).decode()
     return Section(name, data, _plain(said), _plain(found), drawn, figures, _plain(missing))
 
