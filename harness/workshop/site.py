@@ -130,7 +130,12 @@ def _linked(source: str, place: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """A page of docs/ links files of the repository, so that it can be read there as well."""
+    """A page of docs/ links files of the repository, so that it can be read there as well.
+
+    Args:
+        markdown: The page.
+        page: Where it stands.
+    """
     name = page.file.src_uri
     return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
 

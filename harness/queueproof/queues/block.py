@@ -119,6 +119,7 @@ def no_parameter(block: str, name: str, known: Collection[str]) -> str:
     return f"{message}, only {listed(known)}{how}; {near}"
 
 
+_OF_A_CLAIM = frozenset({"complete", "fail", "heartbeat"})  # each column of the claim's is theirs
 _BOOL, _INT4, _TEXT, _TIMESTAMPTZ, _INTERVAL, _JSONB = 16, 23, 25, 1184, 1186, 3802
 _OIDS = {
     "limit": _INT4,
@@ -194,7 +195,10 @@ def _run(block: Block, bindings: Mapping[str, Parameter]) -> Operation[_Outcome]
 def _lookup(name: str, known: Mapping[str, Parameter], block: Block, source: Source) -> Parameter:
     if name in known:
         return known[name]
-    raise FormatError(no_parameter(block.name, name, known), source)
+    message = no_parameter(block.name, name, known)
+    if block.name in _OF_A_CLAIM:
+        message = f"claim returns no column {name}, and {message}"
+    raise FormatError(message, source)
 
 
 def _arrays(
