@@ -583,6 +583,12 @@ def test_a_workers_heartbeat_named_by_an_old_claim_extends_the_new_one() -> None
     a failed job may come back before it
         enqueue 1 2 3 bound=2; w1 claims 1; w2 claims 2; w1 fails 1; +2; w3 claims; w3 claims;
         w1 completes 1; w2 completes 2; w3 runs 3; all completed => holds
+    rule 34: an enqueue that answers a job that runs makes it no readier
+        enqueue 1; w1 claims 1; enqueue 1; w1 crashes; +44; w2 claims; w2 claims; w2 claims;
+        recover 1; w2 runs 1; all completed => holds
+    rule 34: an enqueue that answers a job that is done need not have it run again
+        enqueue 1; w1 runs 1; enqueue 1; +44; w2 claims; w2 claims; w2 claims; enqueue 1;
+        w2 runs 1; all completed => holds
     what is to be tried again was not done
         enqueue 1 2 3 bound=2; w1 claims 1; w2 claims 2; +2; w3 claims -> retry; w3 claims -> retry;
         w1 completes 1; w2 completes 2; w3 runs 3; all completed => holds

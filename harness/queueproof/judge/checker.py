@@ -1282,6 +1282,7 @@ class _Idle(Watcher):
         self._over = False
         self._ready: dict[str, Call] = {}  # never claimed, to its enqueue
         self._put_off: set[str] = set()  # enqueued with a delay
+        self._claimed: set[str] = set()  # once: an enqueue that answers it may leave it as it is
         self._begun: set[str] = set()  # claimed, and not completed
         self._held: dict[Ref, Call] = {}  # by somebody who lives, to the claim
         self._acting = 0  # calls that are open and meet somebody
@@ -1318,7 +1319,8 @@ class _Idle(Watcher):
                 for job in call.ids:
                     self._ready.pop(job, None)
             case "enqueue" if call.answer == "accepted":
-                self._ready |= {job: call for job in call.ids if job not in self._put_off}
+                known = self._put_off | self._claimed
+                self._ready |= {job: call for job in call.ids if job not in known}
             case "complete" | "complete_many" | "fail" if call.answer != "rejected":
                 for ref in call.refs:
                     self._held.pop(ref, None)
@@ -1332,6 +1334,7 @@ class _Idle(Watcher):
         for job in claim.ids:
             self._ready.pop(job, None)
             self._put_off.discard(job)
+            self._claimed.add(job)
             self._begun.add(job)
             self._held[Ref(claim.index, job)] = claim
             if job in self._passed:
