@@ -27,7 +27,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
-from queueproof.errors import Exit, QueueproofError
+from queueproof.errors import Exit, QueueError, QueueproofError
 from queueproof.examine.check import judge
 from queueproof.examine.processes import MOST, processes
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -263,7 +263,12 @@ def _defect(name: str, directory: Path) -> str:
 
 
 def _whole(name: str, directory: Path) -> str:
-    return load(directory / f"{name}.sql").whole
+    """A file with what it extends; one that is no good is told by its own judge."""
+    path = directory / f"{name}.sql"
+    try:
+        return load(path).whole
+    except QueueError:
+        return path.read_text(encoding="utf-8")
 
 
 # --- cards that are kept ------------------------------------------------------------------------

@@ -58,6 +58,6 @@ def test_its_extras_are_those_of_the_package() -> None:
     wanted = {
         extra: tuple(one.partition(">")[0] for one in requirements)
         for extra, requirements in extras.items()
-        if extra not in {"dev", "docs", "peers", "test"}  # of this repository
+        if extra not in {"dev", "docs", "peers", "release", "test"}  # of this repository
     }
     assert wanted == {extra: distributions for extra, (distributions, _) in EXTRAS.items()}

@@ -481,7 +481,7 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     text = queue() if kind == "snapshot" else queue().replace("CREATE INDEX", "-- CREATE INDEX")
     found = slope(lab_of(text), kind, CHURNED if kind == "snapshot" else MANY)
     guarantee = "old-snapshot" if kind == "snapshot" else "steady-cost"
-    story = to_text(tell_found(found, guarantee))
+    story = " ".join(to_text(tell_found(found, guarantee)).split())
     assert found.broken in story
     assert "Update on jobs" in story
     assert (
