@@ -514,6 +514,15 @@ CRASHED = "w1 claims 1; w1 crashes; "
     rule 34: an enqueue with a delay that names a job that is there may put it off
         enqueue 1; enqueue 1 delay=60; enqueue 1; +10; w1 claims; w1 claims; w1 claims; +100;
         w1 runs 1; all completed => holds
+    rule 15: what a recovery ended as failed, a cleanup may take
+        enqueue 1; w1 claims 1; w1 crashes; +31; recover 1; jobs 1=failed; cleanup; sweep; left
+        => holds where stale_fails=True
+    rule 15: what a recovery ended as failed, a cleanup may take before anybody looks
+        enqueue 1; w1 claims 1; w1 crashes; +31; recover 1; cleanup; sweep; left
+        => holds where stale_fails=True
+    what no recovery has answered, a cleanup has lost
+        enqueue 1; w1 claims 1; w1 crashes; +31; cleanup; sweep; left
+        => stale-recovery where stale_fails=True
     what is completed while somebody looks may have ended by the time of the cleanup
         enqueue 1 2; w1 claims 1; w2 claims 2; begin w1 completes 1; jobs 1=running 2=running;
         end w1; cleanup; jobs 2=running; w2 completes 2; left 2=completed => holds

@@ -652,7 +652,8 @@ class _JobCheck:
         if job.phase == Phase.ABSENT:
             return seen not in {"queued", "running"}
         if self.declared.stale_fails and job.crashed and seen in {None, "failed"}:
-            return seen is not None or not self.declared.observable
+            listed = seen is not None or not self.declared.observable
+            return listed or job.phase == Phase.FAILED  # and a cleanup may have taken it since
         if not self.declared.observable:
             return job.phase == Phase.FAILED or (
                 job.exhausted and (job.claims > 1 or job.bound is not None)
