@@ -523,6 +523,13 @@ CRASHED = "w1 claims 1; w1 crashes; "
     what no recovery has answered, a cleanup has lost
         enqueue 1; w1 claims 1; w1 crashes; +31; cleanup; sweep; left
         => stale-recovery where stale_fails=True
+    rule 15: what its holder may not complete, and is gone, is lost
+        enqueue 1; w1 claims 1; +2; w1 completes 1 -> rejected; sweep; left => no-lost-job
+    what its holder may not complete, and is there, was taken from it
+        enqueue 1; w1 claims 1; +2; w1 completes 1 -> rejected; sweep; left 1=failed => live-lease
+    a batch of which one job has ended, and is refused, has hit none of the others
+        enqueue 1 2 3; w1 claims 1 2 3 limit=3; w1 completes 1; w1 batches 1 2 -> 2; +2;
+        w1 completes 3 -> rejected; left 3=failed => live-lease
     what is completed while somebody looks may have ended by the time of the cleanup
         enqueue 1 2; w1 claims 1; w2 claims 2; begin w1 completes 1; jobs 1=running 2=running;
         end w1; cleanup; jobs 2=running; w2 completes 2; left 2=completed => holds

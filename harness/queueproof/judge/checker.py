@@ -404,6 +404,8 @@ class _JobCheck:
                 refused = act.answer == "rejected" and because.guarantee == "live-lease"
                 raced = self._raced(configs, acts, open_acts) if refused else None
                 because, call = raced or (because, act.call)
+                if refused and not raced and self._is_gone(acts[n:]):
+                    because = Breach("no-lost-job", f"{because.because}: it is gone")
                 late = _late_beside(acts, configs[0].job.holder)
                 if late and because.guarantee in {"single-claim", "live-lease"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
@@ -418,6 +420,12 @@ class _JobCheck:
             configs = reached
         configs, _ = self._explore(configs, acts, open_acts)
         self._finish(configs, acts)
+
+    def _is_gone(self, acts: Sequence[Act]) -> bool:
+        """Nobody gets the job any more and `jobs` does not list it: rule 15 calls it lost."""
+        looked = self.declared.observable and self.lives.observed and not self.lives.cleaned
+        claimed = any(act.kind == "claim" and act.answer == "accepted" for act in acts)
+        return looked and not claimed and self.lives.outcome(self.job) is None
 
     def _explore(
         self,

@@ -401,10 +401,12 @@ class Lives(Watcher):
                     yield job, Entry(call, "jobs", seen=state)
 
     def _beside(self, call: Call) -> tuple[str, ...]:
-        """What an actor holds that ends something: other jobs, where it names an ended claim."""
+        """What an actor holds that ends something: other jobs, where an ended claim is accepted."""
         holds = self._holds[call.actor]
         named = {ref.job for ref in call.refs}
-        if all(ref.job in holds and holds[ref.job].index == ref.call for ref in call.refs):
+        own = {job: claim.index for job, claim in holds.items()}
+        ended = (ref for ref in call.refs if own.get(ref.job) != ref.call)
+        if all(_answer_for(call, ref) == "rejected" for ref in ended):
             return ()
         return tuple(job for job in holds if job not in named)
 
