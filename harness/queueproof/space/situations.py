@@ -460,10 +460,13 @@ class Space:
                 number = 0 if FAULTS[fault].of_server else int(actor[1:])
                 stage = script(actor, deed.do), script(NEMESIS, Do(fault, worker=number))
                 before = self._precedent(deed)
-                make = partial(self._program, at, stage, self._looks(deed)[0], before)
                 stands = self.batch, at.job.phase, at.job.crashed, self._is_last(at)
-                kind = (*stands, deed.do.kind)
-                yield Known((deed.do.kind,), kind, make, self._length(at))
+                # With the server a worker may go for good, and what tells of it may have gone too.
+                looks = self._looks(deed)[: 1 + FAULTS[fault].of_server]
+                for nth, look in enumerate(looks):
+                    make = partial(self._program, at, stage, look, before)
+                    kind = (*stands, deed.do.kind, nth)
+                    yield Known((deed.do.kind, nth), kind, make, self._length(at))
 
     def _precedent(self, deed: Deed) -> tuple[Script, ...]:
         """Another job that has ended so before: it shows what becomes of such jobs."""
