@@ -16,7 +16,7 @@ from queueproof.cli.bench import bench
 from queueproof.cli.check import EXAMPLES, check
 from queueproof.cli.ends import UsageError, exit_code_of, stop
 from queueproof.cli.init import init
-from queueproof.cli.more import accept, mend, mutate, replay, watch
+from queueproof.cli.more import GOING_ON, replay, watch
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
 from queueproof.cli.tell import doctor, explain, guarantees, schema, show, tell
@@ -63,8 +63,14 @@ def _options(
 
 app.command()(init)
 app.command(epilog=EXAMPLES)(check)
-for _command in (explain, replay, mend, watch, mutate, accept, show, bench, report):
-    app.command()(_command)
+app.command()(explain)
+app.command()(replay)
+app.command()(watch)
+for _name, _command in GOING_ON.items():
+    app.command(_name)(_command)
+app.command()(show)
+app.command()(bench)
+app.command()(report)
 app.command()(guarantees)
 app.command()(doctor)
 app.command()(schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -74,73 +75,6 @@ def replay(
         return replay_story(target, token_of(target.name, story), Where(postgres, trust), export)
 
 
-def mend(
-    queue: QueueName,
-    *,
-    only: Only = None,
-    profile: Profile = ProfileName.quick,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-) -> int:
-    """Look for a small change that mends a queue.
-
-    After a check the change is printed as a diff, and the mended queue is checked by everything;
-    the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C prints what is
-    mended so far. Exits as `check` does.
-    """
-    where = Where(postgres, trust)
-    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
-    return judged(asked, _Mending(asked))
-
-
-def mutate(
-    queue: QueueName,
-    *,
-    only: Only = None,
-    profile: Profile = ProfileName.quick,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    json: Json = None,
-    html: Html = None,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-) -> int:
-    """Plant defects in a queue, and see which are found.
-
-    A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
-    """
-    where, reports = Where(postgres, trust), Reports(json, html)
-    asked = CheckOptions(
-        queue, where, profile.value, only=only, seed=seed, jobs=jobs, reports=reports
-    )
-    return judged(asked, _Mutating(asked))
-
-
-def accept(
-    queue: QueueName,
-    *,
-    only: Only = None,
-    profile: Profile = ProfileName.default,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-) -> int:
-    """Accept what is broken today, for a reason.
-
-    Later only what is new fails: each break that a check finds is written into the file's
-    [breaks], with a reason to be filled in. Exits as `check` does.
-    """
-    where = Where(postgres, trust)
-    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
-    return judged(asked, _Accepting())
-
-
 def watch(
     queue: QueueName,
     *,
@@ -162,6 +96,45 @@ def watch(
     asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
     asked.select()
     return watched(queue, where, asked.judge)
+
+
+def _going_on(
+    told: str, profile: ProfileName, beyond: Callable[[CheckOptions], Beyond]
+) -> Callable[..., int]:
+    """A command that goes on from a check.
+
+    Args:
+        told: Its help.
+        profile: How thoroughly it checks, unless that is given.
+        beyond: What it does then.
+    """
+
+    def command(
+        queue: QueueName,
+        *,
+        only: Only = None,
+        profile: Profile = profile,
+        seed: Seed = 0,
+        jobs: Jobs = None,
+        postgres: Postgres = None,
+        trust: Trust = False,
+        json: Json = None,
+        html: Html = None,
+        debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+    ) -> int:
+        asked = CheckOptions(
+            queue,
+            Where(postgres, trust),
+            profile.value,
+            only=only,
+            seed=seed,
+            jobs=jobs,
+            reports=Reports(json, html),
+        )
+        return judged(asked, beyond(asked))
+
+    command.__doc__ = told
+    return command
 
 
 class _Mending(Beyond):
@@ -206,6 +179,9 @@ class _Mutating(Beyond):
 
 class _Accepting(Beyond):
     """Writes what is broken into the file's [breaks]."""
+
+    def __init__(self, _: CheckOptions) -> None:
+        """Nothing of what is asked matters here."""
 
     def refuse(self, target: Queue) -> None:
         """Refuse what is no file, or cannot be written."""
@@ -299,3 +275,35 @@ def _accepted(out: Output, target: Queue, card: Card) -> Card:
     write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
     out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
     return card.accepting(broken, TODO)
+
+
+GOING_ON: Mapping[str, Callable[..., int]] = {
+    "mend": _going_on(
+        """Look for a small change that mends a queue.
+
+        After a check the change is printed as a diff, and the mended queue is checked by
+        everything; the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C
+        prints what is mended so far. Exits as `check` does.
+        """,
+        ProfileName.quick,
+        _Mending,
+    ),
+    "mutate": _going_on(
+        """Plant defects in a queue, and see which are found.
+
+        A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
+        """,
+        ProfileName.quick,
+        _Mutating,
+    ),
+    "accept": _going_on(
+        """Accept what is broken today, for a reason.
+
+        Later only what is new fails: each break that a check finds is written into the file's
+        [breaks], with a reason to be filled in. Exits as `check` does.
+        """,
+        ProfileName.default,
+        _Accepting,
+    ),
+}
+"""Commands by their names."""
