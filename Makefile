@@ -30,7 +30,7 @@ bench: $(call with,bench peers) node       ## measure jobs/s of strategies and r
 results: $(call with,peers) node     ## check every queue of strategies/, or QUEUES='broken/one'; writes results/conformance.md and the stories
 	PYTHONPATH=harness $(BIN)/python -m workshop.conformance $(QUEUES)
 
-mend: $(call with,bench)             ## what `check --mend` makes of each broken queue; goes on where it was; writes results/mend.md
+mend: $(call with,bench)             ## what `queueproof mend` makes of each broken queue; goes on where it was; writes results/mend.md
 	PYTHONPATH=harness:. $(BIN)/python -m workshop.mending
 
 address:               ## `make address OWNER=name`: where the repository is, wherever an address has the placeholder

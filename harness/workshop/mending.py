@@ -1,4 +1,4 @@
-"""What `--mend` makes of every queue of strategies/broken, measured.
+"""What `queueproof mend` makes of every queue of strategies/broken, measured.
 
 `python -m workshop.mending`, which is `make mend`: one queue after the other, each noted in a file
 as soon as it is done, so that one that was interrupted goes on where it was.
@@ -97,7 +97,7 @@ def page(rows: Sequence[Row]) -> str:
     lines = sorted(row.lines for row in whole)
     seconds = sorted(row.seconds for row in rows)
     told = [
-        "# What `--mend` makes of the broken queues",
+        "# What `queueproof mend` makes of the broken queues",
         "",
         (
             "Made by `make mend`, seed 0: the guarantee that each queue breaks on purpose is judged"

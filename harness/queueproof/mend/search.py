@@ -161,7 +161,7 @@ def source(queue: Queue) -> str:
         QueueproofError: It has none, or the text is not the one that was read.
     """
     if not isinstance(queue, SqlFileQueue):
-        raise QueueproofError(f"{queue.name}: --mend changes SQL, and this is no SQL file")
+        raise QueueproofError(f"{queue.name}: mend changes SQL, and this is no SQL file")
     if load(queue.name).digest != queue.digest:
         raise QueueproofError(f"{queue.name} has changed since it was read; check it again")
     return queue.whole
