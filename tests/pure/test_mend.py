@@ -144,7 +144,7 @@ def test_only_an_sql_file_can_be_mended() -> None:
         def name(self) -> str:
             return "own:Own"
 
-    with pytest.raises(QueueproofError, match="own:Own: --mend changes SQL, and this is no SQL"):
+    with pytest.raises(QueueproofError, match="own:Own: mend changes SQL, and this is no SQL"):
         source(Own())
     path = REFERENCE
     assert source(load(path)) == path.read_text(encoding="utf-8")
