@@ -439,8 +439,9 @@ def write(
     written = [f"{json.dumps(name)}: {json.dumps(found)}" for name, found in data.items()]
     path.write_text("{\n" + ",\n".join(written) + "\n}\n", encoding="utf-8")
     links: dict[str, dict[str, str]] = {}
-    for number, one in enumerate(lines, start=2):
-        links.setdefault(one.queue, {}).setdefault(one.guarantee, f"{STORIES}#L{number}")
+    for one in lines:  # not by the line's number: a new story would change all links behind it
+        stem = one.queue.rpartition("/")[2]
+        links.setdefault(one.queue, {})[one.guarantee] = f"{STORIES}#{stem}.{one.guarantee}"
     rows = [replace(row, links=links.get(row.name, {})) for row in rows]
     page = render(rows, failures, pooler)
     (results / "conformance.md").write_text(page, encoding="utf-8")

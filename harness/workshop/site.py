@@ -183,15 +183,13 @@ def _stem(name: str) -> str:
     return posixpath.basename(name)
 
 
-def _place(target: str, line: str = "") -> str | None:
+def _place(target: str, fragment: str = "") -> str | None:
     """Where on the site a file of the repository is; with an anchor where it is part of a page."""
     if target == f"results/{STORIES}":
-        if not line:
-            return "stories/index.md"
-        story = _recorded()[int(line.removeprefix("#L")) - 2]  # the first line is no story
-        return f"stories/{story.guarantee}.md#{_stem(story.queue)}"
+        queue, _, guarantee = fragment.removeprefix("#").partition(".")
+        return f"stories/{guarantee}.md#{queue}" if guarantee else "stories/index.md"
     if target == "harness/queueproof/guarantees":
-        return f"guarantees/{line.removeprefix('#') or 'index'}.md"
+        return f"guarantees/{fragment.removeprefix('#') or 'index'}.md"
     path = Path(target)
     if path.parts[0] == "docs":
         return path.relative_to("docs").as_posix()

@@ -100,10 +100,10 @@ def test_a_promise_is_kept_by_what_it_rests_on(
 
 def test_the_page_says_what_a_break_means(tmp_path: Path) -> None:
     """Breaks and remarks stand below the matrix; what nobody has looked at is said to be so."""
-    links = {"fencing": "stories.jsonl#L2"}
+    links = {"fencing": "stories.jsonl#other.fencing"}
     found = replace(row(tmp_path, {"fencing": "broken", "order": "inconclusive"}), links=links)
     page = render([found])
-    story, late = "[✗](stories.jsonl#L2)", "[by design](https://other.example/late)"
+    story, late = "[✗](stories.jsonl#other.fencing)", "[by design](https://other.example/late)"
     clock = "[model only](https://other.example/clock)"
     assert f"| other | `fencing` | {story} | A late result counts. | {late} |" in page
     assert f"| other | `server-clock` | ✓\\* | It reads the client's clock. | {clock} |" in page
