@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,6 +22,7 @@ from queueproof.bench.measured import Pace, Shape
 from queueproof.bench.pool import Pools, RoundLostError
 from queueproof.cluster import load as cluster_load
 from queueproof.cluster.load import drivers
+from queueproof.cluster.members import _matters
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.sqlfile import load, load_text
@@ -210,6 +213,14 @@ def test_a_signal_ends_a_load_everywhere(cluster: Cluster, begun: subprocess.Pop
     assert (begun.returncode, len(said.splitlines())) == (143, 1), said
     cluster.wait_for_end(left)
     assert [worker.poll() for worker in cluster.workers] == [None, None]
+
+
+@pytest.mark.parametrize(("error", "told"), [(CancelledError(), False), (ValueError(), True)])
+def test_what_nobody_waits_for_any_more_is_not_logged(error: Exception, *, told: bool) -> None:
+    """Of an end in the midst of a load there is one line, and no traceback of tornado's."""
+    facts = (type(error), error, None)
+    record = logging.LogRecord("tornado.application", logging.ERROR, "", 0, "", None, facts)
+    assert _matters(record) is told
 
 
 @pytest.mark.parametrize("what", ["client", "worker", "scheduler"])

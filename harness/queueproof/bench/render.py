@@ -151,6 +151,8 @@ def _would_have(found: Finding) -> str:
 
 def answers(report: BenchReport) -> list[str]:
     """What the figures say: beside the first queue the others, without and with a held claim."""
+    if report.method.get("pace", {}).get("rate"):
+        return []  # all of them do what they are given
     told = []
     for held in (False, True):
         entries = [e for e in report.entries if e.runs and (e.shape.hold > 0) is held]

@@ -49,7 +49,8 @@ def joined(address: str) -> Iterator[Members]:
     """
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
-    logging.getLogger("asyncio").addFilter(_matters)
+    for name in ("asyncio", "tornado.application"):
+        logging.getLogger(name).addFilter(_matters)
     try:
         asyncio.run(_answering(address))
         client = Client(address, timeout=waits.CONNECT, set_as_default=False)
@@ -87,8 +88,9 @@ async def _answering(address: str) -> None:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Whether asyncio tells more than that nobody waits any more for an answer of the cluster's."""
-    return not (record.exc_info and isinstance(record.exc_info[1], CommClosedError))
+    """Whether more is told than that nobody waits any more for an answer of the cluster's."""
+    given_up = (CommClosedError, CancelledError)
+    return not (record.exc_info and isinstance(record.exc_info[1], given_up))
 
 
 class Members:
