@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from queueproof.cli.files import write
 from queueproof.errors import QueueproofError, nearest
 from queueproof.queues.ids import IDS
 
@@ -25,10 +26,8 @@ def remember(queue: str, tokens: Mapping[str, str]) -> bool:
     try:
         place = _place(queue)
         place.parent.mkdir(parents=True, exist_ok=True)
-        half = place.with_suffix(f".{os.getpid()}")
-        half.write_text(json.dumps(tokens), encoding="utf-8")
-        half.replace(place)
-    except (OSError, RuntimeError):  # no home, or it cannot be written: tokens are shown instead
+        write(place, json.dumps(tokens))
+    except (OSError, RuntimeError, QueueproofError):  # no home, or a full disk: tokens are shown
         return False
     return True
 
@@ -64,7 +63,7 @@ def token_of(queue: str, story: str) -> str:
 
 
 def _place(queue: str) -> Path:
-    """Where the stories of a queue are kept: a file's by its place, any other's by where we are."""
+    """The file for the stories of a queue: of a queue file by its place, else by the folder too."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     path = Path(queue)
     called = path.resolve() if path.exists() else f"{Path.cwd()}\0{queue}"
