@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from queueproof.cli import run
-from queueproof.cli.judging import _tell_todos
+from queueproof.cli.judging import _tell_todos, _telling
 from queueproof.cli.known import remember, token_of
 from queueproof.errors import Exit, QueueproofError
 from queueproof.queues.sqlfile import load_text
@@ -69,6 +69,22 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
         Judgement("backoff", "accepted", "a", "story", "T"),
     ]
     assert [*Card("q", "p", 0, 1.0, found).breaks] == ["order", "fencing.1", "fencing.2"]
+
+
+@pytest.mark.parametrize(
+    ("because", "told"),
+    [
+        ("w3 got a job that w2 already holds", "a worker got a job that another already holds"),
+        ("w3 got job 1, and w3 has it", "a worker got job 1, and a worker has it"),
+        ("w1, w2 and w3 waited", "a worker, another and a third waited"),
+    ],
+)
+def test_a_break_is_told_at_once_without_the_workers_numbers(
+    because: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its story, which comes later, is another run's; one worker has one name."""
+    _telling(load_text(SKIP_LOCKED, "q.sql"))("single-claim", because)
+    assert capsys.readouterr().err.endswith(f" s: single-claim: {told}\n")
 
 
 @pytest.mark.parametrize(

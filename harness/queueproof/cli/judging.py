@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from queueproof.cli.ends import beside_the_verdict, on_behalf_of
 from queueproof.cli.files import refuse_outputs
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 
 _TODO = re.compile(r"(--|#) TODO\b")
 _WORKER = re.compile(r"\bw\d+\b")
+_NAMELESS = ("a worker", "another", "a third")
 _LATER = ("queueproof.examine.check", "queueproof.report.terminal")  # as soon as a server runs
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What a check is asked for; the fields are the options of `queueproof check`."""
+    """The options of `queueproof check`, by their names."""
 
     queue: str
     where: Where
@@ -87,26 +88,24 @@ class CheckOptions:
         )
 
 
-class Beyond:
-    """What a command does beyond a check; a check does nothing."""
+class Beyond(NamedTuple):
+    """The work of a command after its check.
 
-    def refuse(self, target: Queue) -> None:
-        """Refuse a queue that it cannot be done with, before anything runs."""
+    Attributes:
+        refuse: Refuses a queue that it cannot be done with, before anything runs.
+        go_on: Goes on from the card, and gives it back with what it says then.
+    """
 
-    def go_on(self, out: Output, target: Queue, card: Card) -> Card:  # noqa: ARG002 - others do
-        """Go on from the card, and give it back with what it says now."""
-        return card
-
-
-NOTHING = Beyond()
+    refuse: Callable[[Queue], object]
+    go_on: Callable[[CheckOptions, Output, Queue, Card], Card]
 
 
-def judged(asked: CheckOptions, beyond: Beyond = NOTHING) -> int:
+def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     """Judge a queue, print and write what was found.
 
     Args:
         asked: What is asked for.
-        beyond: What is done then.
+        beyond: What is done then; None: nothing.
 
     Returns:
         The exit code.
@@ -117,7 +116,8 @@ def judged(asked: CheckOptions, beyond: Beyond = NOTHING) -> int:
     reports = asked.reports
     target = resolve(asked.queue) if asked.new is None else _deployment(asked.queue, asked.new)
     refuse_outputs(reports.outputs, files_of(target))
-    beyond.refuse(target)
+    if beyond is not None:
+        beyond.refuse(target)
     with on_behalf_of(target):
         cards: list[Card] = []
         for way in target.ways:
@@ -133,8 +133,9 @@ def judged(asked: CheckOptions, beyond: Beyond = NOTHING) -> int:
                 with _helpers(asked.cluster, lab) as helpers, progress_bar() as progress:
                     cards.append(asked.judge(lab, progress, _telling(target), helpers))
         card = _printed(out, cards, target)
-        print_summary(out, card, target, command, mend=beyond is NOTHING)
-        card = beyond.go_on(out, target, card)
+        print_summary(out, card, target, command, mend=beyond is None)
+        if beyond is not None:
+            card = beyond.go_on(asked, out, target, card)
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
@@ -150,15 +151,15 @@ def _telling(queue: Queue) -> Callable[[str, str], None]:
     def told(guarantee: str, because: str) -> None:
         if guarantee not in queue.breaks:
             # The story will be another run's, whose workers have other numbers.
-            what = _WORKER.sub("a worker", because, count=1)
-            what = _WORKER.sub("another", what)
+            names = dict(zip(dict.fromkeys(_WORKER.findall(because)), _NAMELESS, strict=False))
+            what = _WORKER.sub(lambda found: names.get(found[0], found[0]), because)
             say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {what}", Exit.BROKEN)
 
     return told
 
 
 def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | None]:
-    """Who does the work, where that is not this machine."""
+    """Helpers that do the work, where that is not this machine."""
     if cluster is None:
         return nullcontext()
     with cluster_extra():

@@ -98,9 +98,7 @@ def watch(
     return watched(queue, where, asked.judge)
 
 
-def _going_on(
-    told: str, profile: ProfileName, beyond: Callable[[CheckOptions], Beyond]
-) -> Callable[..., int]:
+def _going_on(told: str, profile: ProfileName, beyond: Beyond) -> Callable[..., int]:
     """A command that goes on from a check.
 
     Args:
@@ -131,69 +129,27 @@ def _going_on(
             jobs=jobs,
             reports=Reports(json, html),
         )
-        return judged(asked, beyond(asked))
+        return judged(asked, beyond)
 
     command.__doc__ = told
     return command
 
 
-class _Mending(Beyond):
-    """Looks for the change that mends what is broken."""
+def _mutants(target: Queue) -> Mutants:
+    """The mutants of a queue; what has no SQL that could be changed is refused."""
+    from queueproof.mutate.mutants import mutants_of
 
-    def __init__(self, asked: CheckOptions) -> None:
-        self._asked = asked
-
-    def refuse(self, target: Queue) -> None:
-        """Refuse what is no file."""
-        from queueproof.mend.search import source
-
-        source(target)
-
-    def go_on(self, out: Output, target: Queue, card: Card) -> Card:
-        """Print the change."""
-        with beside_the_verdict("the rest of the mending"):
-            _mend(out, target, card, self._asked)
-        return card
+    return mutants_of(target)
 
 
-class _Mutating(Beyond):
-    """Plants defects, and sees which are found."""
-
-    def __init__(self, asked: CheckOptions) -> None:
-        self._asked = asked
-        self._mutants: Mutants | None = None
-
-    def refuse(self, target: Queue) -> None:
-        """Refuse what has no SQL that could be changed."""
-        from queueproof.mutate.mutants import mutants_of
-
-        self._mutants = mutants_of(target)
-
-    def go_on(self, out: Output, target: Queue, card: Card) -> Card:  # noqa: ARG002 - by its mutants
-        """The card with what became of them."""
-        assert self._mutants is not None
-        with beside_the_verdict("the rest of the mutants"):
-            return _mutated(out, self._mutants, card, self._asked)
-        return card
+def _mutated(asked: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
+    """The card with what became of the mutants."""
+    with beside_the_verdict("the rest of the mutants"):
+        return _judged_too(asked, out, _mutants(target), card)
+    return card
 
 
-class _Accepting(Beyond):
-    """Writes what is broken into the file's [breaks]."""
-
-    def __init__(self, _: CheckOptions) -> None:
-        """Nothing of what is asked matters here."""
-
-    def refuse(self, target: Queue) -> None:
-        """Refuse what is no file, or cannot be written."""
-        target.with_breaks({})
-        refuse_unwritable(Path(target.name))
-
-    def go_on(self, out: Output, target: Queue, card: Card) -> Card:
-        """The card once that stands there."""
-        return _accepted(out, target, card)
-
-
-def _mutated(out: Output, mutants: Mutants, card: Card, asked: CheckOptions) -> Card:
+def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) -> Card:
     """The card with what became of the mutants; said too where it is interrupted."""
     from queueproof.mutate.verdicts import judge
     from queueproof.report.terminal import print_mutants
@@ -216,7 +172,21 @@ def _mutated(out: Output, mutants: Mutants, card: Card, asked: CheckOptions) -> 
     return known
 
 
-def _mend(out: Output, target: Queue, card: Card, asked: CheckOptions) -> None:
+def _refuse_unmendable(target: Queue) -> None:
+    """Refuse what is no file."""
+    from queueproof.mend.search import source
+
+    source(target)
+
+
+def _mended(asked: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
+    """The card as it is: the change is printed."""
+    with beside_the_verdict("the rest of the mending"):
+        _mend(asked, out, target, card)
+    return card
+
+
+def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> None:
     """Look for the change that mends a queue, and print it."""
     if card.verdict != "broken":
         out.say("Nothing is broken, so there is nothing to mend.\n")
@@ -262,7 +232,13 @@ def _mend(out: Output, target: Queue, card: Card, asked: CheckOptions) -> None:
     print_mended(out, mended, asked.profile, shown)
 
 
-def _accepted(out: Output, target: Queue, card: Card) -> Card:
+def _refuse_unacceptable(target: Queue) -> None:
+    """Refuse what is no file, or cannot be written."""
+    target.with_breaks({})
+    refuse_unwritable(Path(target.name))
+
+
+def _accepted(_: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
     """The card once what is broken stands in the file's [breaks]."""
     from queueproof.queues.resolve import resolve
 
@@ -286,7 +262,7 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         prints what is mended so far. Exits as `check` does.
         """,
         ProfileName.quick,
-        _Mending,
+        Beyond(_refuse_unmendable, _mended),
     ),
     "mutate": _going_on(
         """Plant defects in a queue, and see which are found.
@@ -294,7 +270,7 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
         """,
         ProfileName.quick,
-        _Mutating,
+        Beyond(_mutants, _mutated),
     ),
     "accept": _going_on(
         """Accept what is broken today, for a reason.
@@ -303,7 +279,7 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         [breaks], with a reason to be filled in. Exits as `check` does.
         """,
         ProfileName.default,
-        _Accepting,
+        Beyond(_refuse_unacceptable, _accepted),
     ),
 }
 """Commands by their names."""
