@@ -150,7 +150,7 @@ def _would_have(found: Finding) -> str:
 
 
 def answers(report: BenchReport) -> list[str]:
-    """What the figures say: beside the first queue the others, without and with a held claim."""
+    """The figures in a sentence or two: the others beside the first queue."""
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
     told = []
@@ -402,8 +402,8 @@ def section(written: str, name: str) -> Section:
     """
     report = BenchReport.from_json(written)
     try:
-        found = comparison(report) or answers(report)
-        shown = method(report), found, tables(report), notes(report)
+        said, found = method(report), comparison(report) or answers(report)
+        figures, missing = tables(report), notes(report)
         charts = _charts()
         drawn = [
             (chart.title, chart.note, [charts.draw(panel) for panel in chart.panels])
@@ -411,7 +411,6 @@ def section(written: str, name: str) -> Section:
         ]
     except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
         raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
-    said, _, figures, missing = shown
     data = base64.b64encode(written.encode()).decode()
     return Section(name, data, _plain(said), _plain(found), drawn, figures, _plain(missing))
 

@@ -18,7 +18,7 @@ ASKED, HOW, SERVER, REPORTS = "What is judged", "How", "Server", "Reports"  # gr
 
 
 class ProfileName(StrEnum):
-    """How thorough a check is."""
+    """The profiles of a check, the quickest first."""
 
     quick = "quick"
     default = "default"
@@ -26,7 +26,7 @@ class ProfileName(StrEnum):
 
 
 class Annotate(StrEnum):
-    """Where a check's verdicts are shown beside its output."""
+    """The places that show a check's verdicts beside its output."""
 
     github = "github"
     none = "none"

@@ -88,7 +88,7 @@ async def _answering(address: str) -> None:
 
 
 def _matters(record: logging.LogRecord) -> bool:
-    """Whether more is told than that nobody waits any more for an answer of the cluster's."""
+    """False of what only says that nobody waits any more for an answer of the cluster's."""
     given_up = (CommClosedError, CancelledError)
     return not (record.exc_info and isinstance(record.exc_info[1], given_up))
 

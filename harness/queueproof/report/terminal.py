@@ -99,17 +99,21 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     breaks = card.breaks
     if not breaks:
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("where", "story", "what happened", "how to mend it"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "story")
+    rows = []
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
-        table.add_row(where, name, story.reason, _FIRST_WORDS.split(safe)[0])
-        if not out.is_terminal:
-            out.say(f"{where}: {name}: {story.reason}")
+        rows.append((where, name, story.reason, _FIRST_WORDS.split(safe)[0]))
     if out.is_terminal:
+        table = Table(box=SIMPLE_HEAD, pad_edge=False)
+        for heading in ("where", "story", "what happened", "how to mend it"):
+            table.add_column(heading, overflow="fold", no_wrap=heading == "story")
+        for row in rows:
+            table.add_row(*row)
         out.print(table)
+    else:
+        for *told, _ in rows:
+            out.say(": ".join(told))
     again = {name: story.replay for name, (_, story) in breaks.items() if story.replay}
     first = next(iter(breaks.values()))[0].id
     if again and named:
