@@ -18,7 +18,7 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.run.session import Session, execute
-from queueproof.schedule.conditions import Conditions, Gate
+from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from tests.fix_labs import LabOf
 
 MOVED = 100_000.0  # seconds
@@ -259,7 +259,7 @@ def humble(server: Server) -> Iterator[Server]:
 def labs(server: Server, humble: Server) -> Iterator[dict[str, Lab]]:
     """A lab of the superuser, and one of a role without rights."""
     with (
-        open_lab(load_text(RESET, "queue.sql"), server) as mighty,
+        open_lab(load_text(f"{RESET}-- and temporary ones", "queue.sql"), server) as mighty,
         open_lab(load_text(RESET, "queue.sql"), humble) as weak,
     ):
         yield {"superuser": mighty, "role": weak}
@@ -482,7 +482,7 @@ SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 
 
 def test_a_dead_workers_connection_is_emptied_for_another(lab_of: LabOf) -> None:
     """Nothing of it is left, in a transaction or out of one; it keeps its backend."""
-    lab = lab_of(GATED)
+    lab = lab_of(f"{GATED}-- {' '.join(LEFT_OPEN.split())}")
     for end in ("", "BEGIN; INSERT INTO jobs DEFAULT VALUES"):
         dead = lab.session("w1")
         dead.run(LEFT_OPEN)
@@ -495,6 +495,29 @@ def test_a_dead_workers_connection_is_emptied_for_another(lab_of: LabOf) -> None
         assert value(another, LEFT) == "0"
         assert value(another, "SELECT count(*) FROM jobs") == "0"
         lab.drop("w2")
+
+
+PLANNED = """
+SELECT sum(generic_plans) || ' ' || sum(custom_plans)
+FROM pg_prepared_statements WHERE statement LIKE 'SELECT extract(epoch%'
+"""
+
+
+def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
+    """Yet it shows the clock as it was moved; it is planned anew where its plan is what matters."""
+    lab = lab_of(GATED)
+    for conditions, renew in (
+        (PLAIN, False),
+        (PLAIN, False),
+        (Conditions(planner="no index"), False),
+        (PLAIN, True),
+    ):
+        lab.reset(conditions, renew=renew)
+        shown = ahead(lab.session("w1"), "now()")
+        for _ in range(2):
+            lab.advance(MOVED)
+        assert abs(ahead(lab.session("w1"), "now()") - shown - 2 * MOVED) < SLACK
+    assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
 def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:

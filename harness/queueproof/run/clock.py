@@ -5,9 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Protocol
 
 # Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
 FRACTION = 0.42
+
+# A body of `clock.now` that a move leaves alone. To write one makes every plan that has it invalid.
+_READ = """
+CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz
+LANGUAGE sql STABLE PARALLEL SAFE AS $$
+SELECT pg_catalog.now()
+  + pg_catalog.pg_sequence_last_value('clock.ahead') * interval '1 microsecond'
+$$
+"""
+
+
+class _Control(Protocol):
+    """The connection that sets the clock."""
+
+    def run(self, sql: str) -> None: ...
+
+    def move(self, shift: str, earlier: str) -> str: ...
+
+    def hop(self, shift: str) -> str: ...
 
 
 class Clock:
@@ -23,6 +43,8 @@ class Clock:
     def __init__(self, *, superuser: bool) -> None:
         self.shift = 0.0
         self._superuser = superuser
+        self._swift = superuser  # whether a move need not be seen by transactions that are open
+        self._read = False  # whether `clock.now` has the body that reads the sequence
         self._server = 0.0  # seconds by which the server's time is ahead of `time.monotonic`
         self._moves: list[tuple[str, float]] = []  # (real moment, seconds), the latest first
 
@@ -57,37 +79,57 @@ class Clock:
         shown = datetime.fromisoformat(moment).timestamp() + self.shift
         return round((FRACTION - shown) % 1.0, 6)
 
-    def move(self, seconds: float, show: Callable[[str, str], str], *, forget: bool) -> None:
+    def move(self, seconds: float, control: _Control, *, forget: bool) -> None:
         """Set it forward.
 
         Args:
             seconds: How far.
-            show: Has the database show so much more than real time, as an interval, with the cases
-                of earlier moves; answers the moment from which it does.
+            control: Has the database show so much more than real time.
             forget: Whether no transaction is open, whose `now()` is that of an earlier moment.
         """
         self.shift += seconds
+        ahead = f"{self.shift:.6f} seconds"
         if forget:
             self._moves.clear()
+        if forget and self._swift:
+            if not self._read:
+                control.run(_READ)
+                self._read = True
+            self._moves.append((control.hop(ahead), self.shift))
+            return
+        self._read = False
         earlier = " ".join(
             f"WHEN pg_catalog.now() >= '{since}' THEN interval '{shift:.6f} seconds'"
             for since, shift in self._moves
         )
-        self._moves.insert(0, (show(f"{self.shift:.6f} seconds", earlier), self.shift))
+        self._moves.insert(0, (control.move(ahead, earlier), self.shift))
 
-    def reset(self) -> bool:
-        """Show real time; whether that takes SQL."""
-        moved = bool(self._moves)
+    def reset(self, *, measured: bool) -> str:
+        """Show real time.
+
+        Args:
+            measured: Whether what statements cost will be measured: they are planned as they would
+                be without us then, at each move anew.
+
+        Returns:
+            SQL that does so; empty where it does already.
+        """
+        moved = bool(self._moves) or (measured and self._read)
         self._moves.clear()
         self.shift = 0.0
-        return moved
+        self._swift = self._superuser and not measured
+        if not moved:
+            return ""
+        if self._read and not measured:
+            return "SELECT setval('clock.ahead', 0); DELETE FROM clock.moves"
+        self._read = False
+        return self.real
 
     @property
     def real(self) -> str:
-        """SQL that makes it show real time: each statement that is planned pays for its body.
+        """SQL that makes it show real time as PostgreSQL does, under our name.
 
-        Most statements run before the first move. So it is PostgreSQL's own, under our name, which
-        takes superuser rights to say; otherwise it is one expression, which is inlined.
+        That takes superuser rights to say; otherwise it is one expression, which is inlined.
         """
         own = "SELECT clock.real()"
         inlined = (

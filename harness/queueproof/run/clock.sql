@@ -12,15 +12,30 @@ LANGUAGE sql STABLE PARALLEL SAFE AS $$
     interval '0');
 $$;
 
--- What stands still in a transaction. Its body is written anew at each move, as a CASE over the moments of
--- the moves: a transaction that began before a move keeps its now(), as it must. Being one expression it
--- is inlined, so that a call costs no lookup and indexes are used as ever. An open transaction may go on
--- using the old body, where now() cannot tell the difference.
+-- What stands still in a transaction. Being one expression it is inlined, so that a call costs no lookup
+-- and indexes are used as ever. See `clock.move` and `clock.py` for its other bodies.
 CREATE FUNCTION clock.now() RETURNS timestamptz
 LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT pg_catalog.now()';
 
--- Shows `shift` more than real time from this moment on, and answers the moment; `earlier` are the
--- cases of moves that open transactions may have begun before.
+-- By how many microseconds the clock is ahead, where now() reads it here: see `clock.py`.
+CREATE SEQUENCE clock.ahead MINVALUE 0;
+SELECT pg_catalog.setval('clock.ahead', 0);
+
+-- Shows `shift` more than real time from this moment on, and answers the moment. No transaction is open
+-- that began before, and now() reads the sequence: whoever has planned a statement need not do so anew.
+CREATE FUNCTION clock.hop(shift text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+  since constant timestamptz(6) := pg_catalog.clock_timestamp();
+BEGIN
+  INSERT INTO clock.moves VALUES (since, shift::interval);
+  PERFORM pg_catalog.setval('clock.ahead', (extract(epoch FROM shift::interval) * 1000000)::bigint);
+  RETURN since;
+END $$;
+
+-- The same for open transactions too, each of which keeps its now(), as it must: the body of now() becomes
+-- a CASE over the moments of the moves, of which `earlier` are those that a transaction may have begun
+-- before. It may go on using the old body, where now() cannot tell the difference.
 CREATE FUNCTION clock.move(shift text, earlier text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -65,4 +80,4 @@ CREATE FUNCTION clock.local_now(digits int) RETURNS timestamp
 LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.now(digits)::timestamp';
 
 GRANT USAGE ON SCHEMA clock TO PUBLIC;
-GRANT SELECT ON clock.moves TO PUBLIC;
+GRANT SELECT ON clock.moves, clock.ahead TO PUBLIC;

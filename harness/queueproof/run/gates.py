@@ -62,6 +62,7 @@ _ASKED = {
     "blockers": "SELECT pg_catalog.pg_blocking_pids($1::int4)",
     "latest": LATEST,
     "move": "SELECT clock.move($1, $2)",
+    "hop": "SELECT clock.hop($1)",
     "moment": "SELECT pg_catalog.clock_timestamp()::pg_catalog.timestamptz(6)::text",
     "open": """
 SELECT pg_catalog.pg_advisory_lock($2::int4, $1::int4),
@@ -116,6 +117,14 @@ class Scheduler(LibpqSession):
             The moment, as text.
         """
         return self._asked("move", shift, earlier).decode()
+
+    def hop(self, shift: str) -> str:
+        """The same where no transaction is open: see clock.sql.
+
+        Args:
+            shift: How much more, as an interval.
+        """
+        return self._asked("hop", shift).decode()
 
     def latest(self) -> int:
         """The oid of the relation that was made last."""

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
 from queueproof.errors import QueueError, ServerError
@@ -54,6 +55,10 @@ _ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not th
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
 _EMPTY = Step("DISCARD ALL")
+_RESET = Step("RESET ALL")
+_UNPREPARED = {"plan_cache_mode": "auto"}  # a plan is made for the values of its parameters
+# For a plan that is made once it must not matter which values come first.
+_PREPARED = "-c plan_cache_mode=force_generic_plan"
 _WORKER = re.compile(rf"w\d+|late|{DRAINER}")  # who claims, and so has a life that starts
 _FIRST_LOOK = 3  # resets, after which every operation is likely to have run
 RENEW_EVERY = 50  # runs; a table emptied by DELETE grows, and a plan must not depend on that
@@ -150,6 +155,9 @@ class Lab:
         self._vacant: list[LibpqSession] = []  # of dead workers, emptied
         self._used: set[str] = set()
         self.clock = Clock(superuser=server.superuser)
+        # Elsewhere each move of the clock makes plans invalid, or a pooler may be between.
+        self._prepares = server.ours and server.superuser and not queue.keeps_state
+        self._measures = False  # what statements cost
         self._resets = 0
         self._payloads = itertools.count(1)
         self._under_way = False  # a run, in which workers act beside each other
@@ -293,25 +301,26 @@ class Lab:
                 self.discard(session)
             elif not isinstance(session, LibpqSession) or self._pooler:
                 continue
-            elif self.queue.keeps_state or self.queue.sees_backends:
+            elif not self._prepares:
                 session.send(_EMPTY)  # all at once, and the tables with them
                 emptied.append(session)
             else:
-                session.go_ahead([_EMPTY.sql])
+                session.go_ahead([_RESET.sql])
         self._used.clear()
         self._payloads = itertools.count(1)
         if self._pooler:
             self.forget_sessions()
             self._pooler.renew()
         self._resets += 1
+        self._measures = renew
         full = renew or self._resets % RENEW_EVERY == 0
         if self.remembers and (full or self._resets == _FIRST_LOOK):
             self._refuse_new_tables()
         begin = self._renew_sql if full else self._reset_sql
         if self._conditions.far and self._far_sql:
             begin = f"{begin}; {self._far_sql}"
-        if self.clock.reset():
-            begin = f"{begin}; {self.clock.real}"
+        if real := self.clock.reset(measured=renew):
+            begin = f"{begin}; {real}"
         if not self.remembers and (full or not self.server.superuser):
             self._drop_new(self._control.latest())  # TRUNCATE fails where one has a foreign key
         latest = self._lock_tables(partial(self._restore, begin))
@@ -442,6 +451,7 @@ class Lab:
         settings = [f"SET {name} = {value}" for name, value in wanted.items()]
         if isinstance(session, LibpqSession) and not self._pooler:
             session.go_ahead(settings)
+            session.prepares = self._prepares and not _UNPREPARED.items() <= wanted.items()
         elif settings:
             session.run("; ".join(settings))
 
@@ -452,6 +462,8 @@ class Lab:
             spare.rename(key)
             return spare
         conninfo = self._pooler.conninfo if self._pooler else self.conninfo
+        if self._prepares and not self._pooler:
+            conninfo = make_conninfo(conninfo, options=_PREPARED)
         session = LibpqSession(conninfo, key, self.arrays, self._meanwhile)
         self._control.lock_gate(session.pid)
         return session
@@ -459,6 +471,8 @@ class Lab:
     def _wanted(self, key: str) -> Mapping[str, str]:
         """The settings that the session under a key begins with."""
         wanted = self._conditions.settings(key.partition(",")[0])
+        if wanted or self._measures or key in HARNESS:
+            wanted = {**_UNPREPARED, **wanted}
         if self._conditions.gate in {"query", "every"}:
             return {"cursor_tuple_fraction": "1", **wanted}  # a cursor's plan is the query's own
         return wanted
@@ -699,7 +713,7 @@ class Lab:
             return False
         if not session.quieten():
             return False
-        session.run(_EMPTY.sql)
+        session.run((_RESET if self._prepares else _EMPTY).sql)
         return True
 
     def terminate(self, key: str) -> None:
@@ -758,7 +772,7 @@ class Lab:
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward; transactions that are open keep their `now()`."""
         busy = any(session.busy for session in self._sessions.values())
-        self.clock.move(seconds, self._control.move, forget=not busy)
+        self.clock.move(seconds, self._control, forget=not busy)
 
     def defaults(self) -> dict[str, object]:
         """Arguments for an operation that nothing depends on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from abc import ABC, abstractmethod
@@ -152,6 +153,8 @@ class LibpqSession(Session):
 
     Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
+        prepares: Whether a statement is prepared when it is first sent. Three quarters of what a
+            short statement costs are its parsing and its plan.
         patience: Seconds that `run` waits, where it is not `waits.OWN`.
 
     Args:
@@ -181,6 +184,10 @@ class LibpqSession(Session):
         self._answer: PGresult | None = None
         self._ahead: list[str] = []
         self._syncs = 0  # of a pipeline, that are to come
+        self.prepares = False
+        self._prepared: dict[tuple[str, tuple[int, ...]], bytes] = {}  # SQL and types, to its name
+        self._untold: list[tuple[str, tuple[int, ...]]] = []  # whether they are is yet to be heard
+        self._names = itertools.count()
         self._source: Source | None = None
         self.names_settings = False
         self.gate = ""
@@ -243,15 +250,15 @@ class LibpqSession(Session):
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
         self.said = ""
-        pipelined = begin or bool(self._ahead)
+        pipelined = begin or bool(self._ahead) or self.prepares
         if pipelined:
             self.pgconn.enter_pipeline_mode()
             for sql in self._ahead:
-                self.pgconn.send_query_params(sql.encode(), None)
+                self._query(sql)
                 self._sync()
             self._ahead.clear()
         if begin:
-            self.pgconn.send_query_params(b"BEGIN", None)
+            self._query("BEGIN")
         self._send(step)
         if pipelined:
             self._sync()
@@ -282,9 +289,10 @@ class LibpqSession(Session):
         compiled = compile_statement(step.sql)
         if not compiled.names:
             bound = [_text(value) for name, value in step.params.items() if name.isdigit()]
-            self.pgconn.send_query_params(compiled.sql.encode(), bound or None)
+            self._query(compiled.sql, bound or None)
             return
-        values, types = [], []
+        values: list[bytes | None] = []
+        types: list[int] = []
         for name in compiled.names:
             if name not in step.params:
                 given = ", ".join(f":{one}" for one in step.params) or "none"
@@ -293,7 +301,21 @@ class LibpqSession(Session):
             text, oid = self._encode(step.params[name])
             values.append(text)
             types.append(oid)
-        self.pgconn.send_query_params(compiled.sql.encode(), values, types)
+        self._query(compiled.sql, values, types)
+
+    def _query(
+        self, sql: str, values: list[bytes | None] | None = None, types: Sequence[int] = ()
+    ) -> None:
+        if not self.prepares:
+            self.pgconn.send_query_params(sql.encode(), values, types or None)
+            return
+        what = sql, tuple(types)
+        name = self._prepared.get(what)
+        if name is None:
+            name = self._prepared[what] = b"queueproof_%d" % next(self._names)
+            self._untold.append(what)
+            self.pgconn.send_prepare(name, sql.encode(), types or None)
+        self.pgconn.send_query_prepared(name, values)
 
     def _encode(self, value: Parameter) -> tuple[bytes | None, int]:
         match value:
@@ -389,6 +411,11 @@ class LibpqSession(Session):
             ConnectionLostError: The connection broke.
         """
         answer, self._answer = self._answer, None
+        if self._untold:
+            if answer is None or answer.status in _FATAL:
+                for what in self._untold:
+                    del self._prepared[what]
+            self._untold.clear()
         if answer is None or self.pgconn.status != pq.ConnStatus.OK:
             raise ConnectionLostError(
                 f"the server closed the connection of {self.name}: "
