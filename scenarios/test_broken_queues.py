@@ -39,7 +39,9 @@ def guarantee_of(path: Path) -> str:
 SLOW = {"crash-safe", "isolation", "old-snapshot", "pooler-safe", "server-clock", "steady-cost"}
 DEFECTS = {path.stem: guarantee_of(path) for path in sorted(BROKEN.glob("*.sql"))}
 # What `queueproof explain` shows of each guarantee, but for those that take longest to be found.
-ONE_EACH = {guarantee: Path(defects(guarantee)[0].name).stem for guarantee in CATALOGUE} | {
+ONE_EACH = {
+    one.id: one.example or Path(defects(one.id)[0].name).stem for one in CATALOGUE.values()
+} | {
     "backoff": "backoff_none",
     "concurrency-limit": "concurrency_limit_per_queue",
     "no-starvation": "no_starvation_null",

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.queues.sqlfile import load
+from queueproof.queues.filetext import QueueText, read
+from queueproof.queues.overlay import whole
 from queueproof.schedule.programs import FAULTS
 
 WIDTH = 100  # characters of a line of prose
@@ -67,7 +68,7 @@ def defects(guarantee: str) -> list[Defect]:
         if head and head["breaks"] == guarantee:
             parent = posixpath.normpath(f"broken/{head['parent']}")
             names = (f"strategies/{parent}", f"strategies/broken/{path.name}")
-            sound, broken = (_body(load(one).whole) for one in (folder / parent, path))
+            sound, broken = map(_body, (folder / parent, path))
             lines = list(unified_diff(sound, broken, *names, lineterm=""))
             changed = [line for line in lines[2:] if _CHANGED.match(line)]
             why = " ".join(line.removeprefix("--").strip() for line in head["why"].splitlines())
@@ -76,8 +77,9 @@ def defects(guarantee: str) -> list[Defect]:
     return sorted(found, key=lambda one: (one.name != example, one.size, one.name))
 
 
-def _body(text: str) -> list[str]:
-    """A queue file's lines without what is said above its header."""
+def _body(path: Path) -> list[str]:
+    """A queue's lines, with what its file extends, without what is said above its header."""
+    text = whole(QueueText(read(path), path)).text
     return text[text.index("-- ///") :].splitlines()
 
 

@@ -103,7 +103,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
         "complete_and_claim": (TWO, (claim(), Do("complete_and_claim"))),
     }
     for kind, (jobs, dos) in trials.items():
-        if kind not in offers:
+        if kind not in offers or (replayed and kind != "heartbeat"):
             continue
         scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
         run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
