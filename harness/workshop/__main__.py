@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
                 postgres=options.postgres,
                 progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
             )
+        report.method["limit"] = LIMIT
         options.results.mkdir(parents=True, exist_ok=True)
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (

@@ -730,6 +730,19 @@ def test_another_file_is_no_report(text: str) -> None:
         BenchReport.from_json(text)
 
 
+def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
+    """By batch size, at the number of workers that most were measured with; a gap is a gap."""
+    found = report()
+    found.method = {**found.method, "limit": "first"}
+    page = render.markdown(found)
+    assert "## Of what is possible, 4 workers\n\n| strategy | batch 1 |" in page
+    assert "| second | 0.5 ±25% |" in page
+    most = "(first = 1, which keeps no job) second does most: 0.5 with batches of 1."
+    assert f"**Of what is possible** {most}" in page
+    assert next(one.title for one in chart.charts(found)) == "Of what is possible"
+    assert "Of what is possible" not in render.markdown(report())
+
+
 def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
     """The file has the shape of pytest-benchmark's own, so that its tool compares runs."""
     pytest.importorskip("pytest_benchmark")

@@ -88,6 +88,7 @@ def charts(report: BenchReport) -> list[Chart]:
         report: The report.
     """
     found = (
+        _possible(report),
         _by(report, "batch", "workers"),
         _by(report, "workers", "batch"),
         _convoy(report),
@@ -108,10 +109,12 @@ def svg(report: BenchReport) -> str:
     """
     facts = report.method
     rounds = f"median and range of {facts['rounds']} rounds"
+    figures = [*_by(report, "batch", "workers").panels, *_convoy(report).panels]
     whole = {
         "title": {"text": f"{facts['server']}; {facts['cores']} cores; {rounds}", "color": FAINT},
-        "columns": 2,
-        "concat": [*_by(report, "batch", "workers").panels, *_convoy(report).panels],
+        "vconcat": [*_possible(report).panels, {"columns": 2, "concat": figures}],
+        # Batch sizes here, queues there.
+        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
     }
     plain = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], draw(whole))
     return plain.replace('class="marks"', 'style="background: #fff"', 1) + "\n"
@@ -134,6 +137,15 @@ def draw(panel: Spec) -> str:
         r'<path role="img"\2><title>\1</title></path>',
         drawn,
     )
+
+
+def _possible(report: BenchReport) -> Chart:
+    """Each queue's share of what is possible."""
+    note = (
+        "1 is a claim that takes its jobs out for good, and loses them where a worker dies. Lines"
+        " go from the slowest round to the fastest."
+    )
+    return _shares("Of what is possible", note, "of what is possible", report, report.possible())
 
 
 def _by(report: BenchReport, across: str, apart: str) -> Chart:
@@ -381,24 +393,37 @@ def _counters(report: BenchReport) -> Chart:
 
 def _yardstick(report: BenchReport) -> Chart:
     """The harness beside pgbench."""
-    rows = []
-    for entry in report.entries:
-        if entry.yardstick and len(entry.yardstick) == len(entry.runs):
-            pairs = zip(entry.runs, entry.yardstick, strict=True)
-            found = _spread([run.rate / beside for run, beside in pairs])
-            rows.append(
-                {
-                    "queue": entry.queue,
-                    "panel": entry.shape.workers,
-                    "batch": entry.shape.batch,
-                    **found,
-                    "told": f"{entry.queue}, {_load(entry)}: {found['y']:.2f}",
-                }
-            )
+    found = [
+        (one, [run.rate / beside for run, beside in zip(one.runs, one.yardstick, strict=True)])
+        for one in report.entries
+        if one.yardstick and len(one.yardstick) == len(one.runs)
+    ]
+    note = "Jobs/s of the load divided by pgbench's on the same SQL, in the same round."
+    return _shares("The harness beside pgbench", note, "harness ÷ pgbench", report, found)
+
+
+def _shares(
+    title: str,
+    note: str,
+    what: str,
+    report: BenchReport,
+    shares: Iterable[tuple[Series, Sequence[float]]],
+) -> Chart:
+    """What each queue does of something else, a panel for each number of workers."""
+    rows = [
+        {
+            "queue": entry.queue,
+            "panel": entry.shape.workers,
+            "batch": entry.shape.batch,
+            **_spread(found),
+            "told": f"{entry.queue}, {_load(entry)}: {statistics.median(found):.2f}",
+        }
+        for entry, found in shares
+    ]
     panels = []
     for workers in _distinct(row["panel"] for row in rows):
         mine = _only(rows, workers)
-        x = {"type": "quantitative", "scale": {"zero": True}, "title": "harness ÷ pgbench"}
+        x = {"type": "quantitative", "scale": {"zero": True}, "title": what}
         layers: list[Spec] = [
             {
                 "mark": {"type": "rule", "strokeDash": [4, 3], "color": FAINT},
@@ -413,12 +438,9 @@ def _yardstick(report: BenchReport) -> Chart:
                 "encoding": {"x": {"field": "y", **x}, "description": {"field": "told"}},
             },
         ]
-        title = _count(workers, "workers")
-        panels.append(
-            _panel(mine, title, layers, _rows(mine, _names(report)), height=_height(mine))
-        )
-    note = "Jobs/s of the load divided by pgbench's on the same SQL, in the same round."
-    return Chart("The harness beside pgbench", note, panels)
+        told = _count(workers, "workers")
+        panels.append(_panel(mine, told, layers, _rows(mine, _names(report)), height=_height(mine)))
+    return Chart(title, note, panels)
 
 
 def _curves(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -70,6 +71,21 @@ class BenchReport:
 
     method: dict[str, Any]
     entries: list[Series]
+
+    def possible(self) -> list[tuple[Series, list[float]]]:
+        """Every queue's share of what is possible, round by round.
+
+        That is the rate of `method["limit"]`, which takes its jobs out for good and keeps none of
+        them. The workers are so many as most queues were measured with; empty without a limit.
+        """
+        limit = self.method.get("limit")
+        plain = [e for e in self.entries if e.runs and not e.shape.hold]
+        bases = {e.shape: e for e in plain if e.queue == limit}
+        shown = [e for e in plain if e.shape in bases and e.queue != limit]
+        workers = Counter(e.shape.workers for e in shown)
+        most = max(workers, key=lambda count: (workers[count], -count), default=0)
+        beside = [e for e in shown if e.shape.workers == most]
+        return [(e, e.ratios(bases[e.shape])) for e in beside]
 
     def to_json(self) -> str:
         """The report in the shape of pytest-benchmark's JSON; `pytest-benchmark compare` reads it.

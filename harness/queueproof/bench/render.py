@@ -173,7 +173,23 @@ def answers(report: BenchReport) -> list[str]:
             f" {numbers.rounded(base.rate, base.rate * base.spread)} jobs/s. The others, as a"
             f" multiple of that: {each}."
         )
+    if possible := report.possible():
+        told.append(_most(possible, report.method["limit"]))
     return told
+
+
+def _most(possible: Sequence[tuple[Series, list[float]]], limit: str) -> str:
+    """The queue that comes nearest to what is possible, whatever the batch size."""
+    shares: dict[str, dict[int, list[float]]] = {}
+    for entry, share in possible:
+        shares.setdefault(entry.queue, {})[entry.shape.batch] = share
+    most = max(len(found) for found in shares.values())
+    everywhere = [queue for queue, found in shares.items() if len(found) == most]
+    best = max(everywhere, key=lambda one: min(map(statistics.median, shares[one].values())))
+    each = ", ".join(
+        f"{numbers.median(share)} with batches of {batch}" for batch, share in shares[best].items()
+    )
+    return f"**Of what is possible** ({limit} = 1, which keeps no job) {best} does most: {each}."
 
 
 def tables(report: BenchReport) -> list[TitledTable]:
@@ -186,6 +202,8 @@ def tables(report: BenchReport) -> list[TitledTable]:
     plain = [entry for entry in plain if entry.runs or entry.reason]
     matrix = [e for e in plain if (e.shape.workers, e.shape.batch) not in compared]
     found: list[TitledTable] = []
+    if possible := report.possible():
+        found.append(_possible(possible, report.method["limit"]))
     for workers in _distinct(e.shape.workers for e in matrix):
         part = [e for e in matrix if e.shape.workers == workers]
         found.append(_throughput(f"Jobs/s, {_count(workers)}", part))
@@ -227,6 +245,21 @@ def _throughput(title: str, entries: list[Series]) -> TitledTable:
         for queue in _queues(entries)
     ]
     return TitledTable(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
+
+
+def _possible(shares: Sequence[tuple[Series, list[float]]], limit: str) -> TitledTable:
+    shapes = sorted({entry.shape for entry, _ in shares})
+    found = {(entry.queue, entry.shape): numbers.with_spread(share) for entry, share in shares}
+    rows = [
+        (queue, *(found.get((queue, shape), NOTHING) for shape in shapes))
+        for queue in _queues([entry for entry, _ in shares])
+    ]
+    note = (
+        f"{limit} = 1: a claim that takes its jobs out for good, which loses them where a worker"
+        " dies. No queue that keeps its jobs does more."
+    )
+    title = f"Of what is possible, {_count(shapes[0].workers)}"
+    return TitledTable(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows, note)
 
 
 def _figure(entry: Series | None, base: Series | None) -> str:
