@@ -140,6 +140,25 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     return markdown if page.file.generated_by else _with_links(markdown, f"docs/{name}", name)
 
 
+# The label of a section that is a page too is empty; its title stands inside.
+_SECTION = re.compile(
+    r'aria-labelledby="(__nav_\d+)_label"(?=.*?for="\1">.*?</span>\s*([^<]+?)\s*</label>)',
+    re.DOTALL,
+)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """What the theme leaves unsaid: names of its parts, and that keys can scroll what is wide.
+
+    Args:
+        output: A page as HTML.
+    """
+    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    named = _SECTION.sub(r'aria-label="\2"', named)
+    named = named.replace("<table>", '<table tabindex="0">')
+    return named.replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')
+
+
 def _with_links(markdown: str, source: str, place: str) -> str:
     def on_site(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))

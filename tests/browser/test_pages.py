@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
 from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
@@ -44,6 +45,14 @@ document.querySelector("iframe").onload = event => {{
 }}
 </script>
 """
+AXE = Path(str(files("axe_core_python"))) / "axe.min.js"
+ASK = """<script>
+axe.run().then(found => {
+  document.title = JSON.stringify(found.violations.map(one => `${one.id}: ${one.nodes[0].html}`))
+})
+</script>
+"""
+POLICY = re.compile("<meta http-equiv=.Content-Security-Policy.[^>]*>")  # it forbids scripts
 CONSOLE = re.compile(r":CONSOLE[:(]\d+\)?\] (.*)")
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 EVIL = "</script><script>document.title = 'evil'</script><img src=x onerror=alert(1)>"
@@ -91,20 +100,19 @@ def serving(folder: Path) -> Iterator[str]:
             thread.join()
 
 
-def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
-    """Open a page.
+def shown(folder: Path, name: str, width: int = DESK) -> tuple[Any, list[str]]:
+    """Show a page that tells in its title what it has found.
 
     Args:
-        page: Its file.
+        folder: What is served.
+        name: The page there.
         width: Of the window, in pixels.
-        folder: What is served; the page's own if there is none.
+
+    Returns:
+        What its title says, which is JSON, and the console's lines.
     """
     chromium = next(filter(None, map(shutil.which, CHROMIUM)), None)
     assert chromium, "there is no Chromium here: apt-get install chromium"
-    folder = folder or page.parent
-    around = folder / f"around-{page.stem}-{width}.html"
-    name = page.relative_to(folder).as_posix()
-    around.write_text(AROUND.format(width=width, name=name), encoding="utf-8")
     with serving(folder) as address:
         done = subprocess.run(  # noqa: S603 - the browser
             [
@@ -114,7 +122,7 @@ def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
                 "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
                 f"--user-data-dir={folder / 'profile'}",
                 f"--window-size={width + 20},900",
-                f"{address}/{around.name}",
+                f"{address}/{name}",
             ],
             capture_output=True,
             text=True,
@@ -124,7 +132,38 @@ def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
     told = TITLE.search(done.stdout)
     assert told, done.stdout
     said = [line for line in CONSOLE.findall(done.stderr) if "favicon.ico" not in line]
-    return Opened(said, **json.loads(html.unescape(told[1])))
+    return json.loads(html.unescape(told[1])), said
+
+
+def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
+    """Open a page.
+
+    Args:
+        page: Its file.
+        width: Of the window, in pixels.
+        folder: What is served; the page's own if there is none.
+    """
+    folder = folder or page.parent
+    around = folder / f"around-{page.stem}-{width}.html"
+    name = page.relative_to(folder).as_posix()
+    around.write_text(AROUND.format(width=width, name=name), encoding="utf-8")
+    found, said = shown(folder, around.name, width)
+    return Opened(said, **found)
+
+
+def barriers(page: Path, folder: Path | None = None) -> list[str]:
+    """What axe says keeps people out who read by ear or go by keys.
+
+    Args:
+        page: Its file.
+        folder: What is served; the page's own if there is none.
+    """
+    folder = folder or page.parent
+    asked = page.with_name(f"asked-{page.name}")
+    script = f"<title>not asked</title><script>{AXE.read_text('utf-8')}</script>{ASK}"
+    asked.write_text(POLICY.sub("", page.read_text("utf-8")) + script, encoding="utf-8")
+    found, _ = shown(folder, asked.relative_to(folder).as_posix())
+    return [str(one) for one in found]
 
 
 def command(*arguments: str, exits: int = 0) -> None:
@@ -180,6 +219,16 @@ def test_a_card_opens(card: Path, width: int) -> None:
     assert found.drawings == (width == DESK)
     assert not found.empty
     assert EVIL in found.text
+
+
+def test_nothing_keeps_readers_out(card: Path, report: Path, site: Path) -> None:
+    """Of all pages, axe's rules are kept, and one that breaks some is seen."""
+    pages = ["index", "tutorial", "guarantees/fencing", "results/throughput"]
+    assert not barriers(card) + barriers(report)
+    assert not [one for name in pages for one in barriers(site / f"{name}.html", site)]
+    broken = card.with_name("broken.html")
+    broken.write_text("<!doctype html><title>one</title><svg role=img></svg>", encoding="utf-8")
+    assert {one.partition(":")[0] for one in barriers(broken)} >= {"html-has-lang", "svg-img-alt"}
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

@@ -132,11 +132,13 @@ def draw(panel: Spec) -> str:
         allowed_base_urls=[],
     )
     # A browser shows a title where the pointer is; a label is for screen readers alone.
-    return re.sub(
+    named = re.sub(
         r'<path aria-label="([^"]*)" role="graphics-symbol"([^>]*?)/>',
         r'<path role="img"\2><title>\1</title></path>',
         drawn,
     )
+    # Of other marks a screen reader would only hear that they are there.
+    return re.sub(r' (role="graphics-[a-z]+"|aria-roledescription="[^"]*")', "", named)
 
 
 def _possible(report: BenchReport) -> Chart:

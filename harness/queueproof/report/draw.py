@@ -174,7 +174,8 @@ def draw(story: Story, link: str = "") -> str:
         drawing.rule("life gone", drawing.x(actor), end, drawing.x(actor), drawing.y)
     full, high = MARGIN + max(drawing.across, WIDEST), drawing.y + 6
     size = {"viewBox": f"0 0 {full:g} {high:g}", "width": full, "height": high}
-    svg = _element("svg", {**size, "class": "drawn", "role": "img"})
+    # What a picture holds is not read out, nor are links in it found.
+    svg = _element("svg", {**size, "class": "drawn", "role": "group" if link else "img"})
     svg.append(_element("title", {}, f"{story.guarantee}: {story.broken}"))
     lives = [one for one in drawing.below if "life" in one.get("class", "")]
     svg.extend([*lives, *(one for one in drawing.below if one not in lives), *drawing.above])
