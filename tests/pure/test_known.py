@@ -82,8 +82,16 @@ def test_a_card_names_the_stories_of_what_is_broken() -> None:
 def test_a_break_is_told_at_once_without_the_workers_numbers(
     because: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its story, which comes later, is another run's; one worker has one name."""
-    _telling(load_text(SKIP_LOCKED, "q.sql"))("single-claim", because)
+    """Its story is another run's, and an interrupt says how it is had; one worker has one name."""
+
+    def check() -> None:
+        with _telling(load_text(SKIP_LOCKED, "q.sql")) as tell:
+            tell("single-claim", because)
+            raise KeyboardInterrupt
+
+    sooner = "^interrupted; --fail-fast --only single-claim ends with the first story$"
+    with pytest.raises(KeyboardInterrupt, match=sooner):
+        check()
     assert capsys.readouterr().err.endswith(f" s: single-claim: {told}\n")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,8 +130,12 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     called = asked.queue if asked.new is None else target.name
                     how = f"seed {asked.seed}, profile {asked.profile}"
                     _introduce(out, target, f"{called} on {lab.label}", how)
-                with _helpers(asked.cluster, lab) as helpers, progress_bar() as progress:
-                    cards.append(asked.judge(lab, progress, _telling(target), helpers))
+                with (
+                    _helpers(asked.cluster, lab) as helpers,
+                    progress_bar() as progress,
+                    _telling(target) as told,
+                ):
+                    cards.append(asked.judge(lab, progress, told, helpers))
         card = _printed(out, cards, target)
         print_summary(out, card, target, command, mend=beyond is None)
         if beyond is not None:
@@ -144,18 +148,32 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     return card.exit_code
 
 
-def _telling(queue: Queue) -> Callable[[str, str], None]:
-    """Say at once what breaks, and after how long, but for what the queue says of itself."""
+@contextmanager
+def _telling(queue: Queue) -> Iterator[Callable[[str, str], None]]:
+    """Say at once what breaks, and after how long, but for what the queue says of itself.
+
+    Raises:
+        KeyboardInterrupt: The check was interrupted: where something breaks, it says how its story
+            is had sooner.
+    """
     began = time.monotonic()
+    broken = []
 
     def told(guarantee: str, because: str) -> None:
         if guarantee not in queue.breaks:
+            broken.append(guarantee)
             # The story will be another run's, whose workers have other numbers.
             names = dict(zip(dict.fromkeys(_WORKER.findall(because)), _NAMELESS, strict=False))
             what = _WORKER.sub(lambda found: names.get(found[0], found[0]), because)
             say(f"after {time.monotonic() - began:.1f} s: {guarantee}: {what}", Exit.BROKEN)
 
-    return told
+    try:
+        yield told
+    except KeyboardInterrupt as stopped:
+        if broken:
+            sooner = f"--fail-fast --only {broken[0]} ends with the first story"
+            stopped.args = (f"{str(stopped) or 'interrupted'}; {sooner}",)
+        raise
 
 
 def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | None]:
