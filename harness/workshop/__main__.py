@@ -20,7 +20,7 @@ from scenarios.matrix import PROGRAMS, strategy
 
 REFERENCE = "skip_locked"
 LIMIT = "at_most_once"
-FASTEST = (REFERENCE, "lease_table", LIMIT)
+FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
