@@ -520,6 +520,32 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
+def test_what_was_cancelled_before_it_was_prepared_is_prepared_anew(lab_of: LabOf) -> None:
+    """A statement can wait for a table's lock while it is read."""
+    lab = lab_of(GATED)
+    asked = Step("SELECT count(*) FROM jobs")
+    one, other = lab.session("w1"), lab.session("w2")
+    other.run("BEGIN; LOCK TABLE jobs")
+    one.send(asked)
+    while other.pid not in lab.blockers(one):
+        assert not one.ready(0.001)
+    assert one.quieten()
+    other.run("ROLLBACK")
+    assert execute(one, asked).rows
+
+
+def test_a_transaction_of_somebody_elses_keeps_its_now(lab_of: LabOf) -> None:
+    """However often the clock is moved while it is open, before and after."""
+    lab = lab_of(GATED)
+    lab.advance(MOVED)
+    with psycopg.connect(lab.conninfo) as elsewhere:
+        now = elsewhere.execute("SELECT now()").fetchone()
+        for _ in range(3):
+            lab.advance(MOVED, beside=True)
+            assert elsewhere.execute("SELECT now()").fetchone() == now
+    assert is_moved(ahead(lab.session("w1"), "now()") - 3 * MOVED)
+
+
 def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
     """A queue that reads pg_stat_activity sees the death."""
     looks = GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n"

@@ -92,10 +92,10 @@ class Clock:
         if forget:
             self._moves.clear()
         if forget and self._swift:
+            self._moves.append((control.hop(ahead), self.shift))
             if not self._read:
                 control.run(_READ)
                 self._read = True
-            self._moves.append((control.hop(ahead), self.shift))
             return
         self._read = False
         earlier = " ".join(

@@ -453,7 +453,7 @@ class _Run:
         """Move the clock, whatever is going on."""
         call = self._invoke("advance", "clock")
         call.delay = seconds
-        self._lab.advance(seconds)
+        self._lab.advance(seconds, beside=True)
         self._ahead += seconds
         call.answer = "accepted"
         self._return(call)

@@ -153,8 +153,8 @@ class LibpqSession(Session):
 
     Attributes:
         names_settings: Whether a statement made a setting of the queue's own, as `app.user`.
-        prepares: Whether a statement is prepared when it is first sent. Three quarters of what a
-            short statement costs are its parsing and its plan.
+        prepares: Whether a statement is prepared when it is first sent: else half of the server's
+            time would go into parsing and planning the same ones.
         patience: Seconds that `run` waits, where it is not `waits.OWN`.
 
     Args:
@@ -250,6 +250,7 @@ class LibpqSession(Session):
             begin: Whether a BEGIN goes ahead of it, in the same message.
         """
         self.said = ""
+        self._forget_untold()  # of what was cancelled, whose answer nobody has taken
         pipelined = begin or bool(self._ahead) or self.prepares
         if pipelined:
             self.pgconn.enter_pipeline_mode()
@@ -316,6 +317,12 @@ class LibpqSession(Session):
             self._untold.append(what)
             self.pgconn.send_prepare(name, sql.encode(), types or None)
         self.pgconn.send_query_prepared(name, values)
+
+    def _forget_untold(self) -> None:
+        """Prepare anew what may not have been prepared."""
+        for what in self._untold:
+            del self._prepared[what]
+        self._untold.clear()
 
     def _encode(self, value: Parameter) -> tuple[bytes | None, int]:
         match value:
@@ -411,10 +418,7 @@ class LibpqSession(Session):
             ConnectionLostError: The connection broke.
         """
         answer, self._answer = self._answer, None
-        if self._untold:
-            if answer is None or answer.status in _FATAL:
-                for what in self._untold:
-                    del self._prepared[what]
+        if answer is not None and answer.status not in _FATAL:
             self._untold.clear()
         if answer is None or self.pgconn.status != pq.ConnStatus.OK:
             raise ConnectionLostError(
