@@ -520,6 +520,17 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
+def test_no_plan_holds_the_time_still_from_run_to_run(lab_of: LabOf) -> None:
+    """What a plan takes for constant, because its function says so, would be another run's."""
+    moment = "FUNCTION moment() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS 'SELECT now()'"
+    lab = lab_of(GATED.replace("CREATE TABLE audit", f"CREATE {moment};\nCREATE TABLE audit"))
+    for moves in range(3):
+        lab.reset()
+        for _ in range(moves):
+            lab.advance(MOVED)
+        assert abs(ahead(lab.session("w1"), "moment()") - moves * MOVED) < SLACK
+
+
 def test_what_was_cancelled_before_it_was_prepared_is_prepared_anew(lab_of: LabOf) -> None:
     """A statement can wait for a table's lock while it is read."""
     lab = lab_of(GATED)

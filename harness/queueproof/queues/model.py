@@ -288,7 +288,8 @@ class Queue(Facts):
     joins_transactions: bool = False
     """Whether its enqueue may run inside a transaction of its producer's."""
     keeps_state: bool = True
-    """Whether its SQL may leave a session locks, or limits, that reach beyond its transaction."""
+    """Whether its SQL may leave a session what reaches beyond its transaction: locks, limits, or a
+    plan with a time that stands still."""
 
     longest_span: float | None = None
     """Seconds of the longest span for which its SQL may put off a dead worker's job; None where

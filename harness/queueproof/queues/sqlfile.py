@@ -35,10 +35,12 @@ _CLUSTER = re.compile(
 # What neither begins nor ends a transaction.
 _JOINING = frozenset({"INSERT", "WITH", "SELECT", "UPDATE", "DELETE", "MERGE"})
 # What a session keeps after its transaction, beside settings; limits of its own, which what empties
-# it may run into; and functions that nobody here can read.
+# it may run into; what a plan holds still though it is the time; and functions that nobody here can
+# read.
 _KEPT = re.compile(
     r"advisory|_timeout\b|\bextension\b|\b(pg_)?temp(orary)?\b|\b(currval|lastval)\b|\bcache\s+(?!1\b)\d"
-    r"|\bwith\s+hold\b|\b(listen|prepare|deallocate|discard|role|authorization)\b",
+    r"|\bwith\s+hold\b|\b(listen|prepare|deallocate|discard|role|authorization)\b"
+    r"|\bimmutable\b|'\s*(now|today|tomorrow|yesterday)\b",
     re.IGNORECASE,
 )
 
