@@ -45,7 +45,6 @@ document.querySelector("iframe").onload = event => {{
 }}
 </script>
 """
-AXE = Path(str(files("axe_core_python"))) / "axe.min.js"
 ASK = """<script>
 axe.run().then(found => {
   document.title = JSON.stringify(found.violations.map(one => `${one.id}: ${one.nodes[0].html}`))
@@ -160,7 +159,8 @@ def barriers(page: Path, folder: Path | None = None) -> list[str]:
     """
     folder = folder or page.parent
     asked = page.with_name(f"asked-{page.name}")
-    script = f"<title>not asked</title><script>{AXE.read_text('utf-8')}</script>{ASK}"
+    axe = files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+    script = f"<title>not asked</title><script>{axe}</script>{ASK}"
     asked.write_text(POLICY.sub("", page.read_text("utf-8")) + script, encoding="utf-8")
     found, _ = shown(folder, asked.relative_to(folder).as_posix())
     return [str(one) for one in found]

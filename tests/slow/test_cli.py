@@ -219,7 +219,7 @@ def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     assert "prefers-color-scheme: dark" in page
     assert '<span class="k">SKIP</span>' in page
     assert "<p>The job&#39;s effect happens twice" in page
-    assert 'class="drawn" role="img"' in page
+    assert 'class="drawn" role="group"' in page
     assert not any(mark in page for mark in ("<script", "<link", "src=", "@import"))
 
 
