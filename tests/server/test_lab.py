@@ -520,6 +520,17 @@ def test_a_statement_is_planned_once_for_all_runs(lab_of: LabOf) -> None:
     assert value(lab.session("w1"), PLANNED) == "4 0"
 
 
+def test_functions_are_planned_under_the_settings_of_their_run(lab_of: LabOf) -> None:
+    """A plan inside a function, made for another run, would hide what these settings show."""
+    first = """FUNCTION first() RETURNS bigint LANGUAGE plpgsql AS $$
+    BEGIN RETURN (SELECT id FROM jobs WHERE id > 0 LIMIT 1); END $$;"""
+    lab = lab_of(GATED.replace("CREATE TABLE audit", f"CREATE {first}CREATE TABLE audit"))
+    for planner, found in (("no index", "2"), ("no sequential scan", "1"), ("no index", "2")):
+        lab.reset(Conditions(planner=planner))
+        execute(lab.session("w1"), Step("INSERT INTO jobs (id) VALUES (2), (1)"))
+        assert value(lab.session("w1"), "SELECT first()") == found
+
+
 def test_no_plan_holds_the_time_still_from_run_to_run(lab_of: LabOf) -> None:
     """What a plan takes for constant, because its function says so, would be another run's."""
     moment = "FUNCTION moment() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS 'SELECT now()'"

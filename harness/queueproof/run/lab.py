@@ -55,7 +55,8 @@ _ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not th
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
 _EMPTY = Step("DISCARD ALL")
-_RESET = Step("RESET ALL")
+_RESET = "RESET ALL"
+_PLANS = "DISCARD PLANS"  # those of statements inside functions, which outlive a change of settings
 _UNPREPARED = {"plan_cache_mode": "auto"}  # a plan is made for the values of its parameters
 # For a plan that is made once it must not matter which values come first.
 _PREPARED = "-c plan_cache_mode=force_generic_plan"
@@ -305,7 +306,7 @@ class Lab:
                 session.send(_EMPTY)  # all at once, and the tables with them
                 emptied.append(session)
             else:
-                session.go_ahead([_RESET.sql])
+                session.go_ahead([_RESET] if session.prepares else [_RESET, _PLANS])
         self._used.clear()
         self._payloads = itertools.count(1)
         if self._pooler:
@@ -450,8 +451,9 @@ class Lab:
             self._start_worker(session)
         settings = [f"SET {name} = {value}" for name, value in wanted.items()]
         if isinstance(session, LibpqSession) and not self._pooler:
-            session.go_ahead(settings)
-            session.prepares = self._prepares and not _UNPREPARED.items() <= wanted.items()
+            unprepared = _UNPREPARED.items() <= wanted.items()
+            session.go_ahead([_PLANS, *settings] if unprepared else settings)
+            session.prepares = self._prepares and not unprepared
         elif settings:
             session.run("; ".join(settings))
 
@@ -713,7 +715,8 @@ class Lab:
             return False
         if not session.quieten():
             return False
-        session.run((_RESET if self._prepares else _EMPTY).sql)
+        for statement in (_RESET, _PLANS) if self._prepares else (_EMPTY.sql,):
+            session.run(statement)
         return True
 
     def terminate(self, key: str) -> None:
