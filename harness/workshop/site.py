@@ -148,7 +148,7 @@ _SECTION = re.compile(
 
 
 def on_post_page(output: str, **_: object) -> str:
-    """What the theme leaves unsaid: names of its parts, and that keys can scroll what is wide.
+    """The page with what the theme lacks: names of its parts, and wide ones that keys can scroll.
 
     Args:
         output: A page as HTML.

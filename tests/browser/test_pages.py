@@ -151,7 +151,7 @@ def opened(page: Path, width: int, folder: Path | None = None) -> Opened:
 
 
 def barriers(page: Path, folder: Path | None = None) -> list[str]:
-    """What axe says keeps people out who read by ear or go by keys.
+    """The barriers that axe finds for people who read by ear or go by keys.
 
     Args:
         page: Its file.
@@ -222,7 +222,7 @@ def test_a_card_opens(card: Path, width: int) -> None:
 
 
 def test_nothing_keeps_readers_out(card: Path, report: Path, site: Path) -> None:
-    """Of all pages, axe's rules are kept, and one that breaks some is seen."""
+    """All pages keep axe's rules, and one that breaks some is seen."""
     pages = ["index", "tutorial", "guarantees/fencing", "results/throughput"]
     assert not barriers(card) + barriers(report)
     assert not [one for name in pages for one in barriers(site / f"{name}.html", site)]

@@ -532,7 +532,7 @@ def test_functions_are_planned_under_the_settings_of_their_run(lab_of: LabOf) ->
 
 
 def test_no_plan_holds_the_time_still_from_run_to_run(lab_of: LabOf) -> None:
-    """What a plan takes for constant, because its function says so, would be another run's."""
+    """A constant of a plan, because its function says so, would be another run's moment."""
     moment = "FUNCTION moment() RETURNS timestamptz LANGUAGE sql IMMUTABLE AS 'SELECT now()'"
     lab = lab_of(GATED.replace("CREATE TABLE audit", f"CREATE {moment};\nCREATE TABLE audit"))
     for moves in range(3):

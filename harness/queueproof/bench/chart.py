@@ -411,7 +411,7 @@ def _shares(
     report: BenchReport,
     shares: Iterable[tuple[Series, Sequence[float]]],
 ) -> Chart:
-    """What each queue does of something else, a panel for each number of workers."""
+    """Each queue's rate divided by another's, a panel for each number of workers."""
     rows = [
         {
             "queue": entry.queue,
