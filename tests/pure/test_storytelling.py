@@ -9,7 +9,18 @@ from queueproof.queues.sqlfile import load_text
 from queueproof.report.story import Answered, Asked, Story, Turn, of_queue
 from queueproof.report.text import ordinal, passages, to_text
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
+from queueproof.schedule.moments import DAY, MOMENT
+from queueproof.schedule.programs import (
+    RECOVER,
+    Do,
+    JobSpec,
+    Program,
+    advance,
+    claim,
+    fail,
+    in_turn,
+    script,
+)
 from queueproof.search.shrink import smaller
 
 QUEUE = load_text(
@@ -51,6 +62,15 @@ def test_moves_with_something_between_them_stay() -> None:
     )
     moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
+
+
+def test_a_move_of_the_clock_becomes_shorter() -> None:
+    """A story in which somebody stopped for 25 hours, for a second's wait, was not believed."""
+    long, short = (
+        Program((), ((script("reaper", RECOVER), script("w1", fail(), advance(one), claim())),))
+        for one in (DAY, MOMENT)
+    )
+    assert short in smaller(long)
 
 
 ENQUEUE = script("producer", Do("enqueue"))

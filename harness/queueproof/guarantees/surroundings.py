@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.schedule.conditions import Conditions
+from queueproof.schedule.moments import MOMENT
 from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
-from queueproof.space.pieces import DELAY, MOMENT
+from queueproof.space.pieces import DELAY
 from queueproof.space.suites import Suite
 
 if TYPE_CHECKING:  # the catalogue is light without

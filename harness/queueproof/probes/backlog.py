@@ -17,8 +17,7 @@ from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive, noted
 from queueproof.schedule.actors import identity
-from queueproof.schedule.moments import DAY
-from queueproof.space.pieces import MOMENT
+from queueproof.schedule.moments import DAY, MOMENT
 
 JOBS = (120, 1_100, 11_000)  # by level: more than a page of 100, of 1,000, of 10,000
 URGENT = 9  # the priority of what must come first

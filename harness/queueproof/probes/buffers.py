@@ -28,8 +28,7 @@ from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
 from queueproof.schedule.actors import identity
-from queueproof.schedule.moments import DAY
-from queueproof.space.pieces import MOMENT
+from queueproof.schedule.moments import DAY, MOMENT
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 MARGIN = 0.3  # seconds before a limit at which somebody looks whether it is kept
 # Seconds; odd, so that no lease or delay ends exactly then.
+MOMENT = 1.7  # what keeps time in whole seconds may round up
 HOUR, DAY = 3607.3, 90061.7
 DECADE = 3660 * DAY
 PRECISION = 0.010  # seconds; jobs that were enqueued nearer to each other have no order

@@ -13,6 +13,7 @@ from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.moments import DAY, HOUR, MOMENT
 from queueproof.schedule.programs import Do, DoKind, JobSpec, Program, Schedule, Stage
 from queueproof.search.explore import explore
 
@@ -278,9 +279,16 @@ def _smaller_stages(stage: Stage) -> Iterator[tuple[Stage, ...]]:
             if place and (moved := _moved_at_once(dos[place - 1 : place + 1])):
                 once = (*dos[: place - 1], moved, *dos[place + 1 :])
                 yield ((*stage[:n], (actor, once), *stage[n + 1 :]),)
-            if do.kind == "claim" and do.limit > 1:
-                single = (*dos[:place], do._replace(limit=1), *dos[place + 1 :])
-                yield ((*stage[:n], (actor, single), *stage[n + 1 :]),)
+            for plainer in _plainer_do(do):
+                plain = (*dos[:place], plainer, *dos[place + 1 :])
+                yield ((*stage[:n], (actor, plain), *stage[n + 1 :]),)
+
+
+def _plainer_do(do: Do) -> Iterator[Do]:
+    if do.kind == "claim" and do.limit > 1:
+        yield do._replace(limit=1)
+    if do.kind == "advance":  # nobody believes that somebody stopped for a day, for a second's wait
+        yield from (do._replace(seconds=one) for one in (MOMENT, HOUR, DAY) if one < do.seconds)
 
 
 def _moved_at_once(dos: Sequence[Do]) -> Do | None:

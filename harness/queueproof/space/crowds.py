@@ -44,9 +44,16 @@ _JOBS = (3, 8, 20, 60)
 _PRIORITIES = (0, 0, 0, 1, -1, -2, 5, 9, 10, 99, 100, 1000)
 _LIMITS = (1, 1, 2, 3, 5, 10)
 _SPANS = (3.1, 31.3, 61.3, HOUR, DAY, 2 * DAY + HOUR, 40 * DAY)
-# What may be taken for one: by their case, by LIKE, by their first 63 bytes.
+# What may be taken for one: by their case, by LIKE, by their first 63 bytes. Those that are alike
+# stand by themselves, so that a worker of one of them often meets a job of the other.
 _LONG = "mail-" * 13
-_NAMES = (("other",), ("Default",), ("default.high", "default_high"), (f"{_LONG}in", f"{_LONG}out"))
+_NAMES = (
+    ("default",),
+    ("default", "other"),
+    ("default", "Default"),
+    ("default.high", "default_high"),
+    (f"{_LONG}in", f"{_LONG}out"),
+)
 _SMALLINT = 32_000
 _NEAR, _CLOSE = 0.9, 0.5  # of a span that is not over
 _LATEST = (0, -1, -1, -1, -2, -3, -4)  # of a worker's claims
@@ -107,10 +114,9 @@ class _Drawing:
         self.limits = [1, 1, 2] if duel else [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
         self.later = 3 if duel else STAGES // 4
         self.spans = [*_SPANS, *spans]
-        self.names = ["default"]
-        if pieces.routes():
-            alike = rng.sample([*_NAMES, *((one,) for one in words)], rng.choice([0, 1, 1, 2]))
-            self.names += [name for names in alike for name in names]
+        known = [*_NAMES, *(("default", word) for word in words)] if pieces.routes() else _NAMES[:1]
+        alike = rng.sample(known, min(len(known), rng.choice([1, 1, 2])))
+        self.names = list(dict.fromkeys(name for names in alike for name in names))
         self.bounds = pieces.bounds() or [0]
         self.workers = [1, 2, 3, 4][: rng.choice([2, 2, 3] if duel else [2, 3, 4, 4])]
         self.lives = len(self.workers)

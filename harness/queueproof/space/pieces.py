@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.actors import PROMOTER
-from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.moments import DAY, MOMENT, past
 from queueproof.schedule.programs import (
     ALIGN,
     PROMOTE,
@@ -32,7 +32,6 @@ ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
 THREE = (JobSpec(), JobSpec(), JobSpec())
 DELAY = 61.3  # seconds
-MOMENT = 1.7  # seconds; a queue that keeps time in whole seconds may round up
 SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
