@@ -37,6 +37,7 @@ def guarantee_of(path: Path) -> str:
 # What takes a pooler, a server to kill, a filled table, or all that others do under conditions
 # that change nothing: `make results` asks these too.
 SLOW = {"crash-safe", "isolation", "old-snapshot", "pooler-safe", "server-clock", "steady-cost"}
+AT_A_GLANCE = SLOW - {"isolation"}  # which takes a closer look
 DEFECTS = {path.stem: guarantee_of(path) for path in sorted(BROKEN.glob("*.sql"))}
 # What `queueproof explain` shows of each guarantee, but for those that take longest to be found.
 ONE_EACH = {
@@ -44,6 +45,7 @@ ONE_EACH = {
 } | {
     "backoff": "backoff_none",
     "concurrency-limit": "concurrency_limit_per_queue",
+    "no-deadlock": "no_deadlock_counters",
     "no-starvation": "no_starvation_null",
     "pooler-safe": "pooler_safe_currval",
 }
@@ -73,7 +75,14 @@ def by_their_guarantee(
 ) -> dict[str, Callable[[], Card]]:
     """The card of each file, of the guarantee that it names."""
     names = collected(request, test_a_defect_is_found, test_every_defect_is_found)
-    cards = {name: examiner.submit(strategy(f"broken/{name}"), [DEFECTS[name]]) for name in names}
+    cards = {
+        name: examiner.submit(
+            strategy(f"broken/{name}"),
+            [DEFECTS[name]],
+            "glance" if DEFECTS[name] in AT_A_GLANCE and not examiner.thorough else None,
+        )
+        for name in names
+    }
     examiner.begin()  # what follows these
     return cards
 

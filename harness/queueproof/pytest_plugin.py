@@ -186,6 +186,10 @@ class Examiner:
 
     Args:
         config: Of the run.
+
+    Attributes:
+        profiles: Of queues, by name, that are judged less thoroughly than the run says.
+        thorough: Whether what takes long is asked for as well.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -200,6 +204,8 @@ class Examiner:
         self.profile: str = config.option.queueproof_profile or (
             "default" if config.option.queue else "quick"
         )
+        self.profiles: dict[str, str] = {}
+        self.thorough = self.profile != "quick" or "thorough" in config.option.markexpr
         self._skipped = _ids(config, "skip")
         self._required = _ids(config, "require")
 
@@ -318,7 +324,7 @@ class Examiner:
             queue,
             None if guarantees is None else sorted(guarantees),
             seed=self.seed,
-            profile=profile or self.profile,
+            profile=profile or self.profiles.get(queue.name, self.profile),
             required=self._required,
         )
 
@@ -375,8 +381,7 @@ class Examiner:
             return False
         if self.named:
             return marker is not None and "queue" in getattr(item, "fixturenames", ())
-        asked = self.profile != "quick" or "thorough" in self._config.option.markexpr
-        return asked or item.get_closest_marker("thorough") is None
+        return self.thorough or item.get_closest_marker("thorough") is None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note what will be asked of each queue."""

@@ -26,10 +26,7 @@ def said(output: str) -> re.Pattern[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("page", "commands"),
-    [("tutorial.md", 9), pytest.param("howto/python.md", 1, marks=pytest.mark.sample)],
-)
+@pytest.mark.parametrize(("page", "commands"), [("tutorial.md", 9), ("howto/python.md", 1)])
 def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> None:
     """Its files, commands, outputs and exit codes are so, from the first to the last.
 

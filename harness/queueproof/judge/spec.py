@@ -362,7 +362,7 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
         waited = call.ended - (job.rests_until - rules.backoff)
         because = (
             f"{who} claimed a job within {_shown(waited)} of its failure at attempt "
-            f"{job.claims}; it had to wait at least {_shown(rules.backoff)}"
+            f"{job.claims}; its `backoff` asks for at least {_shown(rules.backoff)}"
         )
         return Breach("backoff", because)
     return [_running(rules, job, call)]

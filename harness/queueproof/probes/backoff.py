@@ -196,7 +196,7 @@ def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[st
     told = "that was delayed, and claimed a day later," if name == "delay" else f"of {name} {value}"
     return (
         f"after attempt 1 a job {told} came back within {waited:.1f} s; "
-        f"it had to wait at least {offer.queue.backoff_seconds:.1f} s"
+        f"its `backoff` asks for at least {offer.queue.backoff_seconds:.1f} s"
     )
 
 
@@ -220,7 +220,7 @@ def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
         return ""
     return (
         f"after attempt 2, which began a day after it was due, the job came back within "
-        f"{waited:.1f} s; it had to wait at least {least:.1f} s"
+        f"{waited:.1f} s; its `backoff` asks for at least {least:.1f} s"
     )
 
 
@@ -246,7 +246,7 @@ def _one_of_several(lab: Lab, offer: Offer) -> str:
         if waited < least:
             return (
                 f"after attempt 1 one of {len(failed_at)} jobs came back within {waited:.2f} s; "
-                f"it had to wait at least {least:.2f} s"
+                f"its `backoff` asks for at least {least:.2f} s"
             )
     return ""
 
@@ -301,7 +301,7 @@ def _repeated(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -
 def _told(after: str, waited: float, wait: float) -> str:
     return (
         f"after a {after} the failed job came back within {waited:.1f} s; "
-        f"it had to wait at least {wait:.1f} s"
+        f"its `backoff` asks for at least {wait:.1f} s"
     )
 
 
@@ -347,7 +347,7 @@ def _complaint(wait: RetryWait, least: float) -> str:
         digits = 1 if least - wait.most > MARGIN else 3
         return (
             f"after attempt {wait.attempt} the job came back within {wait.most:.{digits}f} s; "
-            f"it had to wait at least {least:.{digits}f} s"
+            f"its `backoff` asks for at least {least:.{digits}f} s"
         )
     if wait.most == float("inf") and wait.attempt > 1:
         # A job that never comes back at all is lost: that is no-lost-job's business.

@@ -214,6 +214,11 @@ def smaller(program: Program) -> Iterator[Program]:
             yield program.without(n, n + many)
         many //= 2
     for n, stage in enumerate(stages):
+        match stage:
+            case ((_, (Do("claim", limit=limit),)),):  # which keeps others from the jobs before
+                fewer = program._replace(stages=stages[:n] + stages[n + 1 :])
+                yield fewer.without(0, limit)
+    for n, stage in enumerate(stages):
         for one in _smaller_stages(stage):
             yield program._replace(stages=stages[:n] + one + stages[n + 1 :])
     for n in range(len(specs)):
