@@ -24,7 +24,7 @@ _FOUND: Mapping[str, Callable[[Space], Iterable[Known]]] = {
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """All that is made here by the ten thousand stays: looking for garbage would double the time."""
+    """All that is made here stays: looking for garbage in it takes as long as making it."""
     collects = gc.isenabled()
     gc.disable()
     try:
