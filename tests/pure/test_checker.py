@@ -238,10 +238,12 @@ def test_a_fail_ends_a_job_at_its_last_attempt_only(
     assert broken(told.tell(f"w1 claims 1; w1 fails 1; +31; sweep; left{left}")) == found
 
 
-def test_a_job_that_a_cleanup_takes_after_its_fail_accuses_neither() -> None:
-    """The fail ended it too early, or the cleanup took what waited: other runs tell which."""
+def test_a_cleanup_does_not_take_what_is_to_be_tried_again() -> None:
+    """Where a fail was seen to put jobs back; elsewhere it may be the fail that ends them early."""
     told = Told("enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left")
     assert broken(told.history) == []
+    (lost,) = check(told.history, declared(retries=True)).violations
+    assert (lost.guarantee, lost.follows) == ("no-lost-job", "retry-given")
 
 
 @pytest.mark.parametrize("recovery", ["recover 1; ", ""])

@@ -9,6 +9,8 @@ import pytest
 from psycopg import errors
 
 from queueproof.history.calls import Call, CallKind
+from queueproof.judge.checker import check, declare
+from queueproof.queues.offer import Offer
 from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
@@ -78,6 +80,18 @@ def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf)
     assert not done.is_one_with(first)
     assert first.ids == done.ids
     assert len(set(taken.ids) - set(first.ids)) == 1
+
+
+def test_an_enqueue_that_is_refused_brings_no_job(lab_of: LabOf) -> None:
+    """Rule 2: nothing is said of it. It was taken for a job that is free and passed over."""
+    once = SKIP_LOCKED.replace(
+        "payload      jsonb       NOT NULL", "payload jsonb NOT NULL UNIQUE"
+    ).replace("RETURNING id;", "ON CONFLICT DO NOTHING RETURNING id;", 1)
+    lab = lab_of(once)
+    jobs = (JobSpec(payload="same"), JobSpec(payload="same"), JobSpec())
+    run = Runner(lab).run(Program(jobs, in_turn(script("w1", claim(), claim()))))
+    assert [call.answer for call in run.history.of_kind("enqueue")].count("rejected") == 1
+    assert not check(run.history, declare(Offer(lab.queue, held=False))).violations
 
 
 def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:

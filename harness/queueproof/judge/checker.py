@@ -604,10 +604,8 @@ class _JobCheck:
             return
         job = (ended or [config.job for config in configs])[0]
         if job.claims and (ended or seen == "failed"):
-            if seen is None and self.lives.cleaned:
-                return  # it ended too early, or was taken too early: runs with one of both tell
-            because = f"the job failed for good after {job.claims} of {job.bound} attempts"
-            self._violate(Breach("retry-given", because), last)
+            if (breach := self._too_early(job, seen)) is not None:
+                self._violate(breach, last)
             return
         if not self.declared.observable:
             where = "no claim returns it"
@@ -641,6 +639,16 @@ class _JobCheck:
         self._violate(
             Breach("no-lost-job", f"the job neither ended nor can be claimed: {where}"), last
         )
+
+    def _too_early(self, job: Job, seen: State | None) -> Breach | None:
+        """A job that failed and had attempts left has ended; None where nobody knows of what."""
+        tried = f"{job.claims} of {job.bound} attempts"
+        if seen is not None or not self.lives.cleaned:
+            return Breach("retry-given", f"the job failed for good after {tried}")
+        if not self.declared.retries:
+            return None  # its fail may have ended it, or a cleanup: runs with one of both tell
+        because = f"a cleanup took a job that had failed after {tried}"
+        return Breach("no-lost-job", because, follows="retry-given")
 
     def _is_kept(self, job: Job, last: Call) -> bool:
         """A live worker has it, which nothing lets complete it, and has not had it for years."""

@@ -200,7 +200,7 @@ class Hindrances:
 
     def _take_effect(self, call: Call) -> None:
         match call.kind:
-            case "enqueue":
+            case "enqueue" if call.ids:
                 self._elsewhere += call.queue != "default"
                 if call.delay:
                     insort(self._due, call.began + call.delay)

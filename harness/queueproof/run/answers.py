@@ -113,7 +113,10 @@ def read_answer(call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of
     """
     call.answer = "accepted"
     match call.kind:
-        case "enqueue" | "recover":
+        case "enqueue":
+            call.ids = tuple(value)
+            call.answer = "accepted" if call.ids else "rejected"  # rule 2: nothing is said of it
+        case "recover":
             call.ids = tuple(value)
         case "claim":
             ids = [claim.id for claim in value]
@@ -155,7 +158,7 @@ def told(call: Call, value: Any) -> str:  # noqa: ANN401 - any answer of an oper
                 return "nothing"
             return ", ".join(_describe(claim) for claim in value)
         case "enqueue":
-            return f"job {', '.join(call.ids)}"
+            return f"job {', '.join(call.ids)}" if call.ids else call.answer
         case "recover":
             return f"job {', '.join(call.ids)}" if call.ids else "nothing"
         case "promote" | "start":
