@@ -23,10 +23,11 @@ from queueproof.queues.model import (
     Value,
 )
 from queueproof.queues.offer import Offer
+from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
 from tests.fix_histories import Case, Told, cases
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, judged
 from tests.fix_places import SKIP_LOCKED, reference
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
@@ -329,6 +330,18 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
     assert never != text
     with pytest.raises(QueueError, match="heartbeat was refused to the job's only holder"):
         calibrate(lab_of(never))
+
+
+def test_a_heartbeat_that_is_refused_now_and_then_breaks_the_lease(lab_of: LabOf) -> None:
+    """It was taken for one that never works; what mends it is in the heartbeat, not in recover."""
+    alive = "    updated_at = now()\nWHERE id = :id\n  AND status = 'running'"
+    throttled = f"{alive}\n  AND locked_at < now() - interval '10 seconds'"
+    head, beats, tail = SKIP_LOCKED.partition("-- name: heartbeat")
+    text = head + beats + tail.replace(alive, throttled, 1)
+    assert text != SKIP_LOCKED
+    judgement = judged(lab_of(text), "live-lease", profile="glance")["live-lease"]
+    assert "was refused heartbeat" in judgement.reason
+    assert "still answers" in remedy("live-lease", judgement.told)
 
 
 def test_a_fail_that_never_works_is_an_error_where_no_backoff_is_judged(lab_of: LabOf) -> None:

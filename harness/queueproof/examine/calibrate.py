@@ -46,6 +46,8 @@ PHASES = (0.0, 20.3, 40.6)  # seconds; of a minute
 CRASHED = 4  # jobs
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 SHORT = 1.0  # seconds; a delay that really passes
+_WITHIN = 0.6  # of a lease
+_ACTORS = {"jobs": "observer", "advance": "clock"}  # all else is the worker's
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
 _MISSES, _LOOKS = 3, 40  # claims that may pass a job by; that are tried where more do
 
@@ -89,12 +91,14 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
         late=any(_is_late(runner, offer, phase) for phase in PHASES),
     )
     pair = lab.queue.most("claim", 2, held=offer.held)
+    later = advance(_WITHIN * (lab.queue.lease_seconds or 0.0))
     trials: Mapping[
         OperationKind | Literal["complete_and_claim"], tuple[tuple[JobSpec, ...], tuple[Do, ...]]
     ] = {
         "complete": (ONE, (claim(), complete())),
         "fail": (ONE, (claim(), fail())),
-        "heartbeat": (ONE, (claim(), heartbeat())),
+        # One that is refused now and then is judged (live-lease); one that always is, is not.
+        "heartbeat": (ONE, (claim(), heartbeat(), later, heartbeat())),
         "recover": (ONE, (claim(), RECOVER)),
         "jobs": (_various(lab), (OBSERVE, claim(), OBSERVE, fail(), OBSERVE)),
         "cleanup": (ONE, (Do("cleanup", seconds=0.0),)),
@@ -105,16 +109,18 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     for kind, (jobs, dos) in trials.items():
         if kind not in offers or (replayed and kind != "heartbeat"):
             continue
-        scripts = (script("observer" if do == OBSERVE else "w1", do) for do in dos)
+        scripts = (script(_ACTORS.get(do.kind, "w1"), do) for do in dos)
         run = runner.run(Program(jobs, in_turn(SETTLE, *scripts)))
         if kind == "heartbeat":
-            later = run.history.of_kind("complete", "complete_many", "fail")
-            offer = replace(offer, renews=any(call.token for call in later))
+            ends = run.history.of_kind("complete", "complete_many", "fail")
+            offer = replace(offer, renews=any(call.token for call in ends))
         # What completes and claims is a completion of which the claim is a part.
         done: OperationKind = "complete_many" if kind == "complete_and_claim" else kind
-        for call in (c for c in run.history.of_kind(done) if c.actor != DRAINER):
+        calls = [call for call in run.history.of_kind(done) if call.actor != DRAINER]
+        works = any(call.answer != "rejected" for call in calls)
+        for call in calls:
             idle = kind == "heartbeat" and not call.refs  # which may be refused
-            _must_work(lab, run, call, answered=idle or call.answer != "rejected")
+            _must_work(lab, run, call, answered=idle or works)
     if replayed:
         return offer
     offer = replace(offer, misses=first is not claims[0] or _misses(runner))

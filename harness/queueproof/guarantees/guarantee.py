@@ -42,6 +42,7 @@ class Guarantee:
         wild: How it breaks in real queues.
         safe: How it is kept in PostgreSQL.
         safe_alone: The same where the queue offers no recover; empty where that changes nothing.
+        safe_by_itself: The same where its story has one actor, whom nobody disturbs; or empty.
         advised: Whether its probe says what mends this queue, which goes before `safe`.
         undone: Whether it is broken by what undoes an end: the operation is named that did.
         example: The broken queue that shows best what `wild` says, where it is not the one with the
@@ -77,6 +78,7 @@ class Guarantee:
     wild: str
     safe: str
     safe_alone: str = ""
+    safe_by_itself: str = ""
     advised: bool = False
     undone: bool = False
     example: str = ""

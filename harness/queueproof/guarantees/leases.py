@@ -106,6 +106,10 @@ GUARANTEES = (
             "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
             "UPDATE's own WHERE."
         ),
+        safe_by_itself=(
+            "The operation that was refused asks for what the claim wrote into the row, its worker "
+            "and its attempt, and for nothing else. A heartbeat that spares a write still answers."
+        ),
         example="live_lease_two_step",
         asks="a lease in the header, or a claim that ends inside its transaction",
         needs=_expiry,

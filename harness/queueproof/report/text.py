@@ -167,6 +167,8 @@ def remedy(name: str, told: Told | None, offers: Collection[str] | None = None) 
     safe = guarantee.safe
     if guarantee.safe_alone and offers is not None and "recover" not in offers:
         return guarantee.safe_alone
+    if guarantee.safe_by_itself and isinstance(told, Story) and len(told.actors) == 1:
+        return guarantee.safe_by_itself
     if guarantee.advised and isinstance(told, Account):
         said = (part.text for part in told.parts if "CREATE INDEX" in part.text)
         return next(said, f"What is said of this claim's plan. In general: {safe}")
