@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import pickle
 import random
 import sys
-import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueproof.errors import QueueError, QueueproofError
 from queueproof.history.calls import (
     Answer,
     Call,
@@ -28,11 +23,8 @@ from queueproof.history.calls import (
     History,
     LockWait,
     Ref,
-    Stored,
     Timeline,
-    write,
 )
-from queueproof.history.shelf import Shelf
 from queueproof.judge import checker, spec
 from queueproof.judge.checker import Declared, check
 from queueproof.judge.lives import Hindrances, Life
@@ -40,7 +32,7 @@ from queueproof.judge.spec import Act, Breach, Job, Rules
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DAY, grace
 from tests.fix_histories import LEASE, Case, Told, cases
-from workshop.checker import DECLARED, simulate
+from workshop.simulation import DECLARED, simulate
 
 declared = partial(
     Declared,
@@ -1424,43 +1416,8 @@ def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
         assert expected == hindrances[claim.index]
 
 
-# --- histories longer than memory ---------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file for one history after the other."""
-    return tmp_path_factory.mktemp("history") / "history.jsonl"
-
-
-FACTS = (
-    MODELLED,
-    declared(order="fifo", cap=2),
-    declared(lease=None, held=True),
-    declared(observable=False),
-    declared(worker_heartbeat=True, recovers=False, order="fifo"),
-)
-
-
-@settings(max_examples=100, deadline=None, database=None)
-@given(
-    history=histories,
-    facts=st.sampled_from(FACTS),
-    room=st.integers(1, 5),
-    observed=st.booleans(),
-)
-def test_a_history_in_a_file_is_judged_like_one_in_memory(
-    *, file: Path, history: History, facts: Declared, room: int, observed: bool
-) -> None:
-    """With one job in memory or five the same is found, in the same words, as with all of them."""
-    history.final = history.final if observed else None
-    write(file, history.calls, history.outcome)
-    whole, stored = check(history, facts), check(Stored(file), facts, room=room)
-    assert (whole.violations, whole.evidence) == (stored.violations, stored.evidence)
-
-
-def test_a_cleanup_is_judged_like_one_in_memory(file: Path) -> None:
-    """What was seen around a cleanup belongs to the life of a job that was laid aside."""
+def test_a_cleanup_keeps_what_has_ended_lately() -> None:
+    """Two looks, and nothing but the cleanup between them: what is gone was taken by it."""
     told = Told()
     states: dict[str, State] = {}
     for job in ("1", "2", "3", "4"):
@@ -1471,92 +1428,5 @@ def test_a_cleanup_is_judged_like_one_in_memory(file: Path) -> None:
     told.do("cleanup", "drainer", delay=600.0)
     told.do("jobs", "drainer", states={job: states[job] for job in ("1", "4")})
     history = told.finally_(j1="completed", j4="completed")
-    write(file, history.calls, history.outcome)
-    whole, stored = check(history, declared()), check(Stored(file), declared(), room=1)
-    expected = [("no-lost-job", "2"), ("no-lost-job", "3")]
-    assert expected == [(found.guarantee, found.job) for found in stored.violations]
-    assert (whole.violations, whole.evidence) == (stored.violations, stored.evidence)
-
-
-def test_a_job_that_was_laid_aside_is_known_when_it_comes_back(file: Path) -> None:
-    """A job that runs again long after it was completed is found, whatever came in between."""
-    told = Told()
-    for n in range(100):
-        told.enqueue(str(n))
-        told.on("complete", told.claim("w1", str(n)), str(n))
-    again = told.claim("w2", "0")
-    write(file, told.history.calls)
-    (violation,) = check(Stored(file), declared(observable=False), room=1).violations
-    assert ("final-state", "0", again.index) == (
-        violation.guarantee,
-        violation.job,
-        violation.call,
-    )
-
-
-def test_the_memory_of_a_check_does_not_grow_with_the_history(file: Path) -> None:
-    """A longer history takes hardly more memory if only so many jobs may be there at once."""
-
-    def growth(room: int | None) -> int:
-        """Bytes that four times the events add; what is garbage is collected at once."""
-        peaks = []
-        usual = gc.get_threshold()
-        for events in (1_000, 4_000):
-            history = simulate(events)
-            write(file, history.calls, history.outcome)
-            del history
-            gc.collect()
-            gc.set_threshold(100, 1, 1)
-            tracemalloc.start()
-            try:
-                assert check(Stored(file), DECLARED, room=room).violations == []
-                peaks.append(tracemalloc.get_traced_memory()[1])
-            finally:
-                tracemalloc.stop()
-                gc.set_threshold(*usual)
-        return peaks[1] - peaks[0]
-
-    assert growth(room=30) < growth(room=None) / 4
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.booleans())), st.integers(1, 9))
-def test_a_shelf_is_a_mapping_with_little_of_it_in_memory(
-    uses: list[tuple[int, bool]], room: int
-) -> None:
-    """Whatever is put in, changed and taken out, it is a dict of which `room` values are there."""
-    shelf: Shelf[int, list[int]] = Shelf(room, pickle.dumps, pickle.loads)
-    plain: dict[int, list[int]] = {}
-    for n, (key, changed) in enumerate(uses):
-        assert plain.get(key) == shelf.get(key)
-        if changed and key in plain:
-            plain[key].append(n)
-            shelf[key].append(n)
-        elif changed:
-            plain[key], shelf[key] = [n], [n]
-        assert len(shelf._near) <= room
-    assert plain == dict(shelf.items())
-    shelf.close()
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("{", "Expecting property name"),
-        ('{"kind": "claim"}', "missing 4 required positional arguments"),
-        ('{"kind": "claim", "limits": 3}', "unexpected keyword argument 'limits'"),
-        ('{"state": "queued"}', "'observed'"),
-    ],
-)
-def test_a_file_that_is_no_history_is_refused(file: Path, line: str, complaint: str) -> None:
-    """The message names the file, the line and what is wrong with it."""
-    file.write_text(f'{{"observed":false}}\n{line}\n')
-    with pytest.raises(QueueError) as refused:
-        check(Stored(file), declared())
-    assert str(refused.value).startswith(f"{file}:2: this is no line of a history: ")
-    assert complaint in str(refused.value)
-
-
-def test_a_history_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """The message names the file."""
-    with pytest.raises(QueueproofError, match=r"gone\.jsonl: No such file or directory"):
-        check(Stored(tmp_path / "gone.jsonl"), declared())
+    found = check(history, declared()).violations
+    assert [(one.guarantee, one.job) for one in found] == [("no-lost-job", n) for n in ("2", "3")]

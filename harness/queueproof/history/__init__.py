@@ -1,1 +1,1 @@
-"""What workers asked and were told, call by call, and a shelf to find calls on."""
+"""What workers asked and were told, call by call."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
-from itertools import chain
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import FrozenInstanceError, dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
 
-from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.model import State
 from queueproof.schedule.programs import FaultKind, OperationKind, PayloadKind
 
@@ -128,7 +124,7 @@ class _Returned(Call):
     """A call that has returned: it refuses to be changed.
 
     A call becomes one in place, as a copy would leave those who hold the call with the old one.
-    A field that has no value yet may be set, as a copy's are, and those of an unpickled call.
+    A field that has no value yet may be set, as a copy's are.
     """
 
     __slots__ = ()
@@ -139,19 +135,8 @@ class _Returned(Call):
         object.__setattr__(self, name, value)
 
 
-KINDS_OF_CALLS = (Call, _Returned)
-"""The types of calls, for what looks at the type of an object."""
-
-
 def _end(call: Call) -> float:
     return float("inf") if call.returned is None else call.returned
-
-
-class Keep(Protocol):
-    """Where a timeline keeps its calls."""
-
-    def __setitem__(self, number: int, call: Call, /) -> None: ...
-    def __getitem__(self, number: int, /) -> Call: ...
 
 
 class Timeline:
@@ -159,11 +144,10 @@ class Timeline:
 
     Args:
         calls: In the order of invocation.
-        keep: Where they are kept; in memory by default.
     """
 
-    def __init__(self, calls: Iterable[Call] = (), keep: Keep | None = None) -> None:
-        self._calls: Keep = {} if keep is None else keep
+    def __init__(self, calls: Iterable[Call] = ()) -> None:
+        self._calls: list[Call] = []
         self._invoked: list[int] = []
         self._latest_end: list[float] = []
         for call in calls:
@@ -177,7 +161,7 @@ class Timeline:
 
     def add(self, call: Call) -> None:
         """Take in a call that was invoked after those before it."""
-        self._calls[len(self)] = call
+        self._calls.append(call)
         self._invoked.append(call.invoked)
         self._latest_end.append(max([_end(call), *self._latest_end[-1:]]))
 
@@ -194,18 +178,6 @@ class Timeline:
         for n in range(first, bisect_left(self._invoked, end)):
             if _end(self._calls[n]) > start:
                 yield self._calls[n]
-
-
-class Told(Protocol):
-    """A history that can be read more than once, wherever it is kept."""
-
-    @property
-    def calls(self) -> Iterable[Call]:
-        """In the order of invocation."""
-
-    @property
-    def outcome(self) -> Iterable[tuple[str, State]] | None:
-        """What `jobs` reported after the drain; None where it is not offered."""
 
 
 class Contradiction(NamedTuple):
@@ -240,106 +212,6 @@ class History:
     final: Mapping[str, State] | None = None
     contradiction: Contradiction | None = None
 
-    @property
-    def outcome(self) -> Iterable[tuple[str, State]] | None:
-        """What `jobs` reported after the drain; None where it is not offered."""
-        return None if self.final is None else self.final.items()
-
     def of_kind(self, *kinds: CallKind) -> list[Call]:
         """The calls of some kinds, in the order of invocation."""
         return [call for call in self.calls if call.kind in kinds]
-
-
-# --- in a file ----------------------------------------------------------------------------------
-
-_DEFAULTS = {one.name: None if one.default is MISSING else one.default for one in fields(Call)}
-_KINDS = frozenset(chain.from_iterable(map(get_args, get_args(CallKind))))
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "ids": tuple,
-    "repeated": tuple,
-    "refs": lambda refs: tuple(Ref(*ref) for ref in refs),
-    "waits": lambda waits: tuple(LockWait(*wait) for wait in waits),
-}
-
-
-def write(
-    path: Path | str, calls: Iterable[Call], outcome: Iterable[tuple[str, State]] | None = None
-) -> None:
-    """Write a history to a file of JSON lines: what it is, its calls, and what became of the jobs.
-
-    Args:
-        path: The file, which is replaced.
-        calls: In the order of invocation, with their answers.
-        outcome: What `jobs` reported after the drain, None where it is not offered; read last.
-    """
-    encode = json.JSONEncoder(separators=(",", ":")).encode
-    with Path(path).open("w", encoding="utf-8") as file:
-        file.write(encode({"observed": outcome is not None}) + "\n")
-        for call in calls:
-            data = {
-                name: value
-                for name, plain in _DEFAULTS.items()
-                if (value := getattr(call, name)) != plain
-            }
-            file.write(encode(data) + "\n")
-        states = ({"job": job, "state": state} for job, state in outcome or ())
-        file.writelines(f"{encode(state)}\n" for state in states)
-
-
-class Stored:
-    """A history in a file that `write` made: read anew each time, and never in memory as a whole.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: Path | str) -> None:
-        self._path = Path(path)
-
-    @property
-    def calls(self) -> Iterator[Call]:
-        """In the order of invocation.
-
-        Raises:
-            QueueproofError: The file cannot be read, or is not what `write` makes.
-        """
-        return (found for found in self._lines() if isinstance(found, Call))
-
-    @property
-    def outcome(self) -> Iterator[tuple[str, State]] | None:
-        """What `jobs` reported after the drain; None where it is not offered.
-
-        Raises:
-            QueueproofError: The file cannot be read, or is not what `write` makes.
-        """
-        if not next(self._lines(), False):
-            return None
-        return (found for found in self._lines('{"job"') if isinstance(found, tuple))
-
-    def _lines(self, beginning: str = "") -> Iterator[Call | tuple[str, State] | bool]:
-        """Calls, the last states of jobs, and before them whether there are any."""
-        try:
-            with self._path.open(encoding="utf-8") as file:
-                for number, line in enumerate(file, 1):
-                    if not line.startswith(beginning):
-                        continue
-                    try:
-                        yield _read(json.loads(line))
-                    except (ValueError, TypeError, KeyError) as error:
-                        message = f"this is no line of a history: {error}"
-                        raise QueueError(message, Source(self._path, number)) from None
-        except OSError as error:
-            raise QueueproofError(f"{self._path}: {error.strerror or error}") from None
-
-
-def _read(data: dict[str, Any]) -> Call | tuple[str, State] | bool:
-    if "kind" in data:
-        if data["kind"] not in _KINDS:
-            raise ValueError(f"there is no operation {data['kind']!r}")
-        for name, read in _READ.items():
-            if name in data:
-                data[name] = read(data[name])
-        return Call(**data)
-    if "job" in data:
-        return data["job"], data["state"]
-    return bool(data["observed"])

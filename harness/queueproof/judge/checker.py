@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import NamedTuple
 
-from queueproof.history.calls import Call, History, Ref, Told
+from queueproof.history.calls import Call, History, Ref
 from queueproof.judge.lives import UNHINDERED, Life, Lives, Watcher, over, read
 from queueproof.judge.spec import (
     FINISHED,
@@ -161,27 +161,14 @@ def declare(offer: Offer) -> Declared:
     )
 
 
-def check(history: Told, declared: Declared, *, room: int | None = None) -> CheckResult:
+def check(history: History, declared: Declared) -> CheckResult:
     """Judge one history against every guarantee that a history can show.
 
-    Where not all jobs may be in memory, what is kept in it beside the calls that are open is bound
-    by the jobs that a worker may still act on, and where an order is declared by those that nobody
-    has claimed yet. Only a history that says who waited for whom is read as a whole: a scheduler
-    made it, and it is short.
-
     Args:
-        history: What was asked and answered. It may be read twice.
+        history: What was asked and answered.
         declared: What the queue declares.
-        room: Most jobs in memory, None for all; the others are laid aside in a temporary file.
     """
-    lives = Lives(room, signs=declared.signs)
-    try:
-        return _check(history, declared, lives)
-    finally:
-        lives.close()
-
-
-def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
+    lives = Lives(signs=declared.signs)
     findings = CheckResult()
     limits, deadlocks, idle = _Limits(), _Deadlocks(), _Idle(declared)
     order, cap = _Order(declared, lives), _Cap(declared, findings)
@@ -194,7 +181,7 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
     if declared.lease is not None or declared.tied:
         watchers += [_Fresh(declared, findings), errors]
     read(history.calls, watchers)
-    lives.see_outcome(history.outcome)
+    lives.see_outcome(history.final)
     blamed = _check_lives(declared, lives, findings)
     over_limit = {violation.call for violation in limits.violations}
     findings.violations = [
@@ -211,9 +198,9 @@ def _check(history: Told, declared: Declared, lives: Lives) -> CheckResult:
         ),
     ]
     if lives.waited:
-        _check_waits(History(list(history.calls)), declared, findings)
+        _check_waits(history, declared, findings)
     bad = {violation.job for violation in findings.violations} - {None}
-    wrong = history.contradiction if isinstance(history, History) else None
+    wrong = history.contradiction
     if wrong is not None and wrong.job not in bad:
         bad.add(wrong.job)
         told = Violation(wrong.raced, wrong.because, wrong.job, wrong.call)

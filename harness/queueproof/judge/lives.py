@@ -1,24 +1,16 @@
-"""From the calls of a history to the lives of its jobs: what each call meant for each of them.
-
-A history is read once, in the order of what happened, and may be longer than memory is large: of
-what is known of each job only so much as fits is kept in memory, and the rest in a file.
-"""
+"""From the calls of a history to the lives of its jobs: what each call meant for each of them."""
 
 from __future__ import annotations
 
-import pickle
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from io import BytesIO
 from itertools import chain, takewhile
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from queueproof.history.calls import KINDS_OF_CALLS, Answer, Call, CallKind, Ref, Timeline
-from queueproof.history.shelf import Shelf
+from queueproof.history.calls import Answer, Call, CallKind, Ref, Timeline
 from queueproof.judge.spec import FOREVER, Act, ActKind
 from queueproof.queues.model import State
 
@@ -132,7 +124,6 @@ class Life:
 
     def acts(self) -> list[Act]:
         """The same as the specification reads it."""
-        # A life that was laid aside comes back with copies of its calls.
         claims = {entry.call.index: entry.call for entry in self.entries if entry.kind == "claim"}
         for call, _, _, holder, *_ in self.entries:
             if holder is not None and holder not in claims:  # which was not given this job
@@ -241,7 +232,6 @@ class Lives(Watcher):
     """Gathers what the calls meant for each job.
 
     Args:
-        room: Most jobs in memory, None for all.
         signs: True when any operation of a worker may extend all that it holds.
 
     Attributes:
@@ -257,7 +247,7 @@ class Lives(Watcher):
         cleaned: Whether there was a cleanup.
     """
 
-    def __init__(self, room: int | None, *, signs: bool = False) -> None:
+    def __init__(self, *, signs: bool = False) -> None:
         self._signs = signs
         self.hindrances: dict[int, Hindrance] = {}
         self.running: dict[int, int] = {}
@@ -269,13 +259,12 @@ class Lives(Watcher):
         self.observed = False
         self.refused = 0
         self.cleaned = False
-        self._lives: Shelf[str, Life] = Shelf(room, _pack, _unpack)
-        self._outcome: Shelf[str, State] = Shelf(room, pickle.dumps, pickle.loads)
-        self._unanswered: Shelf[int, Call] = Shelf(room, pickle.dumps, pickle.loads)
-        self._nameless = Timeline(keep=self._unanswered)
+        self._lives: defaultdict[str, Life] = defaultdict(Life)
+        self._outcome: Mapping[str, State] = {}
+        self._nameless = Timeline()
         self._enqueues: list[int] = []  # which of the nameless are enqueues
         self._losers: set[str] = set()  # actors of some of the nameless
-        self._counted = Hindrances(self._life)
+        self._counted = Hindrances(self._lives.__getitem__)
         self._named = 0
         self._holds: defaultdict[str, dict[str, Call]] = defaultdict(dict)  # by actor, by job
         self._holders: defaultdict[str, set[str]] = defaultdict(set)  # of a job
@@ -284,17 +273,6 @@ class Lives(Watcher):
         self._recovered = 0  # when the last of the others was answered
         self._answered = 0.0  # when the last of all calls so far was
         self._before: tuple[Call | None, Call | None] = (None, None)
-
-    def close(self) -> None:
-        """Forget everything."""
-        for shelf in (self._lives, self._outcome, self._unanswered):
-            shelf.close()
-
-    def _life(self, job: str) -> Life:
-        life = self._lives.get(job)
-        if life is None:
-            life = self._lives[job] = Life()
-        return life
 
     # --- as they are told -----------------------------------------------------------------------
 
@@ -322,7 +300,7 @@ class Lives(Watcher):
             self.refused += any(self._has_been_lost(ref) for ref in call.refs)
         if call.answer not in {"retry", "error", "pending"}:
             for job, entry in self._entries(call):
-                life = self._life(job)
+                life = self._lives[job]
                 life.entries.append(entry)
                 if not life.number and entry.kind in {"enqueue", "claim"}:
                     self._named += 1
@@ -330,7 +308,7 @@ class Lives(Watcher):
 
     def _has_been_lost(self, ref: Ref) -> bool:
         """Whether a job has been claimed since."""
-        entries = self._life(ref.job).entries
+        entries = self._lives[ref.job].entries
         return any(one.kind == "claim" and one.call.index > ref.call for one in entries)
 
     def _note_unanswered(self, call: Call) -> None:
@@ -357,7 +335,7 @@ class Lives(Watcher):
             return
         for job, state in first.states.items():
             look = Look(first.invoked, state, clean, job in call.states)
-            self._life(job).looks.append(look)
+            self._lives[job].looks.append(look)
 
     def _entries(self, call: Call) -> Iterator[tuple[str, Entry]]:
         if self._signs and call.kind in _SIGNS:
@@ -430,17 +408,16 @@ class Lives(Watcher):
                 if over(self._holds[actor][job], call):
                     self._let_go(actor, job)
             if recovery:
-                life = self._life(job)
+                life = self._lives[job]
                 if any(e.kind == "claim" and e.call.index != call.index for e in life.entries):
                     life.recovered[call.index] = recovery
 
     # --- as they are read -----------------------------------------------------------------------
 
-    def see_outcome(self, outcome: Iterable[tuple[str, State]] | None) -> None:
+    def see_outcome(self, outcome: Mapping[str, State] | None) -> None:
         """Take in what the last look at the queue showed."""
         self.observed = outcome is not None
-        for job, state in outcome or ():
-            self._outcome[job] = state
+        self._outcome = outcome or {}
 
     def outcome(self, job: str) -> State | None:
         """The state that a job was seen in at the end."""
@@ -466,7 +443,7 @@ class Lives(Watcher):
 
     def each(self) -> Iterator[tuple[str, Life]]:
         """The life of each job that any call named."""
-        return self._lives.items()
+        yield from self._lives.items()
 
     def hindered_at_the_end(self) -> Hindrance:
         """What could not run when the last call was invoked."""
@@ -552,27 +529,3 @@ def _answer_for(call: Call, ref: Ref) -> Answer:
     if call.kind != "complete_many" or call.answer != "accepted":
         return call.answer
     return "accepted" if ref.job in call.ids else "rejected"
-
-
-_KEPT = ("index", "kind", "actor", "invoked", "began", "returned", "ended")
-_ALSO_KEPT = ("queue", "delay", "priority", "bound", "answer", "token")
-_facts = attrgetter(*_KEPT, *_ALSO_KEPT)
-
-
-def _reduced(*facts: Any) -> Call:  # noqa: ANN401 - fields of any kind
-    """A call with what the life of one job needs of it: an answer may name thousands of jobs."""
-    known, more = facts[: len(_KEPT)], facts[len(_KEPT) :]
-    return Call(*known, **dict(zip(_ALSO_KEPT, more, strict=True)))
-
-
-def _pack(life: Life) -> bytes:
-    written = BytesIO()
-    packer = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-    packer.dispatch_table = dict.fromkeys(KINDS_OF_CALLS, lambda call: (_reduced, _facts(call)))
-    packer.dump(life)
-    return written.getvalue()
-
-
-def _unpack(packed: bytes) -> Life:
-    life: Life = pickle.loads(packed)  # noqa: S301 - what `_pack` wrote, to a file of our own
-    return life

@@ -1,35 +1,15 @@
-"""`python -m workshop.checker`: what the check of one history costs, by its length.
-
-The histories are those of a sound queue in memory, whose workers' operations overlap. An event is
-an invocation or an answer. Long histories are checked from a file, each in a process of its own,
-whose memory must not depend on their length.
-"""
+"""The history of a sound queue in memory, whose workers' operations overlap: none is accused."""
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import random
-import re
-import resource
-import subprocess
-import sys
-import time
-import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
-from queueproof.history.calls import Answer, Call, CallKind, History, Ref, Stored, write
-from queueproof.judge.checker import Declared, check
+from queueproof.history.calls import Answer, Call, CallKind, History, Ref
+from queueproof.judge.checker import Declared
 from queueproof.queues.model import State
 
 WORKERS = 8
@@ -40,8 +20,6 @@ TICK = 0.01  # seconds between two events
 BOUND = 3  # attempts
 CRASHES = 0.004  # of a worker's turns
 PAUSES = 0.003  # of a worker's turns: it stands still for longer than its lease
-ROUNDS = 3
-ROOM = 1000  # jobs in memory
 
 DECLARED = Declared(
     lease=LEASE,
@@ -274,124 +252,3 @@ def simulate(events: int, seed: int = 0) -> History:
     """
     simulation = _Simulation(seed)
     return History(list(simulation.calls(events)), dict(simulation.outcome))
-
-
-class Cost(NamedTuple):
-    """What the check of one history costs.
-
-    Attributes:
-        events: Invocations and answers.
-        seconds: Of processor time, in the shortest of some rounds.
-        peak: Most bytes that the check held beside the history; from a file: beside what the
-            process held before.
-    """
-
-    events: int
-    seconds: float
-    peak: int
-
-
-def measure(history: History) -> Cost:
-    """Check a sound history some times, and once more under tracemalloc.
-
-    Raises:
-        AssertionError: It was accused.
-    """
-    seconds = []
-    for _ in range(ROUNDS):
-        gc.collect()
-        began = time.process_time()  # a busy machine does not lengthen it
-        findings = check(history, DECLARED)
-        seconds.append(time.process_time() - began)
-        assert not findings.violations, findings.violations[0]
-    tracemalloc.start()
-    check(history, DECLARED)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    events = sum(1 + (call.returned is not None) for call in history.calls)
-    return Cost(events, min(seconds), peak)
-
-
-def measure_stored(events: int, seed: int = 0) -> Cost:
-    """Write a history to a file, and check it in a process of its own, once.
-
-    Args:
-        events: Invocations and answers before the drain, which adds some.
-        seed: The same seed gives the same history.
-    """
-    simulation = _Simulation(seed)
-    with TemporaryDirectory(prefix="queueproof-") as directory:
-        path = Path(directory) / "history.jsonl"
-        write(path, simulation.calls(events), simulation.outcome)
-        done = subprocess.run(  # noqa: S603 - this module
-            [sys.executable, __file__, "--file", str(path)],
-            check=True,
-            stdout=subprocess.PIPE,
-        )
-    return Cost(simulation.moment, *json.loads(done.stdout))
-
-
-def check_stored(path: Path) -> tuple[float, int]:
-    """Check a sound history that is in a file.
-
-    Returns:
-        Seconds of processor time, and bytes by which the process' memory grew.
-    """
-    before = _peak_memory()
-    began = time.process_time()
-    findings = check(Stored(path), DECLARED, room=ROOM)
-    seconds = time.process_time() - began
-    assert not findings.violations, findings.violations[0]
-    return seconds, _peak_memory() - before
-
-
-def _peak_memory() -> int:
-    """Most bytes that this process ever held."""
-    status = Path("/proc/self/status")
-    if status.exists():  # what getrusage tells includes the process that this one began as
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-        assert found is not None
-        return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _table(title: str, costs: Iterator[Cost]) -> Table:
-    table = Table("events", "seconds", "events/s", "growth", "peak MB", title=title)
-    before: Cost | None = None
-    for cost in costs:
-        growth = ""
-        if before is not None:
-            longer = cost.events / before.events
-            growth = f"{cost.seconds / before.seconds:.1f} x for {longer:.1f} x the events"
-        table.add_row(
-            f"{cost.events:,}",
-            f"{cost.seconds:.3f}",
-            f"{cost.events / cost.seconds:,.0f}",
-            growth,
-            f"{cost.peak / 1e6:.1f}",
-        )
-        before = cost
-    return table
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Print the cost by length; the exit code."""
-    parser = argparse.ArgumentParser("python -m workshop.checker", description=__doc__)
-    parser.add_argument("lengths", nargs="*", type=int, default=[1_000, 10_000, 100_000])
-    parser.add_argument("--stored", nargs="*", type=int, default=[10_000, 100_000, 1_000_000])
-    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    if options.file:
-        sys.stdout.write(json.dumps(check_stored(options.file)))
-        return 0
-    console = Console()
-    in_memory = (measure(simulate(length, options.seed)) for length in options.lengths)
-    console.print(_table("In memory", in_memory))
-    stored = (measure_stored(length, options.seed) for length in options.stored)
-    console.print(_table(f"From a file, {ROOM} jobs in memory", stored))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
