@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import pytest
 
 from queueproof import waits
-from queueproof.cluster.members import joined
+from queueproof.cluster.members import _matters, joined
 from queueproof.errors import QueueproofError
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -55,3 +57,11 @@ def test_tls_needs_certificates() -> None:
     told = r"tls:// needs certificates: see `distributed\.comm\.tls`"
     with pytest.raises(QueueproofError, match=told), joined("tls://127.0.0.1:9"):
         pass
+
+
+@pytest.mark.parametrize(("error", "told"), [(CancelledError(), False), (ValueError(), True)])
+def test_what_nobody_waits_for_any_more_is_not_logged(error: Exception, *, told: bool) -> None:
+    """Of an end in the midst of a check there is one line, and no traceback of tornado's."""
+    facts = (type(error), error, None)
+    record = logging.LogRecord("tornado.application", logging.ERROR, "", 0, "", None, facts)
+    assert _matters(record) is told

@@ -17,7 +17,6 @@ from queueproof.bench.endure import POINTS, gates
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import Loaded, NotApplicableError, refuse, why_not
 from queueproof.bench.measured import Measured, Pace, Shape
-from queueproof.bench.pool import Pools, RoundLostError, WorkerLostError, here
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server, open_server
@@ -37,7 +36,6 @@ MOST_PAYLOAD = 1_000_000  # bytes
 LONGEST = 255  # characters of a file's name that is looked for
 SPARE = 2.0  # times the jobs that a worker program will do
 SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
-TIMES = 3  # that a round is begun, while those who drive it get lost
 SETTINGS = (
     "fsync",
     "synchronous_commit",
@@ -77,7 +75,6 @@ def run(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
-    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
@@ -95,7 +92,6 @@ def run(
         pace: An open loop's rate, and what all loads have in common.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
-        pools: Who drives the loads of queue files.
         progress: Told what is measured now, and which share of all is done.
         keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
@@ -116,7 +112,6 @@ def run(
         pace=pace,
         postgres=postgres,
         trust=trust,
-        pools=pools,
         progress=progress,
         keep=keep,
     )
@@ -132,7 +127,6 @@ def measure(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
-    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
@@ -144,9 +138,7 @@ def measure(
     """
     refuse_plan(plan, rounds, seconds)
     refuse_pace(pace, seconds)
-    refuse_programs(
-        [queue for group in plan for queue in group.queues], pace, endure=endure, pools=pools
-    )
+    refuse_programs([queue for group in plan for queue in group.queues], pace, endure=endure)
     names = names_of([queue for group in plan for queue in group.queues])
     report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
@@ -154,7 +146,7 @@ def measure(
     most = max(shape.workers for shape, _ in cells)
     with (
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, most, pace, apart=yardstick, pools=pools) as ground,
+        Ground(server, most, pace, apart=yardstick) as ground,
         keeping_whole_rounds(report, keep),
     ):
         report.method |= method(server, ground, seconds) | {
@@ -183,7 +175,7 @@ def measure(
         )
         for number in range(rounds + 1 if rounds else 0):
             told = partial(_tell, progress, number, rounds)
-            as_a_whole(report.entries, partial(one.measure, number, told))
+            one.measure(number, told)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
@@ -251,28 +243,6 @@ class _Round:
             self.jobs[shape] = needed(self.pace, best, self.seconds, shape)
 
 
-def as_a_whole(entries: Sequence[Series], measure: Callable[[], None]) -> None:
-    """Measure a round, and all of it again where some of those who drive it get lost.
-
-    Args:
-        entries: Which it adds to.
-        measure: Measures it.
-
-    Raises:
-        WorkerLostError: It was begun `TIMES` times.
-    """
-    had = [(len(entry.runs), len(entry.yardstick)) for entry in entries]
-    for left in reversed(range(TIMES)):
-        try:
-            return measure()
-        except RoundLostError as error:
-            if not left:
-                raise WorkerLostError(f"{error}, {TIMES} times in the same round") from None
-        for entry, (runs, beside) in zip(entries, had, strict=True):
-            del entry.runs[runs:], entry.yardstick[beside:]
-    return None
-
-
 @contextmanager
 def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
     """Hand over the rounds, or phases, that are whole as soon as a signal comes.
@@ -317,7 +287,6 @@ def method(server: Server, ground: Ground, seconds: float) -> dict[str, Any]:
         "load_before": round(os.getloadavg()[0], 2),
         "seconds": seconds,
         "apart": ground.apart,
-        "drivers": ground.facts,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 
@@ -468,16 +437,13 @@ def _short(queue: Loaded) -> str:
     return Path(files[-1]).stem if files else queue.name
 
 
-def refuse_programs(
-    queues: Sequence[Loaded], pace: Pace, *, endure: float = 0.0, pools: Pools = here
-) -> None:
+def refuse_programs(queues: Sequence[Loaded], pace: Pace, *, endure: float = 0.0) -> None:
     """Refuse what the loop of worker programs has not.
 
     Args:
         queues: That are to be measured.
         pace: Of the loads.
         endure: Seconds of each phase of endurance.
-        pools: Who drives the loads.
 
     Raises:
         BenchError: One of the queues is a program, and it is asked for.
@@ -487,11 +453,6 @@ def refuse_programs(
         raise BenchError(
             f"{programs[0]}: worker programs are measured in a closed loop; --rate, --backlog,"
             " --warm-up and --endure are for queue files"
-        )
-    if programs and pools is not here:
-        raise BenchError(
-            f"{programs[0]} is a program that stands on this machine, and the cluster's workers may"
-            " not have it: measure it without --cluster"
         )
 
 

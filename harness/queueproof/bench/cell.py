@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import psycopg
 from psycopg import pq, sql
@@ -22,7 +22,7 @@ from queueproof.bench.fill import OwnSession, fill, promote
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
 from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
-from queueproof.bench.pool import TICK, Drivers, Pools, here
+from queueproof.bench.pool import TICK, Pool
 from queueproof.bench.session import LoadSession, RejectedError, values
 from queueproof.bench.worker import PATIENCE, Tally, Worker
 from queueproof.errors import QueueError
@@ -75,7 +75,6 @@ class Ground:
         pace: Pace = CLOSED,
         *,
         apart: bool = False,
-        pools: Pools = here,
     ) -> None:
         """Start the processes and create the database.
 
@@ -84,14 +83,13 @@ class Ground:
             workers: Most workers that a measurement will have.
             pace: Of the loads.
             apart: Whether completions and claims are statements of their own, as pgbench's are.
-            pools: Who drives the loads of queue files.
         """
         self.pace = pace
         self.apart = apart
         self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
-            self._pool = self._stack.enter_context(pools(server, workers))
+            self._pool = self._stack.enter_context(Pool(workers))
             # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
             given = {"deadlock_timeout": "1s"} if server.superuser else {}
             database = server.database("queueproof_bench", given)
@@ -119,11 +117,6 @@ class Ground:
     ) -> None:
         """End the processes and drop the database."""
         self._stack.close()
-
-    @property
-    def facts(self) -> Mapping[str, Any]:
-        """Of those who drive the loads."""
-        return self._pool.facts
 
     def setting(self, name: str) -> str:
         """A setting of the server."""
@@ -277,11 +270,7 @@ class Ground:
         )
 
     def _clear(self) -> None:
-        """Leave nothing of the last load, nor anybody who drove it.
-
-        One whose worker in a cluster was lost hears of that a moment later, and would take jobs of
-        the next load meanwhile.
-        """
+        """Leave nothing of the last load, nor anybody who drove it."""
         self._load_stack.close()
         self._admin.execute(_LEFT, [round(waits.GONE * 1000)])
         for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
@@ -356,7 +345,7 @@ class _Workers(Protocol):
 class _Ours:
     """Workers that send the statements of a queue file."""
 
-    pool: Drivers
+    pool: Pool
     conninfo: str
     compiled: CompiledLoad
     warm_up: float

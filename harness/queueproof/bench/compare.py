@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import NamedTuple, Self
 
 from queueproof.bench import decide
@@ -16,7 +15,6 @@ from queueproof.bench.bench import (
     Group,
     Keep,
     Progress,
-    as_a_whole,
     count_once,
     enough,
     keeping_whole_rounds,
@@ -32,7 +30,6 @@ from queueproof.bench.cell import CLOSED, Ground
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import Loaded, refuse, why_not
 from queueproof.bench.measured import Pace, Shape
-from queueproof.bench.pool import Pools, here
 from queueproof.errors import QueueError
 from queueproof.postgres import open_server
 from queueproof.queues.model import Queue
@@ -85,7 +82,6 @@ def compare(
     pace: Pace = CLOSED,
     postgres: str | None = None,
     trust: bool = False,
-    pools: Pools = here,
     progress: Progress = lambda _what, _share: None,
     keep: Keep = lambda _report: None,
 ) -> BenchReport:
@@ -102,7 +98,6 @@ def compare(
         pace: What both loads have in common; a rate has no place in it.
         postgres: Where, as `open_server` takes it; what is started for this is durable.
         trust: As `open_server` takes it.
-        pools: Who drives the loads of queue files.
         progress: Told what is measured now, and which share of the budget is used.
         keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
@@ -123,7 +118,7 @@ def compare(
         single = not unfit(pair, shape._replace(batch=1))
         raise QueueError(f"{why}; add --batch 1" if single else why)
     refuse_pace(pace, seconds)
-    refuse_programs(pair, pace, pools=pools)
+    refuse_programs(pair, pace)
     known = names_of(pair)
     names = [known[queue.name] for queue in pair]
     if names[0] == names[1]:
@@ -144,7 +139,7 @@ def compare(
 
     with (
         open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, shape.workers, pace, pools=pools) as ground,
+        Ground(server, shape.workers, pace) as ground,
         keeping_whole_rounds(report, keep_judged),
     ):
         report.method |= method(server, ground, seconds) | {"pace": pace._asdict()}
@@ -157,7 +152,7 @@ def compare(
             planned = f"/{rule.looks[-1]}" if rule else ""
             progress(f"round {max(0, number)}{planned}", _used(budget, began, number, rule))
             order = lots.sample(sides, 2)
-            as_a_whole(entries, partial(_measure, ground, order, jobs, seconds))
+            _measure(ground, order, jobs, seconds)
             took = time.monotonic() - round_began
             if number < 1:
                 best = max(entry.runs.pop().rate for entry in entries)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from queueproof import ending, waits
 from queueproof.bench import worker
@@ -17,7 +17,6 @@ from queueproof.bench.worker import PATIENCE, Load, Order, Tally
 from queueproof.ending import in_one_piece
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.machine import processors
-from queueproof.postgres import Server
 
 START_SECONDS = 60.0  # for a process to start and prepare; far more than a loaded machine needs
 GRACE = PATIENCE + 20.0  # seconds after the end of a load in which every process has answered
@@ -32,44 +31,11 @@ class WorkerLostError(QueueproofError):
     """A worker process died or did not answer in time."""
 
 
-class RoundLostError(WorkerLostError):
-    """A load lost some of those that drove it: with what is left, the whole round can be repeated.
-
-    It was told when this is raised.
-    """
-
-
-class Drivers(Protocol):
-    """Those who drive a load: processes here, or at the workers of a cluster.
-
-    Attributes:
-        facts: What a report tells of them.
-    """
-
-    @property
-    def facts(self) -> Mapping[str, Any]: ...  # noqa: D102 - above
-
-    def prepare(self, conninfo: str, load: Load, workers: int) -> None:
-        """See `Pool.prepare`."""
-        ...
-
-    def release(
-        self, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
-    ) -> tuple[float, list[Tally]]:
-        """See `Pool.release`."""
-        ...
-
-
 class Pool:
     """Worker processes; a context manager that ends them.
 
     They are new Python processes, not forks: each imports little and shares nothing but a count.
-
-    Attributes:
-        facts: See `Drivers`.
     """
-
-    facts: Mapping[str, Any] = {}
 
     def __init__(self, size: int, at_most: int | None = None) -> None:
         """Start the processes, or as many as there are workers where these are fewer.
@@ -79,7 +45,7 @@ class Pool:
             at_most: Processes; None for one for each processor.
         """
         context = multiprocessing.get_context("spawn")
-        self._accepted = context.RawArray("q", size + 1)  # the last one counts those elsewhere
+        self._accepted = context.RawArray("q", size)
         self._busy: Sequence[Connection] = ()
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
@@ -112,17 +78,13 @@ class Pool:
         """End the processes."""
         self.close()
 
-    def prepare(
-        self, conninfo: str, load: Load, workers: int, *, first: int = 0, step: int = 1
-    ) -> None:
+    def prepare(self, conninfo: str, load: Load, workers: int) -> None:
         """Let workers connect and prepare their statements; they then wait for `release`.
 
         Args:
             conninfo: Where to.
             load: What they will do.
             workers: How many of them; the others stay idle.
-            first: Where others drive the same load: the number of the first worker of these.
-            step: From one's number to the next one's.
 
         Raises:
             QueueError: The server rejected something.
@@ -130,7 +92,7 @@ class Pool:
         """
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
-        numbers = range(first, workers, step)
+        numbers = range(workers)
         pipes = self._busy = self._pipes[: len(numbers)]
         for place, pipe in enumerate(pipes):
             _tell([pipe], Order(conninfo, load, numbers[place :: len(pipes)]))
@@ -164,16 +126,6 @@ class Pool:
         answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
         return began, [t for answer in answers if isinstance(answer, list) for t in answer]
-
-    def exchange(self, elsewhere: int) -> int:
-        """How many completions were accepted here; the workers are told how many were elsewhere.
-
-        Args:
-            elsewhere: So many, of the same load.
-        """
-        done: int = sum(self._accepted[:-1])
-        self._accepted[-1] = elsewhere
-        return done
 
     def kill(self) -> None:
         """Kill the processes, whatever they do."""
@@ -218,20 +170,6 @@ class Pool:
             process.close()
         self._pipes.clear()
         self._processes.clear()
-
-
-Pools: TypeAlias = Callable[[Server, int], AbstractContextManager[Drivers]]
-"""Who drives loads on a server, by at most how many workers there will be."""
-
-
-def here(_server: Server, size: int) -> Pool:
-    """Processes of this machine.
-
-    Args:
-        _server: Any.
-        size: Most workers.
-    """
-    return Pool(size)
 
 
 def _tell(pipes: Sequence[Connection], what: Order | tuple[float, float]) -> None:

@@ -42,7 +42,6 @@ def method(report: BenchReport) -> list[str]:
             " completes a batch and claims the next one; the counters of one worker alone are of"
             " two. "
         )
-    cores = "a dask worker has threads" if facts.get("drivers") else "there are cores"
     text = f"""\
 {facts["server"]}. {settings}.{durable}
 
@@ -56,7 +55,7 @@ first queue, round by round.
 A cell: the queue is installed anew, without the movable clock; jobs go in through its own
 `enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, with a connection and
 prepared statements of its own, claims and completes until all jobs are done or the time is up; as
-many processes as {cores} share the workers, as pgbench's threads share its clients. There
+many processes as there are cores share the workers, as pgbench's threads share its clients. There
 are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
 long again. Timed is from the common start to the answer of the last completion; the jobs themselves
 take no time.{pace}
@@ -83,20 +82,10 @@ each job, which the counters show.
 
 def _place(facts: dict[str, Any]) -> str:
     """Where the load came from."""
-    cores = f"{facts['cores']} cores"
-    load = f"(load average {facts['load_before']} when it began)"
-    drivers = facts.get("drivers")
-    if not drivers:
-        return f"{cores}, shared by server, workers and whatever else ran {load}. On such a machine"
-    count, machines, lost = (drivers[name] for name in ("workers", "machines", "lost"))
-    told = (
-        f"The load came from {count} dask worker{'s' * (count > 1)} on {machines}"
-        f" machine{'s' * (machines > 1)}, at the same moment by the server's clock."
-        f" The machine that told them so has {cores} {load}."
+    return (
+        f"{facts['cores']} cores, shared by server, workers and whatever else ran (load average"
+        f" {facts['load_before']} when it began). On such a machine"
     )
-    if lost:
-        told += f" Rounds that lost a part of the load, and do not count: {lost}."
-    return f"{told} Here too"
 
 
 def _pace(facts: dict[str, float]) -> str:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from queueproof.cli.files import refuse_outputs, write
-from queueproof.cli.options import Postgres, Trust, cluster_extra, counts
+from queueproof.cli.options import Postgres, Trust, counts
 from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
     from queueproof.bench.figures import BenchReport
     from queueproof.bench.measured import Shape
-    from queueproof.bench.pool import Pools
     from queueproof.queues.model import Queue
     from queueproof.report.terminal import Output
 
@@ -123,14 +121,6 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
     postgres: Postgres = None,
     trust: Trust = False,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="tcp://HOST:PORT",
-            help="Of a dask scheduler: its workers drive the load together, on the server of the"
-            " DSN that --postgres is.",
-        ),
-    ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures as JSON; - is stdout.")
     ] = None,
@@ -161,10 +151,6 @@ def bench(
         raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
     if rounds is not None and compare:
         raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
-    if cluster is not None and (endure or yardstick or rounds == 0):
-        raise QueueproofError(
-            "--cluster has others drive a load: --endure, --yardstick and --rounds 0 are done here"
-        )
     found = [resolve(queue) for queue in queues]
     with bench_extra():
         from queueproof.bench import compare as pairs
@@ -175,7 +161,6 @@ def bench(
         from queueproof.bench.gate import Condition
         from queueproof.bench.measured import Pace, Shape
 
-        pools = _pools(cluster)
         pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
         before = [Path(one.path) for one in conditions if one.path]
@@ -203,7 +188,6 @@ def bench(
                     pace=pace,
                     postgres=postgres,
                     trust=trust,
-                    pools=pools,
                     progress=progress,
                     keep=show,
                 )
@@ -220,7 +204,6 @@ def bench(
                     yardstick=yardstick,
                     postgres=postgres,
                     trust=trust,
-                    pools=pools,
                     progress=progress,
                     keep=show,
                 )
@@ -240,17 +223,6 @@ def _fitting(out: Output, queues: Sequence[Queue], shape: Shape) -> Shape:
         return shape
     out.say(f"{why}; so batch 1 is compared.\n")
     return single
-
-
-def _pools(cluster: str | None) -> Pools:
-    """Who drives the loads."""
-    if cluster is None:
-        from queueproof.bench.pool import here
-
-        return here
-    with cluster_extra():
-        from queueproof.cluster.load import drivers
-    return partial(drivers, cluster, lambda message: say(message, Exit.HOLDS))
 
 
 @contextmanager

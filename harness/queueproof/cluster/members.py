@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from dask import config
 from distributed import Client, Security, rpc
@@ -153,11 +152,6 @@ class Members:
                     _refuse_others(self.client)
                 self._living, self._looked = there, time.monotonic()
             return self._living
-
-
-def machine_of(worker: str) -> str:
-    """The machine of a worker's address."""
-    return urlsplit(worker).hostname or worker
 
 
 def _refuse_others(client: Client) -> None:

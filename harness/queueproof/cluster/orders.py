@@ -5,20 +5,13 @@ It stands apart from who starts that process: neither needs what the other one i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from queueproof.errors import QueueproofError
-
-if TYPE_CHECKING:
-    from queueproof.bench.worker import Load
 
 
 class SeatError(QueueproofError):
     """A worker of the cluster cannot do units, and what it lacks."""
-
-
-class LateError(QueueproofError):
-    """The start of a load was over when its word came."""
 
 
 class Brief(NamedTuple):
@@ -35,39 +28,3 @@ class Brief(NamedTuple):
     trust: bool
     version: int
     given: bytes
-
-
-class LoadBrief(NamedTuple):
-    """What a process begins with that drives loads.
-
-    Attributes:
-        size: Workers of a load at most, elsewhere too.
-        processes: That it has for its share of them.
-    """
-
-    size: int
-    processes: int
-
-
-class Prepare(NamedTuple):
-    """A share of a load, whose workers are to connect and prepare; see `Pool.prepare`."""
-
-    conninfo: str
-    load: Load
-    workers: int
-    first: int
-    step: int
-
-
-class Release(NamedTuple):
-    """The word to begin; see `Pool.release`.
-
-    Attributes:
-        start: When, by the server's clock, in seconds since 1970.
-        seconds: How long.
-        warm_up: How long before that.
-    """
-
-    start: float
-    seconds: float
-    warm_up: float

@@ -1,4 +1,4 @@
-"""Where a worker of a cluster has units done, or drives a load: a process of its own.
+"""Where a worker of a cluster has units done: a process of its own.
 
 It is one because a unit moves clocks and environments, and because it can be killed at any moment:
 then its watchdog removes the server. What is imported here, workers import in their event loop.
@@ -6,25 +6,19 @@ then its watchdog removes the server. What is imported here, workers import in t
 
 from __future__ import annotations
 
-import asyncio
-import os
 import pickle
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import suppress
 from multiprocessing import Pipe
 from typing import Any
 
-from distributed import Worker, get_worker
+from distributed import get_worker
 
-from queueproof.cluster.orders import Brief, LoadBrief
+from queueproof.cluster.orders import Brief
 
 _LOOK = 0.1  # seconds
-_GRACE = 1.0  # seconds for a process to end with what it has started
 _WANTED = {"executing", "memory"}  # states of a seat's key while its client wants it
 
 
@@ -42,25 +36,18 @@ class Seat:
         brief: What it begins with.
     """
 
-    _module = "process"
-    _pipes = 1
-
-    def __init__(self, brief: Brief | LoadBrief) -> None:
+    def __init__(self, brief: Brief) -> None:
         worker = get_worker()
         key = worker.get_current_task()
-        pairs = [Pipe() for _ in range(self._pipes)]
-        self._pipe, *self._others = [ours for ours, _ in pairs]
+        self._pipe, there = Pipe()
         self._turn = threading.Lock()  # a worker may have several threads
-        fds = [there.fileno() for _, there in pairs]
-        command = [sys.executable, "-m", f"queueproof.cluster.{self._module}", *map(str, fds)]
-        process = subprocess.Popen(command, pass_fds=fds)  # noqa: S603 - ours
-        for _, there in pairs:
-            there.close()
+        command = [sys.executable, "-m", "queueproof.cluster.process", str(there.fileno())]
+        process = subprocess.Popen(command, pass_fds=[there.fileno()])  # noqa: S603 - ours
+        there.close()
 
         def watch() -> None:
             while (task := worker.state.tasks.get(key)) and task.state in _WANTED:
                 time.sleep(_LOOK)
-            self._hang_up(process)
             process.kill()
             process.wait()
 
@@ -69,9 +56,6 @@ class Seat:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a process stays where it is")
-
-    def _hang_up(self, process: subprocess.Popen[bytes]) -> None:
-        """Do what is to be done before a process is killed."""
 
     def do(self, units: bytes) -> bytes:
         """Do some units.
@@ -95,50 +79,6 @@ class Seat:
         except (EOFError, OSError):
             raise LostError from None
         raise error
-
-
-class LoadSeat(Seat):
-    """A process that drives its share of one load after the other, and has processes for that.
-
-    It takes a `Prepare` or a `Release` in place of units, and gives a list of `Tally`.
-    """
-
-    _module = "loading"
-    _pipes = 2
-
-    def _hang_up(self, process: subprocess.Popen[bytes]) -> None:
-        """Have it end its processes."""
-        for pipe in self._others:  # from which another thread may read
-            with socket.socket(fileno=os.dup(pipe.fileno())) as ours:
-                ours.shutdown(socket.SHUT_RDWR)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-
-    def exchange(self, elsewhere: int) -> int:
-        """How much is done of the load that it drives, which is told how much is elsewhere.
-
-        Args:
-            elsewhere: Completions.
-        """
-        (counting,) = self._others
-        try:
-            counting.send(elsewhere)
-            done: int = counting.recv()
-        except (EOFError, OSError):
-            return 0  # it is lost, and whoever waits for its load hears so
-        return done
-
-
-async def exchange(told: Mapping[str, tuple[str, int]], dask_worker: Worker) -> int:
-    """See `LoadSeat.exchange`: a cluster runs functions.
-
-    Args:
-        told: The key of the seat, and how much is done elsewhere, by worker.
-        dask_worker: Which one runs this; dask's own argument.
-    """
-    key, elsewhere = told[dask_worker.address]
-    seat: LoadSeat = dask_worker.data[key]
-    return await asyncio.to_thread(seat.exchange, elsewhere)
 
 
 def do(seat: Seat, what: bytes) -> bytes:
