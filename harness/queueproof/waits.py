@@ -11,6 +11,7 @@ Every limit is named here; `postgres/watchdog.py`, which imports nothing, has it
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
@@ -57,6 +58,7 @@ SOON = 0.02  # before somebody looks after others while he waits
 OTHERS = 0.002  # between two looks at these
 
 PIECE = 64 * 2**10  # bytes that are read at once
+LARGEST = 64 * 2**20  # bytes of a file that somebody names
 _SELECTS = 1024  # descriptors that select(2) can look at; poll(2) rounds up to milliseconds
 _COPY = (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH)
 
@@ -189,6 +191,8 @@ def contents(path: Path, most: int) -> bytes:
         OSError: It cannot be read.
     """
     found = bytearray()
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no name of a file has a NUL character")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         while len(found) < most:
@@ -203,6 +207,25 @@ def contents(path: Path, most: int) -> bytes:
     finally:
         os.close(descriptor)
     return bytes(found)
+
+
+def text(path: Path) -> str:
+    """The text of a file that somebody names, with the limits of `contents`.
+
+    Args:
+        path: The file, of at most `LARGEST` bytes.
+
+    Raises:
+        LimitError: Nobody writes.
+        QueueproofError: It cannot be read, is too long, or is not UTF-8.
+    """
+    try:
+        found = contents(path, LARGEST)
+        if len(found) >= LARGEST:
+            raise QueueproofError(f"cannot read {path}: longer than {LARGEST >> 20} MiB")
+        return found.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueueproofError(f"cannot read {path}: {error}") from None
 
 
 # --- libpq --------------------------------------------------------------------------------------

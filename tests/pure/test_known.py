@@ -50,6 +50,16 @@ def test_the_next_check_forgets_the_last() -> None:
         token_of("other.sql", "order")
 
 
+@pytest.mark.parametrize("written", ["[]", "3", "null", "{", "[1]", "\udcff"])
+def test_what_is_no_file_of_stories_is_none(cache: Path, written: str) -> None:
+    """Somebody else wrote it: the check is made again."""
+    assert remember("q.sql", {"order": "A"})
+    (kept,) = cache.rglob("*.json")
+    kept.write_text(written, errors="surrogateescape")
+    with pytest.raises(QueueproofError):
+        token_of("q.sql", "order")
+
+
 def test_where_nothing_can_be_kept_tokens_are_told(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

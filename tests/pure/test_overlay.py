@@ -102,6 +102,10 @@ def test_a_mistake_is_told_where_it_stands(base: Path) -> None:
         load(over(base))
     with pytest.raises(QueueError, match=r"over\.sql:3: unknown key leases; did you mean lease"):
         load(over(base, "leases = 1"))
+    for key, value in (("include", '["a\\u0000b"]'), ("extends", '"a\\u0000b"')):
+        (nul := base.with_name("nul.sql")).write_text(f"-- /// queue\n-- {key} = {value}\n-- ///\n")
+        with pytest.raises(QueueError, match=rf"nul\.sql:2: {key}: no name of a file has a NUL"):
+            load(nul)
     twice = "-- name: complete(id)!\nDELETE FROM jobs WHERE id = :id;\n" * 2
     with pytest.raises(QueueError, match=r"over\.sql:6: block complete stands already in line 4"):
         load(over(base, blocks=twice))

@@ -20,7 +20,8 @@ from queueproof.waits import StoppedError
 def test_the_exit_code_is_the_worst(codes: list[int], worst: int) -> None:
     """What cannot be used goes before what is broken, that before what is unknown."""
     left = iter(codes)
-    assert each(["a.sql"] * len(codes), lambda _queues, **_options: next(left), {}) == worst
+    queues = [f"{n}.sql" for n, _ in enumerate(codes)]
+    assert each(queues, lambda _queues, **_options: next(left), {}) == worst
 
 
 def test_a_queue_that_cannot_be_used_keeps_nobody_from_the_others(
@@ -44,6 +45,12 @@ def test_a_queue_that_cannot_be_used_keeps_nobody_from_the_others(
 
     with pytest.raises(StoppedError):
         each(["a.sql", "b.sql"], stopped, {})
+
+
+def test_a_queue_is_named_once() -> None:
+    """The reports of the second would replace those of the first."""
+    with pytest.raises(QueueproofError, match=r"a\.sql is named twice"):
+        each(["a.sql", "b.sql", "a.sql"], lambda _queues, **_options: 0, {})
 
 
 def test_each_has_reports_of_its_own(tmp_path: Path) -> None:
@@ -75,10 +82,19 @@ def test_queues_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         project.write_text(text)
         with pytest.raises(QueueproofError, match=r"write queues = .* in pyproject\.toml"):
             configured()
-    for text in ("queues = []", 'queues = "a.sql"', "queues = [1]", "x = ["):
+    deep = "x = " + "[" * 5_000
+    nul = 'queues = ["a\\u0000.sql"]'
+    for text in ("queues = []", 'queues = "a.sql"', "queues = [1]", "x = [", deep, nul):
         project.write_text(f"[tool.queueproof]\n{text}\n")
         with pytest.raises(QueueproofError, match=r"pyproject\.toml: "):
             configured()
+    for text in ("tool = 5", "[tool]\nqueueproof = 3"):
+        project.write_text(text)
+        with pytest.raises(QueueproofError, match="name a queue"):
+            configured()
+    project.write_text('[tool.queueproof]\nqueue = ["a.sql"]\n')
+    with pytest.raises(QueueproofError, match="unknown key queue; did you mean 'queues'"):
+        configured()
     project.write_text('[tool.queueproof]\nqueues = ["a.sql", "mine:Queue"]\n')
     (tmp_path / "a.sql").touch()
     assert configured() == ["../../a.sql", "mine:Queue"]

@@ -148,6 +148,8 @@ def test_an_operation_that_one_version_lacks_is_asked_of_no_worker() -> None:
     less = text[: text.index("-- name: heartbeat")] + text[text.index("-- name: recover") :]
     both = Deployment(load_text(text, "old.sql"), load_text(less, "new.sql"))
     assert "heartbeat" not in both.offers
+    older = load_text(text[: text.index("-- name: cleanup")], "old.sql")
+    assert not Deployment(older, older).takes("cleanup")  # `init` writes none: it ended in exit 70
 
 
 def test_the_two_ways_round_have_tokens_of_their_own() -> None:

@@ -386,10 +386,11 @@ def refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
     if rounds < 0 or not 0 < seconds <= 60:  # noqa: PLR2004
         raise BenchError("rounds: 0 or more; seconds: more than 0, at most 60")
     for shape, _ in plan:
-        if shape.batch < 1 or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
+        fits = 1 <= shape.batch <= MOST_JOBS
+        if not fits or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
             raise BenchError(
-                f"{spoken_shape(shape)}: a batch has 1 job or more, there are 1 to 64 workers, and"
-                " a hold is at most 1 s"
+                f"{spoken_shape(shape)}: a batch has 1 to {MOST_JOBS:,} jobs, there are 1 to 64"
+                " workers, and a hold is at most 1 s"
             )
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from queueproof import waits
 from queueproof.bench.counters import COUNTERS
 from queueproof.bench.endure import GATES
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.errors import nearest
+from queueproof.errors import QueueproofError, nearest
 
 NAMES = (*COUNTERS, *GATES)
 _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
@@ -103,9 +104,11 @@ class Condition:
 
 def _read(path: str) -> BenchReport:
     try:
-        return BenchReport.from_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"cannot read {path}: {error}") from None
+        written = waits.text(Path(path))
+    except QueueproofError as error:
+        raise BenchError(str(error)) from None
+    try:
+        return BenchReport.from_json(written)
     except BenchError as error:
         raise BenchError(f"{path}: {error}") from None
 

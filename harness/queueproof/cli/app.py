@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -19,6 +20,7 @@ from queueproof.cli.init import init
 from queueproof.cli.more import GOING_ON, replay, watch
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
+from queueproof.cli.talk import say
 from queueproof.cli.tell import doctor, explain, guarantees, schema, show, tell
 from queueproof.ending import end_on
 from queueproof.errors import Exit
@@ -85,6 +87,11 @@ def main() -> NoReturn:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # nohup leaves one ignored, and a shell that of Ctrl-C in the background
     end_on([n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN], stop)
+    try:
+        Path.cwd()
+    except OSError:
+        told = "the folder that this was begun in is not there any more: cd into one that is"
+        sys.exit(say(told, Exit.UNUSABLE))
     sys.exit(run(sys.argv[1:]))
 
 

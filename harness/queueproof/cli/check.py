@@ -49,8 +49,8 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="QUEUE",
-            help=f"{QUEUES} Of several each has reports of its own, named after it, and the exit"
-            " code is the worst. None: those of [tool.queueproof] in pyproject.toml.",
+            help=f"{QUEUES} Several: each has reports of its own, named after it, and the exit code"
+            " is the worst. None: those of [tool.queueproof] in pyproject.toml.",
             show_default=False,
         ),
     ] = None,
@@ -76,7 +76,7 @@ def check(
     """Judge a queue by its guarantees.
 
     Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
-    is broken but something stays unknown, 4 when the queue, the server or an option is no good.
+    is broken but something stays unknown, 4 when the queue, the server or an option cannot be used.
     """
     options = {name: value for name, value in locals().items() if name != "queues"}
     queues = queues or configured()

@@ -57,7 +57,7 @@ def on_behalf_of(queue: Queue) -> Iterator[None]:
         raise QueueError(f"{queue.name}: {error}") from error
     except QueueproofError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         culprit = next((b for e in causes(error) if (b := blame(e, queue))), None)
         if culprit is not None:
             raise culprit from error

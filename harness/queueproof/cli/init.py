@@ -76,6 +76,8 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     is_dsn = not schema.is_file() and ("=" in source or "://" in source)
     if not (is_dsn or schema.is_file()):
         what = "a directory, and no file" if schema.is_dir() else "no such file, and no DSN"
+        if schema.exists() and not schema.is_dir():
+            what = "a pipe or a device, which is read once: write the schema into a file"
         raise QueueproofError(f"--from-schema {source}: {what}")
     if not is_dsn and "-- /// queue\n" in schema.read_text("utf-8", "replace"):
         how = f"queueproof check {shlex.quote(source)}"

@@ -246,15 +246,17 @@ def _tell_numbers(out: Output, target: Queue) -> None:
 
 def _tell_todos(out: Output, target: Queue) -> None:
     """Say that a proposal of `init` is not yet what its workers send."""
+    from queueproof.queues.deployment import Deployment
     from queueproof.queues.sqlfile import SqlFileQueue
 
-    if isinstance(target, SqlFileQueue):
-        lines = [n for n, text in enumerate(target.own.splitlines(), 1) if _TODO.search(text)]
+    for one in target.versions if isinstance(target, Deployment) else (target,):
+        text = one.own if isinstance(one, SqlFileQueue) else ""
+        lines = [n for n, line in enumerate(text.splitlines(), 1) if _TODO.search(line)]
         if lines:
             many = len(lines)
             still = "a line still says TODO" if many == 1 else f"{many} lines still say TODO"
             out.say(
-                f"{target.name}:{lines[0]}: {still}: what was judged is the proposal, and not yet"
+                f"{one.name}:{lines[0]}: {still}: what was judged is the proposal, and not yet"
                 " the SQL of your workers.\n"
             )
 

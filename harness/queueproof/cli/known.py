@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from queueproof import waits
 from queueproof.cli.files import write
 from queueproof.errors import QueueproofError, nearest
 from queueproof.queues.ids import IDS
@@ -48,8 +49,8 @@ def token_of(queue: str, story: str) -> str:
     if found[1] not in IDS:
         raise QueueproofError(f"no guarantee is named {found[1]!r}{nearest(found[1], IDS)}")
     try:
-        tokens: dict[str, str] = json.loads(_place(queue).read_text(encoding="utf-8"))
-    except (OSError, RuntimeError, ValueError):
+        tokens: dict[str, str] = dict(json.loads(waits.text(_place(queue))))
+    except (OSError, RuntimeError, ValueError, TypeError, QueueproofError):
         raise QueueproofError(
             f"no check of {queue} is remembered here: check it first, or name the story by its"
             " token (`check --json`)"

@@ -48,8 +48,7 @@ Require: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID,...",
-        help="These must be judged: exit 2 where the queue does not offer one, or a tool that it"
-        " needs is not here.",
+        help="These must be judged: exit 2 where one cannot be, without an operation or a tool.",
         rich_help_panel=ASKED,
     ),
 ]
@@ -79,7 +78,7 @@ FailFast: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--fail-fast",
-        help="End at the first break; the rest is inconclusive then.",
+        help="End at the first break; the rest is not judged.",
         rich_help_panel=HOW,
     ),
 ]
@@ -89,7 +88,8 @@ Jobs: TypeAlias = Annotated[
         metavar="N",
         min=1,
         show_default="the processors",
-        help="Processes that do the work, each with a database of its own: the same is found.",
+        help="Processes that do the work, each with a database of its own; results do not"
+        " depend on it.",
         rich_help_panel=HOW,
     ),
 ]
@@ -114,8 +114,8 @@ Trust: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Let the queue's SQL do what a superuser may: on a server of ours, and by the DSN of"
-        " one on a server that has other people's databases.",
+        help="Run the queue's SQL as a superuser, who may do anything on the server and its"
+        " machine; needed too for a superuser's DSN where the server has other databases.",
         rich_help_panel=SERVER,
     ),
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from queueproof import waits
 from queueproof.cli.bench import bench_extra
 from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.talk import output
@@ -35,16 +36,13 @@ def report(
     *,
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
 ) -> None:
-    """Put cards, benchmarks and the matrix on one page, without scripts, which needs no network."""
+    """Make one HTML page of cards, benchmarks and the matrix; it needs no network."""
     from queueproof.report.page import read_card, to_page
 
     refuse_outputs([html], results)
     cards, benches, matrices = [], [], []
     for path in results:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise QueueproofError(f"cannot read {path}: {error}") from error
+        text = waits.text(path)
         try:
             content = _read(text)
             if "guarantees" in content:

@@ -11,11 +11,13 @@ from typing import Any
 
 import typer
 
+from queueproof import waits
 from queueproof.cli.ends import exit_code_of
 from queueproof.cli.files import STDOUT, streams
-from queueproof.errors import Exit, QueueproofError
+from queueproof.errors import Exit, QueueproofError, nearest
 
 _WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
+_KEY = "queues"
 _WRITE = 'queues = ["jobs.sql"]'
 
 
@@ -31,11 +33,16 @@ def configured() -> list[str]:
         if not path.is_file():
             continue
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
-        except (OSError, ValueError) as error:
+            found: Any = tomllib.loads(waits.text(path))
+        except (ValueError, RecursionError) as error:
             raise QueueproofError(f"{path}: {error}") from None
-        match found.get("queueproof", {}):
-            case {"queues": [*queues]} if queues and all(isinstance(one, str) for one in queues):
+        for name in ("tool", "queueproof"):
+            found = found.get(name, {}) if isinstance(found, dict) else None
+        match found:
+            case {**keys} if unknown := sorted(set(map(str, keys)) - {_KEY}):
+                said = f"unknown key {unknown[0]}{nearest(unknown[0], [_KEY])}"
+                raise QueueproofError(f"{path}: {said} below [tool.queueproof]; write {_WRITE}")
+            case {"queues": [*queues]} if queues and all(map(_is_name, queues)):
                 files = {one: place / one for one in queues}
                 return [
                     os.path.relpath(file) if file.is_file() else one for one, file in files.items()
@@ -46,6 +53,10 @@ def configured() -> list[str]:
     raise QueueproofError(
         f"name a queue, or write {_WRITE} below [tool.queueproof] in pyproject.toml"
     )
+
+
+def _is_name(one: object) -> bool:
+    return isinstance(one, str) and "\0" not in one
 
 
 def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str, Any]) -> int:
@@ -63,6 +74,8 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
 
     if "exec:" in queues:
         raise typer.BadParameter("a command stands in quotes")
+    if again := next((one for n, one in enumerate(queues) if one in queues[:n]), None):
+        raise QueueproofError(f"{again} is named twice: its reports would have the same names")
     codes = set[int]()
     for queue in queues:
         own = {name: _own(value, queue) for name, value in options.items()}

@@ -90,7 +90,7 @@ def tell(
 
 
 def show(queue: QueueName) -> None:
-    """Print a queue file whole, with what it extends in its place."""
+    """Print a queue file whole, with what `extends` brings filled in."""
     from queueproof.queues.resolve import resolve
     from queueproof.queues.sqlfile import SqlFileQueue
 
@@ -111,7 +111,7 @@ def doctor(
         Path | None, typer.Option(metavar="FILE", help="Write it as JSON; - is stdout.")
     ] = None,
 ) -> None:
-    """Say what this machine has for a check, and what the rest would add."""
+    """Show which tools a check finds here, and what the missing ones are for."""
     from dataclasses import asdict
 
     from queueproof.doctor import look

@@ -67,7 +67,13 @@ def check_queue(
         offer = calibrate(lab)
         crew = Crew(lab, offer, seed, pool)
         causes = profile in PROFILES and not fail_fast
-        findings = Findings(lab, offer, seed, crew, told, causes=causes)
+        asked_for = {guarantee.id for guarantee in wanted}
+
+        def tell(name: str, because: str) -> None:
+            if name in asked_for:
+                told(name, because)
+
+        findings = Findings(lab, offer, seed, crew, tell, causes=causes)
         budget = profile_of(profile, by_clients=lab.by_clients)
 
         def broken() -> list[Guarantee]:

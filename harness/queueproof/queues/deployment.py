@@ -110,7 +110,7 @@ class Deployment(SqlFileQueue):
         taken = [one.takes(operation) for one in self.versions if operation in one.offers]
         if operation in {"enqueue", "claim"}:
             return taken[0].intersection(*taken)
-        return taken[0].union(*taken)
+        return frozenset[str]().union(*taken)  # of which neither may have it
 
     def source_of(self, operation: str) -> Source | None:
         """Where the old version has it, or else the new one."""

@@ -35,7 +35,6 @@ _OF_A_JOB = frozenset({"complete", "fail", "heartbeat"})
 _OF_A_BATCH = frozenset({"complete_many", "complete_and_claim"})
 _MODES: Mapping[str, Mode] = {mode: mode for mode in get_args(Mode)}
 _NEED_ROWS = frozenset({"enqueue", "claim", "complete_and_claim", "recover", "jobs"})
-MOST = 64 * 2**20  # bytes of a file
 MARKER = re.compile(r"[ \t]*--[ \t]*name[ \t]*:(.*)")
 _DECLARATION = re.compile(r"\s*([\w-]+)\s*(?:\(([^()]*)\))?\s*(\S*)\s*")
 _EARLY_SUFFIX = re.compile(r"\s*([\w-]+)\s*([!#])\s*(\([^()]*\))\s*")
@@ -143,11 +142,11 @@ def read(path: Path) -> str:
         QueueError: It cannot be read, or is not UTF-8.
     """
     try:
-        content = waits.contents(path, MOST)
+        content = waits.contents(path, waits.LARGEST)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
-    if len(content) >= MOST:
-        raise QueueError(f"{path}: longer than {MOST >> 20} MiB, as no queue file is")
+    if len(content) >= waits.LARGEST:
+        raise QueueError(f"{path}: longer than {waits.LARGEST >> 20} MiB, as no queue file is")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

@@ -83,6 +83,8 @@ class WorkerQueue(Queue):
         environment: Its variables.
     """
 
+    takes_any_queue = False  # a library may have to make a queue before it takes a job
+
     def __init__(
         self,
         name: str,

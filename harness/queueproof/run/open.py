@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from queueproof.errors import QueueError, ServerError
+from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Queue
 from queueproof.queues.worker import WorkerQueue
@@ -17,6 +17,9 @@ from queueproof.run.workers import ClientLab
 
 _ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
 _ALIVE = 2  # seconds for a server to show that it runs
+
+
+_FULL = ("too many clients already", "remaining connection slots are reserved")
 
 
 @contextmanager
@@ -83,6 +86,11 @@ def _held_responsible(conninfo: str) -> Iterator[None]:
                 " made an event trigger, or set default_transaction_read_only?"
             ) from None
         lost = state in {None, _ENDED}
+        if any(said in told for said in _FULL):
+            raise ServerUnavailableError(
+                f"the server has no connection left: {told}. Raise its max_connections, or check"
+                " with --jobs 1"
+            ) from None
         if lost and began is not None and began == _start_of(conninfo):
             raise QueueError(
                 f"a connection was ended while the server went on: {told}. If it was the queue's"

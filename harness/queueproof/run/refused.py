@@ -23,6 +23,7 @@ _LACKING = """
 SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
 FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
 """
+SHOWN = 200  # characters of a line
 TOLD = 2_000  # characters of what a server says: a queue's own RAISE may say any number
 CONTRIB = frozenset(
     """
@@ -83,7 +84,8 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
         if source is not None:
             source = type(source)(source.path, source.line + line)
         text = step.sql.split("\n")[line]
-        where = f"\n  {text}\n  {' ' * (column - 1)}^"
+        first = max(0, column - 1 - SHOWN // 2)  # a line may have thousands of characters
+        where = f"\n  {text[first : first + SHOWN]}\n  {' ' * (column - 1 - first)}^"
         if text[column - 1 :].startswith("\\"):
             where += f"\n{OF_PSQL}"
     told = error.message if len(error.message) <= TOLD else f"{error.message[:TOLD]} …"

@@ -47,9 +47,9 @@ _SPANS = (3.1, 31.3, 61.3, HOUR, DAY, 2 * DAY + HOUR, 40 * DAY)
 # What may be taken for one: by their case, by LIKE, by their first 63 bytes. Those that are alike
 # stand by themselves, so that a worker of one of them often meets a job of the other.
 _LONG = "mail-" * 13
+_OTHER = ("default", "other")
 _NAMES = (
-    ("default",),
-    ("default", "other"),
+    _OTHER,
     ("default", "Default"),
     ("default.high", "default_high"),
     (f"{_LONG}in", f"{_LONG}out"),
@@ -114,9 +114,13 @@ class _Drawing:
         self.limits = [1, 1, 2] if duel else [*_LIMITS, *(n for n in near if 0 < n <= BATCH)]
         self.later = 3 if duel else STAGES // 4
         self.spans = [*_SPANS, *spans]
-        known = [*_NAMES, *(("default", word) for word in words)] if pieces.routes() else _NAMES[:1]
-        alike = rng.sample(known, min(len(known), rng.choice([1, 1, 2])))
-        self.names = list(dict.fromkeys(name for names in alike for name in names))
+        self.names = ["default"]
+        if pieces.routes():
+            groups = [*_NAMES, *(("default", word) for word in words)]
+            if not pieces.offer.queue.takes_any_queue:
+                groups = [_OTHER] * 2
+            alike = rng.sample(groups, rng.choice([0, 1, 1, 2]))
+            self.names = list(dict.fromkeys(one for names in alike for one in names)) or self.names
         self.bounds = pieces.bounds() or [0]
         self.workers = [1, 2, 3, 4][: rng.choice([2, 2, 3] if duel else [2, 3, 4, 4])]
         self.lives = len(self.workers)
