@@ -494,12 +494,6 @@ CRASHED = "w1 claims 1; w1 crashes; "
     beside a cap that is not full a job is starved
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1; w2 runs 2;
         all completed => no-starvation where cap=2
-    a job is starved beside one that has failed for good
-        enqueue 1 bound=1; w1 claims 1; w1 fails 1; enqueue 2; +90; sweep; left 1=failed 2=queued
-        => no-starvation
-    what a cleanup has taken is beside nobody: the other is lost
-        enqueue 1 bound=1; w1 claims 1; w1 fails 1; cleanup; enqueue 2; +90; sweep; left 2=queued
-        => no-lost-job
     rule 1: a job that the queue put there is due when the queue says
         enqueue 2 delay=7200; sweep; +8000; w1 runs 1; w1 runs 2; all completed => holds
     rule 28: where claims take over, they bury what has no attempt left, and answer nothing

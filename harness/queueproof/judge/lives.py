@@ -172,7 +172,6 @@ class Hindrances:
         self._due: list[float] = []  # of delayed jobs, in order
         self._elsewhere = 0
         self._counts = {"held": 0, "spent": 0, "": 0}
-        self._spent: set[str] = set()
         self._last: Call | None = None
 
     def see(self, call: Call) -> None:
@@ -212,10 +211,6 @@ class Hindrances:
             case "recover":
                 for job in call.ids:
                     self._run(job, running=False)
-            case "cleanup" if not call.delay:
-                for job in tuple(self._spent):
-                    if not self._life(job).running:  # it may have failed, and is gone then
-                        self._change(job, done=True)
 
     def _run(self, job: str, *, running: bool) -> None:
         life = self._life(job)
@@ -231,7 +226,6 @@ class Hindrances:
         life.claims += claims
         life.done = life.done or done
         self._counts[life.hindered] += 1
-        (self._spent.add if life.hindered == "spent" else self._spent.discard)(job)
 
 
 class Lives(Watcher):
