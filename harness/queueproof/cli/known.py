@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from queueproof import waits
 from queueproof.cli.files import write
 from queueproof.errors import QueueproofError, nearest
 from queueproof.queues.ids import IDS
@@ -43,6 +42,8 @@ def token_of(queue: str, story: str) -> str:
     Raises:
         QueueproofError: The last check of the queue has told no story of this name.
     """
+    from queueproof import waits
+
     found = _NAME.fullmatch(story)
     if found is None:
         return story

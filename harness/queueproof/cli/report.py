@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from queueproof import waits
 from queueproof.cli.bench import bench_extra
 from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.talk import output
@@ -37,6 +36,7 @@ def report(
     html: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")],
 ) -> None:
     """Make one HTML page of cards, benchmarks and the matrix; it needs no network."""
+    from queueproof import waits
     from queueproof.report.page import read_card, to_page
 
     refuse_outputs([html], results)

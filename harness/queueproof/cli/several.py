@@ -11,7 +11,6 @@ from typing import Any
 
 import typer
 
-from queueproof import waits
 from queueproof.cli.ends import exit_code_of
 from queueproof.cli.files import STDOUT, streams
 from queueproof.errors import Exit, QueueproofError, nearest
@@ -27,6 +26,8 @@ def configured() -> list[str]:
     Raises:
         QueueproofError: There are none.
     """
+    from queueproof import waits
+
     here = Path.cwd()
     for place in (here, *here.parents):
         path = place / "pyproject.toml"
