@@ -134,7 +134,13 @@ def _one_of(spellings: Sequence[str], value: object) -> str:
 def _path(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f'{value!r} is not a path; write "../queue.sql"')
+    if "\0" in value:
+        raise ValueError("no name of a file has a NUL character")
     return value
+
+
+def _paths(value: object) -> list[str]:
+    return [_path(one) if one else one for one in _strings(value)]
 
 
 def _strings(value: object) -> list[str]:
@@ -200,7 +206,7 @@ HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
 FILE_KEYS: Mapping[str, Callable[[object], object]] = {
     **HEADER_KEYS,
     "extends": _path,
-    "include": _strings,
+    "include": _paths,
     "states": _states,
 }
 """The same, and what only a file needs to say."""

@@ -131,8 +131,6 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
     """
     path = header.file.path.parent / pattern
     at = header.offset("include")
-    if "\0" in pattern:
-        header.file.fail(at, "include: no name of a file has a NUL character")
     if not re.search(r"[*?\[]", pattern):
         paths = [path]
     elif not (paths := sorted(_glob(path), key=_place)):

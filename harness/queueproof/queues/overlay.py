@@ -54,8 +54,6 @@ def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
     if pattern is None:
         return file
     path, at = Path(os.path.normpath(file.path.parent / pattern)), header.offset(EXTENDS)
-    if "\0" in pattern:
-        file.fail(at, f"{EXTENDS}: no name of a file has a NUL character")
     beneath |= {file.path.resolve()}
     if path.resolve() in beneath:
         file.fail(at, f"{EXTENDS}: {path} is this file, or extends it")
