@@ -192,3 +192,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"{max(searched)} found by a search, {again} recorded stories happened again"
             " (-m thorough searches all)"
         )
+    examiner = examiner_of(terminalreporter.config)
+    if again and not examiner.thorough:
+        terminalreporter.write_line(
+            f"{', '.join(sorted(WHOLE))} were judged whole, the other strategies at a glance"
+            " (-m thorough judges all whole)"
+        )
