@@ -37,6 +37,15 @@ def pieces_of(*, sql: str = "") -> Pieces:
     return Pieces(Offer(queue, held=False))
 
 
+def test_a_program_is_given_no_queue_that_it_may_not_know() -> None:
+    """A literal of an adapter was taken for one, and the library's error for a break."""
+    pieces = pieces_of(sql="\n-- 'later'\nSELECT 'bulk-mail';")
+    named = {name for one in drawn(pieces) for name in one.queues}
+    assert "bulk-mail" in named
+    pieces.offer.queue.takes_any_queue = False
+    assert {name for one in drawn(pieces) for name in one.queues} == {"default", "other"}
+
+
 def drawn(pieces: Pieces, seed: int = 0, many: int = 40) -> list[Program]:
     """Some crowds."""
     return [numbered(pieces, seed, number).program for number in range(many)]

@@ -164,6 +164,9 @@ def test_a_queue_may_come_from_a_pipe(
         read(pipe)
     with pytest.raises(QueueproofError, match="longer than 64 MiB"):
         read(Path("/dev/zero"))
+    for endless in (pipe, Path("/dev/zero")):  # what `report` and --fail-if are given
+        with pytest.raises(QueueproofError):
+            waits.text(endless)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
