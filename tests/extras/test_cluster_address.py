@@ -61,7 +61,7 @@ def test_tls_needs_certificates() -> None:
 
 @pytest.mark.parametrize(("error", "told"), [(CancelledError(), False), (ValueError(), True)])
 def test_what_nobody_waits_for_any_more_is_not_logged(error: Exception, *, told: bool) -> None:
-    """Of an end in the midst of a check there is one line, and no traceback of tornado's."""
+    """An end in the midst of a check is told in one line, without a traceback of tornado's."""
     facts = (type(error), error, None)
     record = logging.LogRecord("tornado.application", logging.ERROR, "", 0, "", None, facts)
     assert _matters(record) is told

@@ -231,7 +231,7 @@ def test_a_fail_ends_a_job_at_its_last_attempt_only(
 
 
 def test_a_cleanup_does_not_take_what_is_to_be_tried_again() -> None:
-    """Where a fail was seen to put jobs back; elsewhere it may be the fail that ends them early."""
+    """A fail was seen to put jobs back; elsewhere it may be the fail that ends them early."""
     told = Told("enqueue 1 bound=3; w1 claims 1; w1 fails 1; cleanup; +31; sweep; left")
     assert broken(told.history) == []
     (lost,) = check(told.history, declared(retries=True)).violations

@@ -1,4 +1,4 @@
-"""Where a worker of a cluster has units done: a process of its own.
+"""A process at a worker of a cluster, which does units there.
 
 It is one because a unit moves clocks and environments, and because it can be killed at any moment:
 then its watchdog removes the server. What is imported here, workers import in their event loop.

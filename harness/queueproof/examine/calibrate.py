@@ -220,7 +220,7 @@ def _beats(runner: Runner, offer: Offer) -> bool:
 
 
 def _beats_later(runner: Runner, offer: Offer) -> bool:
-    """Whether a heartbeat that is refused is accepted later: what comes of that is judged."""
+    """A heartbeat that is refused at first is accepted later: what comes of that is judged."""
     within = script("clock", advance(_WITHIN * (offer.queue.lease_seconds or 0.0)))
     beat = script("w1", heartbeat())
     run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim()), beat, within, beat)))

@@ -1,1 +1,1 @@
-"""What workers asked and were told, call by call."""
+"""The calls of a run: what workers asked and were told."""

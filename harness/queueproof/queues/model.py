@@ -292,7 +292,7 @@ class Queue(Facts):
     plan with a time that stands still."""
 
     takes_any_queue: bool = True
-    """Whether a job may go to a queue of any name, and not to `default` and `other` alone."""
+    """A job may go to a queue of any name, and not to `default` and `other` alone."""
 
     longest_span: float | None = None
     """Seconds of the longest span for which its SQL may put off a dead worker's job; None where
