@@ -53,8 +53,9 @@ def broken(history: History, facts: Declared | None = None) -> list[str]:
 
 
 def judged(case: Case) -> list[str]:
-    """The ids of the guarantees that a row's history breaks."""
-    return broken(Told(case.story).history, declared(**case.facts))
+    """The guarantees that a row's history breaks; with `?` what a breach of another explains."""
+    found = check(Told(case.story).history, declared(**case.facts)).violations
+    return sorted({one.guarantee + "?" * bool(one.doubts) for one in found})
 
 
 # --- real time and overlap ----------------------------------------------------------------------
@@ -289,6 +290,12 @@ def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
     rule 34: a job that failed and is enqueued again waits no more
         enqueue 1; w1 claims 1; w1 fails 1; enqueue 1; w2 runs 1; all completed
         => holds where backoff=5.0
+    a wait is set anew by a fail that was late, which is doubted
+        enqueue 1; w1 claims 1; begin w1 fails 1; +31; w2 claims 1; w2 fails 1; end w1; w3 runs 1;
+        all completed => backoff? where backoff=5.0
+    rule 27: so it is where late operations may be accepted, and nothing may come of it
+        enqueue 1; w1 claims 1; begin w1 fails 1; +31; w2 claims 1; w2 fails 1; end w1; w3 runs 1;
+        all completed => fencing where backoff=5.0 at_least_once=True
 """)
 def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
     """No more than it asked for; and what has failed from the moment on that backoff sets."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
+from queueproof.probes import backoff
 from queueproof.probes.backoff import watch
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
@@ -80,3 +83,19 @@ def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
     found = watch(lab, calibrate(lab))
     assert found.broken == ""
     assert len(found.found) == 2
+
+
+def test_a_fail_that_takes_its_time_makes_no_wait_longer(
+    lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
+    lab, end = lab_of(REFERENCE), backoff._end
+
+    def slowly(lab: Lab, *arguments: object, **facts: object) -> bool:
+        lab.advance(0.8)
+        return end(lab, *arguments, **facts)
+
+    monkeypatch.setattr(backoff, "_end", slowly)
+    found = watch(lab, calibrate(lab))
+    assert found.broken == ""
+    assert found.found[0].least <= 5

@@ -393,8 +393,8 @@ class _JobCheck:
                 because, call = raced or (because, act.call)
                 if refused and not raced and self._is_gone(acts[n:]):
                     because = Breach("no-lost-job", f"{because.because}: it is gone")
-                late = _late_beside(acts, configs[0].job.holder)
-                if late and because.guarantee in {"single-claim", "live-lease"}:
+                late = _late_beside(acts, configs[0].job.last)
+                if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
                 claimed = act.kind == "claim" and because.guarantee != "single-claim"
                 if claimed and _has_a_rival(acts, act):
@@ -448,8 +448,8 @@ class _JobCheck:
                     continue
                 outcome = step(self.declared, config.job, acts[n])
                 if isinstance(outcome, Breach):
-                    if n == target:
-                        breach = breach or outcome
+                    if n == target and (breach is None or outcome is config.job.unsure):
+                        breach = outcome  # of an operation that may have been late: it was
                     continue
                 for job in outcome:
                     following = _Config(job, config.applied | {n})
@@ -745,16 +745,16 @@ def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
     return any(claim.overlaps(enqueue) for claim in claims for enqueue in enqueues)
 
 
-def _late_beside(acts: Sequence[Act], holder: Call | None) -> bool:
-    """Whether an operation with an older claim was accepted while a job's holder claimed it.
+def _late_beside(acts: Sequence[Act], last: Call | None) -> bool:
+    """Whether an operation with an older claim was accepted while a job's last claim was made.
 
     It may have been done after that, and have given away what it no longer had.
     """
-    return holder is not None and any(
+    return last is not None and any(
         act.kind in _ENDING
         and act.answer != "rejected"
-        and act.holder is not holder
-        and act.call.overlaps(holder)
+        and act.holder is not last
+        and act.call.overlaps(last)
         for act in acts
     )
 

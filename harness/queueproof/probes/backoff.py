@@ -36,7 +36,7 @@ class RetryWait(NamedTuple):
 
     Attributes:
         attempt: The attempt that failed, from 1.
-        least: Seconds after which a claim still came back empty.
+        least: Seconds after the failure's answer after which a claim still came back empty.
         most: Seconds after which the job was claimed; infinite where it never was.
         worked: Seconds from the claim to the failure.
     """
@@ -360,6 +360,7 @@ def _measure(
 ) -> tuple[RetryWait, _Look]:
     """Claim at ever later moments until the job comes: its next attempt."""
     factor = FINE if attempt <= ONE_BY_ONE or attempt in LATER else COARSE
+    took = lab.now() - failed_at  # the wait may have begun as late as the fail was answered
     empty = 0.0
     first = [0.0, least - MARGIN, least - CLOSE] if least > MARGIN else [0.0]
     offset = first.pop(0)
@@ -369,8 +370,8 @@ def _measure(
         job, sent = _look(lab, offer)
         if job is not None:
             return RetryWait(attempt, empty, lab.now() - failed_at), _Look(job, sent)
-        empty = asked
-        offset = first.pop(0) if first else max(empty, 1.0) * factor
+        empty = max(0.0, asked - took)
+        offset = first.pop(0) if first else max(asked, 1.0) * factor
     return RetryWait(attempt, empty, float("inf")), _Look(None)
 
 
