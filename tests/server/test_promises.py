@@ -89,11 +89,12 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
-    lab, end = lab_of(REFERENCE), backoff._end
+    lab: Lab = lab_of(REFERENCE)
+    end: Callable[..., bool] = backoff._end
 
-    def slowly(lab: Lab, *arguments: object, **facts: object) -> bool:
+    def slowly(*arguments: object, **facts: object) -> bool:
         lab.advance(0.8)
-        return end(lab, *arguments, **facts)
+        return end(*arguments, **facts)
 
     monkeypatch.setattr(backoff, "_end", slowly)
     found = watch(lab, calibrate(lab))

@@ -229,41 +229,11 @@ def test_a_commit_that_fails(holding: Bench) -> None:
         holding.finish(client)
 
 
-def test_cut_after_lets_the_whole_pipeline_commit(holding: Bench) -> None:
-    """Cut after one Execute of a pipeline, the server has committed all of it."""
-    sent = [f"INSERT INTO jobs VALUES ({n})" for n in (1, 2, 3)]
-    client, connection = holding.start_held(libpq, holding.dsn, pipeline(sent))
-    connection.cut_after()
-    holding.until(lambda: connection.closed)
-    assert holding.ids() == [1, 2, 3]
-    holding.until(lambda: client.ended)
-    assert isinstance(client.error, psycopg.OperationalError)
-
-
-def test_cut_after_an_error(holding: Bench) -> None:
-    """A statement that fails is finished with, and the client does not hear of it."""
-    client, connection = holding.start_held(by_psycopg, holding.dsn, [("SELECT $1::int / 0", (1,))])
-    connection.cut_after()
-    holding.until(lambda: connection.closed)
-    assert connection.error == ("22012", "division by zero")
-    holding.is_cut(client)
-
-
 def extended(sql: str, rows: int = 0) -> bytes:
     """Parse, Bind and Execute, for so many rows or all."""
     parse = protocol.message("P", b"\0" + sql.encode() + b"\0\0\0")
     execute = protocol.message("E", struct.pack("!xi", rows))
     return parse + protocol.message("B", b"\0" * 8) + execute
-
-
-def test_cut_after_where_no_sync_comes(holding: Bench) -> None:
-    """A client that asks for an answer before it commits is cut there, and rolled back."""
-    _, connection = sent(holding, extended("INSERT INTO jobs VALUES (1)") + protocol.FLUSH)
-    connection.cut_after()
-    holding.until(lambda: connection.closed)
-    assert connection.tag == "INSERT 0 1"
-    holding.until_gone(connection.pid)
-    assert holding.ids() == []
 
 
 def test_groups_without_an_execute_pass(holding: Bench) -> None:
@@ -372,16 +342,6 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
     steps = holding.let_all(client)
     assert holding.finish(client) == ["FATAL_ERROR", "SELECT 1"]
     assert [step.sql for step in steps] == ["COPY jobs FROM STDIN", "SELECT 1", "COMMIT"]
-
-
-def test_cut_at_a_copy(holding: Bench) -> None:
-    """A COPY that is to be cut off breaks where its data would begin."""
-    client, connection = holding.start_held(copy_by_psycopg, holding.dsn)
-    connection.cut_after()
-    holding.until(lambda: connection.closed)
-    holding.is_cut(client)
-    holding.until_gone(connection.pid)
-    assert holding.ids() == []
 
 
 # --- a connection's life ------------------------------------------------------------------------
@@ -614,7 +574,7 @@ def test_run_where_it_cannot(holding: Bench) -> None:
     assert connection.held == COMMIT
     with pytest.raises(QueueproofError, match="w1 is in the middle of something: SELECT 1"):
         connection.run("SELECT 1")
-    connection.cut_before()
+    connection.close()
     with pytest.raises(ServerError, match="08006"):
         connection.run("SELECT 1")
     holding.until(lambda: client.ended)
@@ -1005,7 +965,7 @@ def test_messages_without_end(holding: Bench) -> None:
     holding.until(lambda: not connection._client._reading)
     assert len(connection._inbox) < 2**18
     holding.finish(holding.start(by_psycopg, holding.dsn, []))
-    connection.cut_before()
+    connection.close()
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         holding.finish(client)
 

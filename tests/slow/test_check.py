@@ -11,12 +11,8 @@ import pytest
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.findings import Findings
 from queueproof.examine.plan import Examination
-from queueproof.examine.profiles import PROFILES
 from queueproof.examine.replay import replay
-from queueproof.examine.verdicts import judgement_of
-from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
@@ -242,28 +238,6 @@ def test_an_error_that_comes_without_the_conditions_is_named(lab_of: LabOf) -> N
     assert judgement.verdict == "inconclusive"
     assert judgement.reason == "error 55P03 occurs without it too"
     assert "times ERROR 55P03, to be retried" not in judgement.evidence
-
-
-def test_what_only_a_free_run_shows_is_broken_without_a_token(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its story says that it cannot be replayed."""
-    monkeypatch.setattr("queueproof.examine.plan.FREE_JOBS", 30)
-    monkeypatch.setattr("queueproof.examine.plan.FREE_FAULTS", {})
-    path = STRATEGIES / "broken" / "retry_bound_off_by_one.sql"
-    wanted = select(["retry-bound"])
-    with open_lab(load(path), server) as lab:
-        offer = calibrate(lab)
-        findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
-        examination = Examination(findings, PROFILES["quick"])
-        for number in range(10):  # nobody controls them, so one may see nothing
-            if not findings.freed:
-                examination._run_free([wanted[0].id], number)
-        judgement = judgement_of(findings, wanted[0])
-    assert judgement.verdict == "broken"
-    assert judgement.reason.endswith("(in a free run)")
-    assert judgement.story
-    assert judgement.replay is None
 
 
 @pytest.mark.parametrize(

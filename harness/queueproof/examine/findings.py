@@ -13,10 +13,9 @@ from typing import TypeAlias
 from queueproof.examine.work import Crew, Search, Tried, runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.judge.checker import Declared, Violation, declare
+from queueproof.judge.checker import Declared, declare
 from queueproof.probes.probes import Seen
 from queueproof.queues.offer import Offer
-from queueproof.run.free import Free
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
@@ -64,7 +63,6 @@ class Findings:
     failures: dict[str, Failure] = field(default_factory=dict)
     others: dict[str, dict[str, Failure]] = field(default_factory=dict)  # by guarantee, by `cause`
     probed: dict[str, Seen] = field(default_factory=dict)
-    freed: dict[str, tuple[Free, Violation]] = field(default_factory=dict)  # by free runs
     within: dict[str, str] = field(default_factory=dict)  # whose story holds which other one's
     unsure: dict[str, str] = field(default_factory=dict)  # why a breach that was seen counts not
     evidence: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -16,9 +16,7 @@ from queueproof.guarantees.catalogue import CATALOGUE, own_programs
 from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.run import wallclock
-from queueproof.run.free import free_run
 from queueproof.run.lab import Lab
-from queueproof.run.places import FreeFault
 from queueproof.schedule.actors import NEMESIS
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.programs import DoKind, Program
@@ -36,9 +34,6 @@ _GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 ENOUGH = 100  # schedules that show whether a program breaks a guarantee under any conditions
 MANY = 20  # schedules: most programs have no more, whatever the budget
 DEARER = 20  # times as long does a probe take at the next level
-FREE = 1_000  # runs that take as long as a free one
-FREE_JOBS, FREE_WORKERS = 2_000, 4
-FREE_FAULTS: Mapping[FreeFault, int] = {"kill": 24, "pause": 12, "terminate": 24, "restart": 3}
 
 Progress = Callable[[str, float | None], None]
 """Called with what is being done and which fraction of all is; None where nobody knows the end."""
@@ -191,10 +186,6 @@ class Examination:
                 key=lambda unit: (not isinstance(unit, Draws), not isinstance(unit, Probing))
             )
             self._crew.go_ahead(ahead)
-        parts += [
-            _Part("free runs", partial(self._run_free, ids, number), (), FREE)
-            for number in range(self.profile.free)
-        ]
         self._headway = Headway(parts, progress, lambda: self._crew.ahead)
         for part in parts:
             self._do(part)
@@ -377,26 +368,6 @@ class Examination:
                 self._found.note(tried)
             self._found.evidence["", what] += isinstance(unit, Exploration)
             self._headway.done(unit)
-
-    def _run_free(self, asked: Sequence[str], number: int) -> None:
-        """Run processes without a scheduler, when the controlled runs have found nothing."""
-        if any(map(self._found.suspects, asked)) or self._lab.unmoved or self._lab.queue.cast:
-            return  # whose workers would not know which version they run
-        self._lab.forget_sessions()
-        self._lab.reset()
-        free = free_run(
-            self._lab,
-            self._offer,
-            self._found.declared,
-            jobs=FREE_JOBS,
-            workers=FREE_WORKERS,
-            seed=self._found.seed + number,
-            faults=FREE_FAULTS,
-        )
-        self._lab.reset()
-        self._found.evidence["", "operations in free runs"] += free.evidence.get("operations", 0)
-        for name, violation in free.broken.items():
-            self._found.freed.setdefault(name, (free, violation))
 
 
 def _pairs_at_once(program: Program) -> int:

@@ -18,7 +18,6 @@ class Profile:
         schedules: Most schedules of each of these.
         kills: Most schedules of each in which the server is killed.
         level: How much the probes measure.
-        free: Runs without a scheduler.
     """
 
     crowds: int
@@ -28,20 +27,19 @@ class Profile:
     schedules: int
     kills: int
     level: int
-    free: int = 0
 
 
 PROFILES: Mapping[str, Profile] = {
     "quick": Profile(40, 400, 200, 200, schedules=6, kills=1, level=0),
     "default": Profile(300, 800, 400, 400, schedules=8, kills=4, level=1),
-    "deep": Profile(4_000, 10_000, 5_000, 5_000, schedules=60, kills=60, level=2, free=3),
+    "deep": Profile(4_000, 10_000, 5_000, 5_000, schedules=60, kills=60, level=2),
 }
 
 _PROGRAMS: Mapping[str, Profile] = {
     # A worker process and the gate before it make a run several times as long.
     "quick": Profile(20, 100, 80, 80, schedules=4, kills=1, level=0),
     "default": Profile(80, 150, 300, 100, schedules=16, kills=4, level=1),
-    "deep": Profile(600, 2_000, 4_000, 1_000, schedules=200, kills=20, level=2, free=3),
+    "deep": Profile(600, 2_000, 4_000, 1_000, schedules=200, kills=20, level=2),
 }
 _INNER: Mapping[str, Profile] = {
     # For what is known: that one defect breaks nothing beside what it breaks.

@@ -11,7 +11,6 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.probes.backoff import RetryWaits
 from queueproof.probes.probes import Found, Seen
 from queueproof.report.card import Break, Judgement, Place, Verdict
-from queueproof.report.free import tell_free
 from queueproof.report.story import of_queue, tell, tell_found
 from queueproof.report.text import counted, to_text
 from queueproof.schedule.actors import DRAINER
@@ -19,7 +18,7 @@ from queueproof.schedule.programs import FAULTS
 from queueproof.search.shrink import Failure
 from queueproof.search.tokens import encode_token
 
-_EFFORT = ("schedules", "random programs", "operations in free runs")
+_EFFORT = ("schedules", "random programs")
 
 
 def judgement_of(
@@ -159,11 +158,6 @@ def _stories(findings: Findings, name: str) -> list[Break]:
         place = _place(findings, seen.found)
         return [Break(seen.broken, to_text(story), token, story, place)]
     failure = findings.failures.get(name)
-    if failure is None and name in findings.freed:
-        free, violation = findings.freed[name]
-        account = tell_free(free, violation)
-        because = f"{violation.because} (in a free run)"
-        return [Break(because, to_text(account), None, account)]
     if failure is None or findings.explained(name):
         return []
     others = sorted(findings.others.get(name, {}).values(), key=lambda one: one.violation.alone)

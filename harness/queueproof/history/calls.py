@@ -12,9 +12,7 @@ from queueproof.schedule.programs import FaultKind, OperationKind, PayloadKind
 
 Answer: TypeAlias = Literal["accepted", "rejected", "retry", "error", "unknown", "pending"]
 
-CallKind: TypeAlias = (
-    OperationKind | FaultKind | Literal["crash", "advance", "rewrite", "sweep", "pause", "resume"]
-)
+CallKind: TypeAlias = OperationKind | FaultKind | Literal["crash", "advance", "rewrite", "sweep"]
 """An operation of a queue, or what happens beside: to a worker, the server, the clock, the tables;
 a sweep is over when everything has been claimed that could be."""
 

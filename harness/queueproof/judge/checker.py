@@ -6,9 +6,9 @@ becomes empty is the violation (just-in-time linearization: G. Lowe, "Testing fo
 2017; partitioned by key as in Porcupine). What concerns several jobs, limits, order and waiting,
 is judged on the calls themselves.
 
-The time that this takes grows with the length of a history, so that free-running workers can be
-judged too. Faster than that grows only what is rare: a sweep concerns every job, and a claim whose
-answer was lost every job that cannot be explained without it.
+The time that this takes grows with the length of a history. Faster than that grows only what is
+rare: a sweep concerns every job, and a claim whose answer was lost every job that cannot be
+explained without it.
 """
 
 from __future__ import annotations

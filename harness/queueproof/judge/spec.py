@@ -261,8 +261,6 @@ def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
             | "advance"
             | "rewrite"
             | "sweep"
-            | "pause"
-            | "resume"
         ):
             return [job]
         case _:

@@ -1,7 +1,7 @@
 """What a queue under test is: a few declared facts, and operations as generators of SQL steps.
 
 An operation never touches a connection. It yields a `Step`, receives the server's `Result`, and
-returns its answer, so that one definition runs under every driver: the step scheduler, free
+returns its answer, so that one definition runs under every driver: the step scheduler, the
 workers, the load generator. The idea is sans-IO (https://sans-io.readthedocs.io), applied to SQL.
 """
 

@@ -1,1 +1,1 @@
-"""The server as a laboratory: sessions, gates, the clock, the runner, free runs."""
+"""The server as a laboratory: sessions, gates, the clock, the runner."""

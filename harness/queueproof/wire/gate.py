@@ -95,7 +95,6 @@ class Connection:
         self._group: deque[tuple[Message, Due]] = deque()  # that of it which may become a step
         self._kept = 0  # about how many bytes these take
         self._step: Held | None = None  # what was released and is not finished
-        self._cutting = False
         self._own: deque[str] = deque()  # statements of the harness's, the first one running
         self._own_error: ServerError | None = None
         self._welcome = b""  # that the client may begin: said once the settings are made
@@ -115,7 +114,7 @@ class Connection:
     @property
     def running(self) -> bool:
         """Whether something was let through that the server has not finished with."""
-        unfinished = self._step is not None or self._cutting or not self._pipeline.answered
+        unfinished = self._step is not None or not self._pipeline.answered
         return unfinished and not self.closed
 
     @property
@@ -155,19 +154,6 @@ class Connection:
         if held.kind == "execute":
             self._to_server.append(protocol.FLUSH)  # so that the server answers before the Sync
         self._flush()
-
-    def cut_before(self) -> None:
-        """Break the connection: the server never sees what is held."""
-        self.close()
-
-    def cut_after(self) -> None:
-        """Let through what is held, and break the connection once the server has acted on it.
-
-        Outside an explicit transaction that is once it has committed: further steps before the
-        same Sync are let through too. The client gets no answer.
-        """
-        self._cutting = True
-        self.release()
 
     def run(self, sql: str) -> None:
         """Execute a statement of the harness's own while the server waits for a new command.
@@ -297,8 +283,6 @@ class Connection:
 
     def _let_through(self) -> bool:
         """Pass on what comes next; False if that is nothing for now."""
-        if self._cutting:
-            return self._step is None and self._let_commit()
         if not self._wire.holds(self.owner) or self._pipeline.copying or self._pipeline.skipping:
             self.held = None
             self._pass_group()
@@ -352,15 +336,6 @@ class Connection:
         self._to_server.append(protocol.FLUSH)
         return True
 
-    def _let_commit(self) -> bool:
-        """On the way to a cut: pass on what comes before the commit, and the commit."""
-        kind = self._inbox[0].kind if self._inbox else ""
-        if kind == "S":
-            self._step = COMMIT
-        elif kind in {"H", "X"}:
-            self.close()  # the client would wait for an answer here
-        return self._pass_on() and self._step is None
-
     def _pass_group(self) -> None:
         while self._group:
             self._send(*self._group.popleft())
@@ -406,8 +381,7 @@ class Connection:
         elif message.kind == "Z":
             self._log_in(message.raw)
             return
-        if not self._cutting:
-            self._to_client.append(message.raw)
+        self._to_client.append(message.raw)
 
     def _disguised(self, message: Message, sqlstate: str, text: str) -> Message:
         if protocol.read_error(message.body)[0] != _CANCELLED:
@@ -416,15 +390,11 @@ class Connection:
 
     def _finish(self, finished: Finished) -> None:
         """Act on what the server has finished with."""
-        if finished == "copy" and self._cutting:
-            self.close()  # a client that hears nothing sends no data
         if self._step is None or finished != _ENDS[self._step.kind]:
             return
         if self._step == COMMIT and self.error is None:
             self._pipeline.tag = "COMMIT"
         self._step = self.disguise = None
-        if self._cutting and (finished == "ready" or not self._pipeline.uncommitted):
-            self.close()
 
     # --- statements of the harness's own --------------------------------------------------------
 
