@@ -174,3 +174,21 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(QueueproofError, match="Is a directory"):
         refuse_outputs([tmp_path], [])
     refuse_outputs([tmp_path / "new", None, Path("/dev/null")], [tmp_path / "q.sql"])
+
+
+@pytest.mark.parametrize(
+    ("before", "arguments", "told"),
+    [
+        ("", ["check", os.fsdecode(b"j\xff.sql")], r"'j\udcff.sql' is no UTF-8"),
+        ("rmdir ../here;", ["guarantees"], "the folder that this was begun in is not there any"),
+    ],
+    ids=["a name that no report can hold", "a folder that is gone"],
+)
+def test_where_it_is_begun_with_what(
+    tmp_path: Path, before: str, arguments: list[str], told: str
+) -> None:
+    """Before anything starts: what is wrong, and exit code 4."""
+    command = f'mkdir here && cd here && {before} exec "$@"'
+    asked = ["bash", "-c", command, "bash", sys.executable, "-m", "queueproof", *arguments]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
+    assert (done.returncode, told in done.stderr) == (4, True), done.stderr

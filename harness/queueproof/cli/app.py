@@ -92,7 +92,14 @@ def main() -> NoReturn:
     except OSError:
         told = "the folder that this was begun in is not there any more: cd into one that is"
         sys.exit(say(told, Exit.UNUSABLE))
+    for argument in sys.argv[1:]:
+        if not argument.isascii() and any(map(_is_no_text, argument)):  # reports are UTF-8
+            sys.exit(say(f"{argument!a} is no UTF-8: rename the file", Exit.UNUSABLE))
     sys.exit(run(sys.argv[1:]))
+
+
+def _is_no_text(sign: str) -> bool:
+    return "\ud800" <= sign <= "\udfff"  # a byte that is no UTF-8
 
 
 def run(arguments: Sequence[str]) -> int:

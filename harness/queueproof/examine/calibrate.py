@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -14,6 +16,7 @@ from queueproof.errors import QueueError, ServerError
 from queueproof.history.calls import Call
 from queueproof.queues.model import FAILURE
 from queueproof.queues.offer import Offer
+from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
@@ -47,6 +50,7 @@ CRASHED = 4  # jobs
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 SHORT = 1.0  # seconds; a delay that really passes
 _WITHIN = 0.6  # of a lease
+_CONTROL = frozenset({"", "BEGIN", "START", "COMMIT", "END", "SET"})  # at which nobody is late
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
 _MISSES, _LOOKS = 3, 40  # claims that may pass a job by; that are tried where more do
 
@@ -81,7 +85,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
             message = f"claim answered the id {job}, which no enqueue had answered"
             raise QueueError(message, lab.queue.source_of("claim"))
     offer = Offer(lab.queue, first.held)
-    runner = Runner(lab, split=False, held=offer.held)
+    runner = _Watching(lab, split=False, held=offer.held)
     offer = replace(offer, tied=_is_tied(runner, offer), retries=_retries(runner, offer))
     offer = replace(
         offer,
@@ -121,9 +125,27 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
             _must_work(lab, run, call, answered=idle or works)
     if replayed:
         return offer
-    offer = replace(offer, misses=first is not claims[0] or _misses(runner))
+    misses = first is not claims[0] or _misses(runner)
+    offer = replace(offer, misses=misses, several=frozenset(runner.several))
     _must_follow_the_clock(lab, _LOOKS if offer.misses else _MISSES)
     return offer
+
+
+class _Watching(Runner):
+    """Notes which operations send several statements, in `several`."""
+
+    several: AbstractSet[str] = frozenset()
+
+    def run(self, program: Program, schedule: Sequence[int] = (), ahead: float = 0.0) -> Run:
+        """See `Runner`."""
+        run = super().run(program, schedule, ahead)
+        sent = Counter(
+            beat.call
+            for beat in run.trace
+            if beat.event == "sql" and first_keyword(beat.text) not in _CONTROL
+        )
+        self.several |= {run.history.calls[call].kind for call, times in sent.items() if times > 1}
+        return run
 
 
 def _misses(runner: Runner) -> bool:

@@ -251,8 +251,8 @@ class Findings:
             for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
                 for one in breaches(run, self.declared):
                     inner = Failure(program, schedule, run, one, failure.conditions)
-                    later = failure.cause and not inner.cause  # it breaks when the run ends
-                    if one.guarantee == name or later or not self._explains(inner):
+                    later = inner.at_the_end and not failure.at_the_end
+                    if one.guarantee == name or later or not self._explains(inner, name):
                         continue
                     if one.guarantee not in self.failures:
                         self.record(one.guarantee, self._shortened(inner))
@@ -260,13 +260,16 @@ class Findings:
                         return one.guarantee
         return None
 
-    def _explains(self, inner: Failure) -> bool:
+    def _explains(self, inner: Failure, name: str) -> bool:
         """Tell whether a breach is told as broken, so that another may be explained by it.
 
         One that is explained itself is not: of two whose stories hold each other one stays broken.
+        Nor does a wait, or the order of jobs, explain that one was lost or doubled.
         """
         guarantee = CATALOGUE.get(inner.violation.guarantee)
         if guarantee is None or guarantee.id in self.within or not all(inner.firmness[:2]):
+            return False
+        if CATALOGUE[name].acknowledged and not guarantee.acknowledged:
             return False
         accepted = guarantee.id in self.offer.queue.breaks or guarantee.accepted(self.offer)
         return not accepted and guarantee.needs(self.offer) is None

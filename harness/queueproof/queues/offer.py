@@ -24,6 +24,7 @@ class Offer:
         late: Whether a crashed worker's job, beside no living one's, was seen to be still running
             when its lease was over: leases may last longer than declared.
         misses: Whether claims were seen to pass a ready job by although nobody acted.
+        several: Operations that were seen to send several statements: others may come between.
     """
 
     queue: Queue
@@ -35,6 +36,7 @@ class Offer:
     waits: float | None = None
     late: bool = False
     misses: bool = False
+    several: frozenset[str] = frozenset()
 
     def any_of(self, *operations: str) -> bool:
         """Whether at least one of the operations is offered."""

@@ -229,6 +229,9 @@ class Lab:
         ):
             run(sql.SQL("ALTER DATABASE {} SET ").format(name) + setting)
         self._run_install()
+        if run("SELECT to_regclass('clock.ahead')").fetchone() == (None,):
+            message = "schema drops `clock`, in which queueproof keeps the time that it moves"
+            raise QueueError(message, self.queue.source_of("install"))
         for function, path in run(_PINNED).fetchall():
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
             # What names no schema is meant for public, and its tables are in the queue's here.

@@ -134,6 +134,7 @@ class Runner:
             self._lab.advance(ahead)
         execution = Execution(self._lab, self._terms, program, schedule)
         execution.go_through()
+        execution.state.record.staged = len(execution.state.record.history.calls)
         self._drain(execution)
         return execution.state.record
 

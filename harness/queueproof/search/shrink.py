@@ -60,6 +60,11 @@ class Failure:
         return "" if kind in {"jobs", "sweep"} else kind
 
     @property
+    def at_the_end(self) -> bool:
+        """Whether it breaks as the run is ended, and not by anything that the program does."""
+        return self.violation.call >= self.run.staged
+
+    @property
     def like(self) -> Like:
         """What a shorter story must tell as well."""
         return Like(self.cause, alone=self.violation.alone)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import zip_longest
 from operator import attrgetter, itemgetter
@@ -50,6 +50,7 @@ WALK = 3  # steps of what goes on meanwhile
 BATCH = 2  # jobs of a claim, where a job's life is led in batches
 MOST_HELD = 12  # jobs that others hold
 WORN = 0.5  # of the programs
+AHEAD = 3  # times as many programs first of an act of several statements
 BEATS = 6  # one after the other
 RESERVE = 6  # jobs that come later, more than any program enqueues
 _EARLY, _LATER = 0.3, 0.6  # of a lease
@@ -395,7 +396,8 @@ class Space:
                     seen.add(key)
                     kinds = frozenset(do.kind for do in other[1])
                     what = (deed.do.kind, kinds)
-                    make = partial(self._program, at, self._stage(deed, other), look)
+                    looks = look or self._looks(walk[-1])[0]  # what was begun meanwhile is kept
+                    make = partial(self._program, at, self._stage(deed, other), looks)
                     apart = self._is_apart(at, deed, walk)
                     late = apart and self._locks(at, deed, walk)
                     kind = ("late", *what) if late else (*stands, *what)
@@ -638,15 +640,19 @@ def skins(pieces: Pieces) -> list[Skin]:
     return [skin for offered, skin in known if offered]
 
 
-def ordered(known: Iterable[Known], seed: int) -> list[Known]:
+def ordered(
+    known: Iterable[Known], seed: int, several: Collection[object] = frozenset()
+) -> list[Known]:
     """Programs in an order of chance, one of each kind before a second one of any.
 
-    Among these, one of each that does the same comes before a second one, too. Those come later
-    in which it is all one who goes first, and those that take more steps.
+    Among these, one of each that does the same comes before a second one, too; of an act between
+    whose statements others may come, more of them. Those come later in which it is all one who goes
+    first, and those that take more steps.
 
     Args:
         known: All of them.
         seed: Of the order.
+        several: Operations that send several statements.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible order, not a secret
     shuffled = list(known)
@@ -658,7 +664,8 @@ def ordered(known: Iterable[Known], seed: int) -> list[Known]:
         rank = seen[one.kind, one.apart]
         seen[one.kind, one.apart] += 1
         rank += one.apart * (rank + 1)
-        ranked.append((rank, seen[one.what, rank], one))
+        turn = seen[one.what, rank]
+        ranked.append((rank, turn // AHEAD if one.what[0] in several else turn, one))
         seen[one.what, rank] += 1
     return [one for *_, one in sorted(ranked, key=itemgetter(0, 1))]
 
