@@ -497,6 +497,10 @@ CRASHED = "w1 claims 1; w1 crashes; "
     beside a full cap no job is starved: a crashed worker's job may run until its lease ends
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1; w2 runs 2;
         all completed => holds where cap=1
+    nor beside one that is full although a batch completion named a running job that it did not end
+        enqueue 1 2 3; w1 claims 1; +31; recover 1; w2 claims 1 2 limit=2; w1 batches 1; w2 crashes;
+        sweep; +31; recover 1 2; w3 runs 1; w3 runs 2; w3 runs 3; all completed
+        => holds where cap=2
     beside a cap that is not full a job is starved
         enqueue 1 2; w1 claims 1; +2; w1 crashes; sweep; +31; recover 1; w2 runs 1; w2 runs 2;
         all completed => no-starvation where cap=2

@@ -201,13 +201,11 @@ class Hindrances:
                 for job in call.ids:
                     self._change(job, claims=1)
                     self._run(job, running=True)
-            case "complete" | "complete_many" if call.answer == "accepted":
+            case "complete" | "complete_many" | "fail":
                 for ref in call.refs:
-                    self._change(ref.job, done=True)
-                    self._run(ref.job, running=False)
-            case "fail" if call.answer == "accepted":
-                for ref in call.refs:
-                    self._run(ref.job, running=False)
+                    if _answer_for(call, ref) == "accepted":
+                        self._change(ref.job, done=call.kind != "fail")
+                        self._run(ref.job, running=False)
             case "recover":
                 for job in call.ids:
                     self._run(job, running=False)
