@@ -1307,7 +1307,7 @@ class _Idle(Watcher):
         self._acting += call.kind not in _INSTANT
         if call.queue != "default" or (call.kind == "claim" and call.answer == "unknown"):
             self._over = True  # any job may have been taken
-        elif call.kind != "claim" or call.answer not in {"accepted", "error"}:
+        elif call.kind != "claim" or call.answer not in {"accepted", "error", "retry"}:
             self._empty = 0
             self._take_effect(call)
         elif call.ids:
@@ -1356,7 +1356,7 @@ class _Idle(Watcher):
             return
         for job, enqueue in self._ready.items():
             if enqueue.answer == "accepted" and enqueue.ended + SHORT <= call.began:
-                got = f"an error ({call.error})" if call.answer == "error" else "nothing"
+                got = f"an error ({call.error})" if call.error else "nothing"
                 because = f"{call.actor} got {got}, nobody else acted, and job {job} was ready"
                 self._passed.setdefault(job, Violation("no-starvation", because, job, call.index))
 
