@@ -35,6 +35,7 @@ from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Story, Told
 from scenarios.matrix import STORIES, StoryLine, stories, typed
+from workshop.conformance import MARKS
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {
@@ -110,7 +111,9 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 def _made() -> Iterator[tuple[str, str]]:
     for source, place in PAGES.items():
-        yield place, _linked(source, place)
+        content = _linked(source, place)
+        # The matrix takes the room of the table of contents.
+        yield place, f"---\nhide: [toc]\n---\n{content}" if 'class="matrix"' in content else content
     yield "guarantees/index.md", _guarantees()
     for guarantee in CATALOGUE.values():
         yield f"guarantees/{guarantee.id}.md", _guarantee(guarantee)
@@ -145,6 +148,7 @@ _SECTION = re.compile(
     r'aria-labelledby="(__nav_\d+)_label"(?=.*?for="\1">.*?</span>\s*([^<]+?)\s*</label>)',
     re.DOTALL,
 )
+_SIGN = re.compile(rf"(?<=>)({'|'.join(map(re.escape, MARKS.values()))})\*?(?=<)")
 
 
 def on_post_page(output: str, **_: object) -> str:
@@ -153,10 +157,17 @@ def on_post_page(output: str, **_: object) -> str:
     Args:
         output: A page as HTML.
     """
-    named = output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
+    named = _SIGN.sub(_coloured, output) if 'class="matrix"' in output else output
+    named = named.replace('role="dialog"', 'role="dialog" aria-label="Search"')
     named = _SECTION.sub(r'aria-label="\2"', named)
     named = named.replace("<table>", '<table tabindex="0">')
     return named.replace("<pre><span></span><code>", '<pre><span></span><code tabindex="0">')
+
+
+def _coloured(found: re.Match[str]) -> str:
+    """A sign of the matrix in the colour of its verdict."""
+    verdict = next(name for name, mark in MARKS.items() if mark == found[1])
+    return f'<span class="{verdict}">{found[0]}</span>'
 
 
 def _with_links(markdown: str, source: str, place: str) -> str:
