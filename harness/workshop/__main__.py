@@ -12,6 +12,7 @@ from rich.console import Console
 
 from queueproof.bench import render
 from queueproof.bench.bench import Group, measure
+from queueproof.bench.figures import BenchReport
 from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Shape
 from queueproof.errors import Exit, QueueproofError
@@ -24,6 +25,19 @@ FASTEST = (REFERENCE, "lease_table", "lease_batch", LIMIT)
 ROUNDS, SECONDS = 3, 0.5  # for a run of ten minutes
 CONVOY = (REFERENCE, "for_update", "nowait")
 HOLD = 0.005  # seconds
+REMARKS = (
+    (
+        "Why skip_locked does less with more workers and large batches: each claim reads the index"
+        " from its front, past the jobs that others hold or have just claimed, and tries the lock"
+        " of each. [The FAQ](../docs/about/faq.md) counts them, and says what to do about it."
+    ),
+    (
+        "lease_batch and lease_table have `complete_and_claim`: one statement completes a batch and"
+        " claims the next one. The other strategies send two. That saves a round trip for each"
+        " batch, which counts most where a batch is one job."
+    ),
+)
+"""Why the figures are what they are, which figures cannot say."""
 
 
 def plan(queues: dict[str, Loaded], others: Sequence[Loaded] = (), *, quick: bool) -> list[Group]:
@@ -68,31 +82,43 @@ def strategies() -> dict[str, Loaded]:
     return found | {LIMIT: refuse(load(Path(__file__).parent / f"{LIMIT}.sql"))}
 
 
+def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
+    with errors.status("starting the server and the workers") as status:
+        report = measure(
+            plan(strategies(), () if options.quick else peers(), quick=options.quick),
+            rounds=1 if options.quick else ROUNDS,
+            seconds=0.2 if options.quick else SECONDS,
+            postgres=options.postgres,
+            progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
+        )
+    report.method["limit"] = LIMIT
+    return report
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     parser = argparse.ArgumentParser("python -m workshop", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="little, in under 20 seconds")
     parser.add_argument("--postgres", help="as `queueproof check` takes it")
     parser.add_argument("--results", type=Path, default=Path("results"), help="directory")
+    parser.add_argument(
+        "--redraw", action="store_true", help="measure nothing: page and chart of throughput.json"
+    )
     options = parser.parse_args(arguments)
 
     errors = Console(stderr=True, highlight=False)
     try:
-        with errors.status("starting the server and the workers") as status:
-            report = measure(
-                plan(strategies(), () if options.quick else peers(), quick=options.quick),
-                rounds=1 if options.quick else ROUNDS,
-                seconds=0.2 if options.quick else SECONDS,
-                postgres=options.postgres,
-                progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
-            )
-        report.method["limit"] = LIMIT
-        options.results.mkdir(parents=True, exist_ok=True)
+        if options.redraw:
+            written = (options.results / "throughput.json").read_text(encoding="utf-8")
+            report = BenchReport.from_json(written)
+        else:
+            report = _measured(options, errors)
+            options.results.mkdir(parents=True, exist_ok=True)
         # The page comes last, so that it never shows a chart that is not there.
         for name, content in (
-            ("throughput.json", report.to_json()),
+            *(() if options.redraw else [("throughput.json", report.to_json())]),
             ("throughput.svg", render.svg(report)),
-            ("throughput.md", render.markdown(report, "throughput.svg")),
+            ("throughput.md", render.markdown(report, "throughput.svg", REMARKS)),
         ):
             path = options.results / name
             path.write_text(content)

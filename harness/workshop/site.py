@@ -53,7 +53,6 @@ PAGES: Mapping[str, str] = {
 PLACES: Mapping[str, str] = {
     "harness/queueproof/cli/app.py": "reference/command-line.md",
     "harness/queueproof/report/card.schema.json": "reference/card.md",
-    "results/throughput.svg": "results/throughput.svg",
     "strategies": "queues/index.md",
     "strategies/broken": "stories/index.md",
     "strategies/deploy": "queues/index.md#deploy",
@@ -86,6 +85,7 @@ REPOSITORIES: Mapping[str, str] = {
 """Whose projects are, that the heads of broken queues name with an issue: `river#1302`."""
 
 _ISSUE = re.compile(r"(?P<name>[\w-]+)#(?P<number>\d+)")
+_CHART = re.compile(r"!\[[^]]*\]\((\S+\.svg)\)")
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
 
@@ -105,8 +105,6 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """
     for place, content in _made():
         files.append(File.generated(config, place, content=content))
-    chart = ROOT / "results" / "throughput.svg"
-    files.append(File.generated(config, "results/throughput.svg", abs_src_path=str(chart)))
 
 
 def _made() -> Iterator[tuple[str, str]]:
@@ -129,7 +127,13 @@ def _made() -> Iterator[tuple[str, str]]:
 
 def _linked(source: str, place: str) -> str:
     """A page of the repository, with its links as they are on the site."""
-    return _with_links(_source(source), source, place)
+    return _with_links(_CHART.sub(_panels, _source(source)), source, place)
+
+
+def _panels(found: re.Match[str]) -> str:
+    """A chart's panels, which flow and have the page's colours, in place of its file."""
+    panels = re.findall(r"^<svg x=.*</svg>$", _source(f"results/{found[1]}"), re.MULTILINE)
+    return f'<div class="panels" data-search-exclude>{"".join(panels)}</div>'
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:

@@ -53,8 +53,8 @@ from tests.fix_loads import (
     scripted,
     strategy,
 )
-from tests.fix_places import STRATEGIES
-from workshop.__main__ import HOLD, main, peers, plan, strategies
+from tests.fix_places import ROOT, STRATEGIES
+from workshop.__main__ import HOLD, REMARKS, main, peers, plan, strategies
 
 # What is sent
 
@@ -737,8 +737,8 @@ def test_a_report_with_a_limit_says_what_share_of_it_each_queue_does() -> None:
     page = render.markdown(found)
     assert "## Of what is possible, 4 workers\n\n| strategy | batch 1 |" in page
     assert "| second | 0.5 ±25% |" in page
-    most = "(first = 1, which keeps no job) second does most: 0.5 with batches of 1."
-    assert f"**Of what is possible** {most}" in page
+    most = "**second does most** with 4 workers, compared with first: 0.5 times in batches of 1."
+    assert f"{most} That is 0.5 of what is possible: first takes its jobs out for good" in page
     assert next(one.title for one in chart.charts(found)) == "Of what is possible"
     assert "Of what is possible" not in render.markdown(report())
 
@@ -766,10 +766,45 @@ def test_markdown_begins_with_the_answer() -> None:
     assert order == sorted(order, key=text.index)
     assert "| first | 100 ±25% | 1,000 ±0% |" in text
     assert "| second | 20 ±50% (0.5x) | n/a |" in text
-    assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 15x (15 to 15) | 50% |" in text
-    assert "| 16 | 1 | none | second | 25 (1 round) | 4.0x (4.0 to 4.0) | 50% |" in text
+    assert "| 16 | 1 | 5 ms | second | 6.7 (1 round) | 0.067x (0.067 to 0.067) | 50% |" in text
+    assert "| 16 | 1 | none | second | 25 (1 round) | 0.25x (0.25 to 0.25) | 50% |" in text
     assert "300 (**38%**)" in text
     assert "- second at batch/workers 10/4: it takes <one> job." in text
+
+
+def test_queues_within_the_noise_are_not_ranked() -> None:
+    """Those whose rounds overlap stand together; a queue like the first one is told as such."""
+    found = BenchReport(
+        METHOD,
+        [
+            Series("first", Shape(1, 4), runs(1.0, 1.0, 1.1)),
+            Series("alike", Shape(1, 4), runs(1.0, 1.05, 1.1)),
+            Series("fast", Shape(1, 4), runs(0.50, 0.52, 0.51)),
+            Series("faster", Shape(1, 4), runs(0.51, 0.51, 0.50)),
+        ],
+    )
+    told = " ".join(render.answers(found))
+    assert "as a multiple of that: fast and faster 2.0; alike about the same." in told
+    assert "the rates of their rounds overlap" in told
+    assert "overlap" not in " ".join(render.answers(report()))
+
+
+def test_a_queue_that_more_workers_slow_down_is_named() -> None:
+    """Its rates stand side by side, where the most workers do less than half."""
+    loads = [(1, 1.0), (4, 1.5), (16, 4.0)]
+    entries = [Series("first", Shape(100, workers), runs(each)) for workers, each in loads]
+    (told,) = render.answers(BenchReport(METHOD, entries))
+    assert "first claims in batches of 100: 100 with 1 worker, 67 with 4 workers, 25 with" in told
+    assert not render.answers(BenchReport(METHOD, entries[:2]))
+
+
+def test_the_recorded_figures_are_shown_as_they_are() -> None:
+    """The page of results/ is made of its data by this code; `python -m workshop --redraw`."""
+    results = ROOT / "results"
+    recorded = BenchReport.from_json((results / "throughput.json").read_text(encoding="utf-8"))
+    page = render.markdown(recorded, "throughput.svg", REMARKS)
+    assert page == (results / "throughput.md").read_text(encoding="utf-8")
+    assert render.svg(recorded) == (results / "throughput.svg").read_text(encoding="utf-8")
 
 
 def test_undurable_settings_are_pointed_out() -> None:
@@ -807,7 +842,7 @@ def test_a_page_of_a_benchmark_says_what_before_how() -> None:
     order += ["Latency under a given rate", "Latency of a claim", "Counted"]
     order += ["The harness beside pgbench", "All figures", "Method"]
     assert order == re.findall("<h2[^>]*>([^<:]+)", shown)
-    assert "<td>15x (15 to 15)</td>" in shown
+    assert "<td>0.067x (0.067 to 0.067)</td>" in shown
     data = re.search('download="a.json" href="data:application/json;base64,([^"]*)"', shown)
     assert data
     assert full().to_json() == base64.b64decode(data[1]).decode()
@@ -844,8 +879,8 @@ def test_the_chart_is_the_same_each_time() -> None:
     """One report, one SVG, byte for byte; it stands by itself, and every strategy is named."""
     drawn = render.svg(report())
     assert drawn == render.svg(report())
-    assert "var(" not in drawn
-    assert {"first", "second", "÷15", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
+    assert all(f"{colour}: #" in drawn for colour in set(re.findall(r"var\((--\w+)\)", drawn)))
+    assert {"first", "second", "0.067x", "4 workers"} <= set(re.findall(">([^<>]+)</text>", drawn))
 
 
 def test_a_damaged_benchmark_is_told() -> None:

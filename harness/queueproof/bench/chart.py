@@ -5,6 +5,7 @@ Axes begin at zero or say "log". Each panel is as wide as a phone, so that a pag
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -22,17 +23,26 @@ from queueproof.bench.measured import Shape
 Spec = dict[str, Any]  # of Vega-Lite
 Row = dict[str, Any]  # of its data
 
+XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
 INK, FAINT, LINE = "var(--ink)", "var(--faint)", "var(--line)"
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 COLOURS = ("#0083c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
-LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#d0d7de"}  # of a file by itself
+STYLE = """
+svg:root { background: #ffffff; --ink: #1f2328; --faint: #59636e; --line: #d0d7de; }
+@media (prefers-color-scheme: dark) {
+  svg:root { background: #0d1117; --ink: #e6edf3; --faint: #9198a1; --line: #3d444d; }
+}
+"""
+"""Of a file by itself: a page that its panels are put into has colours of its own."""
 FONT = "Helvetica, Arial, Liberation Sans, sans-serif"  # of one width, by which Vega measures
-GLYPH = 6.5  # pixels of a letter at most, so that one that is wider has room too
-EXTENT = 45  # pixels of an axis of numbers
-LIMIT = 125  # pixels of a name
-WIDTH, HEIGHT = 340, 310
+LETTER = 12  # pixels in height
+GLYPH = 6.6  # and in width at most, so that one that is wider has room too
+EXTENT = 50  # pixels of an axis of numbers
+LIMIT = 130  # pixels of a name
+WIDTH, HEIGHT = 340, 350
+GAP = 24  # pixels between the panels of a file
 ROW = 13  # pixels; what a queue's batch size takes in height
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
@@ -51,14 +61,19 @@ CONFIG: Spec = {
         "gridOpacity": 0.6,
         "domainColor": LINE,
         "tickColor": LINE,
+        "labelFontSize": LETTER,
+        "titleFontSize": LETTER,
         "labelLimit": LIMIT,
         "labelOverlap": True,
     },
-    "title": {"color": INK, "anchor": "start", "fontSize": 12},
+    "text": {"fontSize": LETTER},
+    "title": {"color": INK, "anchor": "start", "fontSize": LETTER + 1},
     "legend": {
         "labelColor": INK,
         "titleColor": FAINT,
         "titleFontWeight": "normal",
+        "labelFontSize": LETTER,
+        "titleFontSize": LETTER,
         "labelLimit": LIMIT,
         "orient": "top",
         "columns": 2,
@@ -101,23 +116,30 @@ def charts(report: BenchReport) -> list[Chart]:
     return [chart for chart in found if chart.panels]
 
 
+def throughput(report: BenchReport) -> list[Chart]:
+    """Those of how much is done, without those of what it costs."""
+    return [_possible(report), _by(report, "batch", "workers"), _convoy(report)]
+
+
 def svg(report: BenchReport) -> str:
     """The throughput as a file by itself; the same report gives the same bytes.
+
+    Each panel is an `svg` of its own within it, so that a page can let them flow.
 
     Args:
         report: With at least one figure.
     """
-    facts = report.method
-    rounds = f"median and range of {facts['rounds']} rounds"
-    figures = [*_by(report, "batch", "workers").panels, *_convoy(report).panels]
-    whole = {
-        "title": {"text": f"{facts['server']}; {facts['cores']} cores; {rounds}", "color": FAINT},
-        "vconcat": [*_possible(report).panels, {"columns": 2, "concat": figures}],
-        # Batch sizes here, queues there.
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-    }
-    plain = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], draw(whole))
-    return plain.replace('class="marks"', 'style="background: #fff"', 1) + "\n"
+    panels = [panel for chart in throughput(report) for panel in chart.panels]
+    placed, filled = [], [0, 0]
+    for panel in panels:
+        column = filled.index(min(filled))
+        place = f'<svg x="{column * (WIDTH + GAP)}" y="{filled[column]}" '
+        placed.append(draw(panel).replace("<svg ", place, 1))
+        filled[column] += panel["height"] + GAP
+    across = 2 * WIDTH + GAP
+    size = f'width="{across}" height="{max(filled)}" viewBox="0 0 {across} {max(filled)}"'
+    inside = "\n".join(placed)
+    return f'<svg xmlns="{XMLNS}" {size}>\n<style>{STYLE}</style>\n{inside}\n</svg>\n'
 
 
 def draw(panel: Spec) -> str:
@@ -193,7 +215,7 @@ def _convoy(report: BenchReport) -> Chart:
             "queue": e.queue,
             "panel": e.shape,
             **_spread([run.rate for run in e.runs]),
-            "factor": _slower(e, base[e.shape]),
+            "factor": _factor(e, base[e.shape]),
             "told": f"{e.queue}, {_load(e)}: {_told(e)} jobs/s",
         }
         for e in shown
@@ -203,8 +225,8 @@ def _convoy(report: BenchReport) -> Chart:
         for shape in _distinct(row["panel"] for row in rows)
     ]
     note = (
-        "A hold keeps a claim's transaction open before its COMMIT. ÷: how many times slower than"
-        " the first queue. Bars end at the median; the lines go from the slowest round to the"
+        "A hold keeps a claim's transaction open before its COMMIT. 0.5x: half of what the"
+        " first queue does. Bars end at the median; the lines go from the slowest round to the"
         " fastest."
     )
     return Chart("The convoy: what a held transaction costs", note, panels)
@@ -440,7 +462,7 @@ def _shares(
                 "encoding": {"x": {"field": "y", **x}, "description": {"field": "told"}},
             },
         ]
-        told = _count(workers, "workers")
+        told = f"{title}, {_count(workers, 'workers')}"
         panels.append(_panel(mine, told, layers, _rows(mine, _names(report)), height=_height(mine)))
     return Chart(title, note, panels)
 
@@ -460,6 +482,9 @@ def _curves(
     middle = (len(names) - 1) / 2
     moved = [row | {"at": row["x"] * DODGE ** (names.index(row["queue"]) - middle)} for row in rows]
     widest = DODGE ** (middle + 1)
+    least, most = places[0] / widest, places[-1] * widest
+    named = GLYPH * max(len(row["queue"]) for row in rows) + 16
+    end = least * (most / least) ** (1 / (1 - named / (WIDTH - EXTENT)))
     axis: Spec = {"title": x, "values": places, "format": ",", "grid": False}
     if percentiles:
         axis["values"] = [100 / (100 - share) for share in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99)]
@@ -468,7 +493,7 @@ def _curves(
     across = {
         "field": "at",
         "type": "quantitative",
-        "scale": {"type": "log", "domain": [places[0] / widest, places[-1] * widest]},
+        "scale": {"type": "log", "domain": [least, end]},
         "axis": axis,
     }
     up = {
@@ -487,10 +512,29 @@ def _curves(
             "minExtent": EXTENT,
         },
     }
-    queue = {"field": "queue", "sort": None, "legend": {"title": None}}
+    queue = {"field": "queue", "sort": None, "legend": None}
     shape = queue | {"scale": {"domain": names, "range": _cycled(SHAPES, names)}}
+    labels = {"values": _ends(moved, limits, (end / least) ** (8 / (WIDTH - EXTENT)))}
     layers: list[Spec] = [
         {"mark": {"type": "line", "strokeWidth": 1.4}, "encoding": {"y": {"field": "y", **up}}},
+        {
+            "data": labels,
+            "mark": {"type": "rule", "opacity": 0.5},
+            "encoding": {
+                "y": {"field": "y", **up},
+                "x2": {"field": "beside"},
+                "y2": {"field": "name"},
+            },
+        },
+        {
+            "data": labels,
+            "mark": {"type": "text", "align": "left", "dx": 2},
+            "encoding": {
+                "x": across | {"field": "beside"},
+                "y": {"field": "name", **up},
+                "text": {"field": "queue"},
+            },
+        },
         {
             "mark": {"type": "rule", "opacity": 0.6},
             "encoding": {"y": {"field": "low", **up}, "y2": {"field": "high"}},
@@ -507,10 +551,32 @@ def _curves(
     return _panel(moved, title, layers, {"x": across, "color": _colour(names) | queue})
 
 
+def _ends(rows: list[Row], limits: tuple[float, float], away: float) -> list[Row]:
+    """The last point of each curve, with a place for its name that no other name takes.
+
+    Args:
+        rows: The points.
+        limits: Of the axis upwards.
+        away: How many times farther than its point a name stands.
+    """
+    last = {row["queue"]: row for row in sorted(rows, key=lambda row: float(row["x"]))}
+    apart = (limits[1] / limits[0]) ** ((LETTER + 1) / (HEIGHT - 90))
+    found: list[Row] = []
+    for x in _distinct(row["x"] for row in last.values()):
+        ending = sorted((r for r in last.values() if r["x"] == x), key=lambda row: -float(row["y"]))
+        beside = away * max(row["at"] for row in ending)
+        above = math.inf
+        for below, row in zip(range(len(ending) - 1, -1, -1), ending, strict=True):
+            above = max(min(row["y"], above / apart), limits[0] * apart**below)
+            found.append(row | {"beside": beside, "name": above})
+    return found
+
+
 def _bars(rows: list[Row], names: list[str], *, title: str, x: str) -> Spec:
     """A bar for each queue, with its error bar and how many times slower it is."""
-    across = {"type": "quantitative", "scale": {"zero": True}}
-    across |= {"axis": {"title": x, "tickCount": 5, "format": ",~r"}}
+    most = 1.3 * max(row["high"] for row in rows)  # with room for what stands beside a bar
+    across = {"type": "quantitative", "scale": {"zero": True, "domainMax": most}}
+    across |= {"axis": {"title": x, "tickCount": 4, "format": ",~r"}}
     layers: list[Spec] = [
         {
             "mark": {"type": "bar", "aria": True, "opacity": 0.75},
@@ -631,7 +697,7 @@ def _told(entry: Series) -> str:
     return numbers.with_spread([run.rate for run in entry.runs])
 
 
-def _slower(entry: Series, base: Series) -> str:
+def _factor(entry: Series, base: Series) -> str:
     if entry is base or not entry.ratios(base):
         return ""
-    return f"÷{numbers.rounded(1 / statistics.median(entry.ratios(base)), None)}"
+    return f"{numbers.median(entry.ratios(base))}x"

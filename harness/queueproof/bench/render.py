@@ -139,7 +139,7 @@ def _would_have(found: Finding) -> str:
 
 
 def answers(report: BenchReport) -> list[str]:
-    """The figures in a sentence or two: the others beside the first queue."""
+    """The figures in a few sentences: who does most, the others beside the first queue, and why."""
     if report.method.get("pace", {}).get("rate"):
         return []  # all of them do what they are given
     told = []
@@ -150,35 +150,88 @@ def answers(report: BenchReport) -> list[str]:
             continue
         shape = max(shapes, key=lambda one: (shapes[one], one))
         base, *others = (entry for entry in entries if entry.shape == shape)
-        ratios = {one.queue: one.ratios(base) for one in others}
-        ratios = {queue: found for queue, found in ratios.items() if found}
-        if base.queue != report.entries[0].queue or not ratios:
+        others = [one for one in others if one.ratios(base)]
+        if base.queue != report.entries[0].queue or not others:
             continue
-        fastest = sorted(ratios, key=lambda queue: -statistics.median(ratios[queue]))
-        each = ", ".join(f"{queue} {numbers.median(ratios[queue])}" for queue in fastest)
         hold = f", each claim held open for {shape.hold * 1000:g} ms" if shape.hold else ""
         told.append(
             f"**{_count(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue} does"
             f" {numbers.rounded(base.rate, base.rate * base.spread)} jobs/s. The others, as a"
-            f" multiple of that: {each}."
+            f" multiple of that: {'; '.join(_alike(others, base))}."
         )
-    if possible := report.possible():
-        told.append(_most(possible, report.method["limit"]))
+    if any(" and " in one for one in told):
+        told[-1] += " Queues joined by “and” do about the same: the rates of their rounds overlap."
+    return _most(report) + told + _falls(report)
+
+
+def _alike(entries: Sequence[Series], base: Series) -> list[str]:
+    """Queues with their multiple of the base's rate; those whose rounds overlap stand together."""
+    groups: list[list[Series]] = []
+    for entry in sorted(entries, key=lambda one: -one.rate):
+        if groups and _overlap(groups[-1][0], entry):
+            groups[-1].append(entry)
+        else:
+            groups.append([entry])
+    told = []
+    for group in groups:
+        names = " and ".join(entry.queue for entry in group)
+        same = any(_overlap(entry, base) for entry in group)
+        ratios = [ratio for entry in group for ratio in entry.ratios(base)]
+        told.append(f"{names} {'about the same' if same else numbers.median(ratios)}")
     return told
 
 
-def _most(possible: Sequence[tuple[Series, list[float]]], limit: str) -> str:
+def _overlap(one: Series, other: Series) -> bool:
+    """Whether the slowest round of each is no faster than the fastest of the other."""
+    mine, others = ([run.rate for run in entry.runs] for entry in (one, other))
+    return min(mine) <= max(others) and min(others) <= max(mine)
+
+
+def _falls(report: BenchReport) -> list[str]:
+    """Where the most workers do less than half of what fewer do."""
+    loads: dict[tuple[str, int], list[Series]] = {}
+    for entry in sorted(report.entries, key=lambda one: one.shape.workers):
+        if entry.runs and not entry.shape.hold:
+            loads.setdefault((entry.queue, entry.shape.batch), []).append(entry)
+    told = []
+    for (queue, batch), entries in loads.items():
+        if entries[-1].rate < max(one.rate for one in entries) / 2:
+            rates = (
+                f"{numbers.median([run.rate for run in one.runs])} with {_count(one.shape.workers)}"
+                for one in entries
+            )
+            told.append(
+                f"**More workers do less** where {queue} claims in batches of {batch}:"
+                f" {', '.join(rates)} (jobs/s)."
+            )
+    return told
+
+
+def _most(report: BenchReport) -> list[str]:
     """The queue that comes nearest to what is possible, whatever the batch size."""
-    shares: dict[str, dict[int, list[float]]] = {}
-    for entry, share in possible:
-        shares.setdefault(entry.queue, {})[entry.shape.batch] = share
-    most = max(len(found) for found in shares.values())
-    everywhere = [queue for queue, found in shares.items() if len(found) == most]
-    best = max(everywhere, key=lambda one: min(map(statistics.median, shares[one].values())))
-    each = ", ".join(
-        f"{numbers.median(share)} with batches of {batch}" for batch, share in shares[best].items()
+    shares: dict[str, list[tuple[Series, list[float]]]] = {}
+    for entry, share in report.possible():
+        shares.setdefault(entry.queue, []).append((entry, share))
+    if not shares:
+        return []
+    widest = max(map(len, shares.values()))
+    everywhere = (found for found in shares.values() if len(found) == widest)
+    best = max(everywhere, key=lambda found: min(statistics.median(share) for _, share in found))
+    entries, first = [entry for entry, _ in best], report.entries[0].queue
+    bases = {entry.shape: entry for entry in report.entries if entry.queue == first}
+    times = (
+        f"{numbers.median(e.ratios(bases[e.shape]))} times in batches of {e.shape.batch}"
+        for e in entries
+        if e.queue != first and e.shape in bases
     )
-    return f"**Of what is possible** ({limit} = 1, which keeps no job) {best} does most: {each}."
+    beside = f", compared with {first}: {', '.join(each)}" if (each := list(times)) else ""
+    told = (
+        f"**{entries[0].queue} does most** with {_count(entries[0].shape.workers)}{beside}. That"
+        f" is {', '.join(numbers.median(share) for _, share in best)} of what is possible:"
+        f" {report.method['limit']} takes its jobs out for good, and loses them where a worker"
+        " dies, so that no queue that keeps its jobs does more."
+    )
+    return [told]
 
 
 def tables(report: BenchReport) -> list[TitledTable]:
@@ -267,23 +320,24 @@ def _comparison(entries: list[Series]) -> TitledTable:
     for shape in sorted({entry.shape for entry in entries}):
         for queue in _queues(entries):
             entry, first = found.get((queue, shape)), found.get((base, shape))
-            lost = NOTHING
+            times = NOTHING
             waits = NOTHING
             if entry and entry.runs and first and first.runs:
-                ratios = [1 / ratio for ratio in entry.ratios(first)]
+                ratios = entry.ratios(first)
                 spread = numbers.half_range(ratios)
                 low, high = (numbers.rounded(f(ratios), spread) for f in (min, max))
-                lost = f"{numbers.median(ratios)}x ({low} to {high})"
+                times = f"{numbers.median(ratios)}x ({low} to {high})"
                 waits = _share([r.lock_waits for r in entry.runs if r.lock_waits is not None])
             hold = f"{shape.hold * 1000:g} ms" if shape.hold else "none"
             where = (str(shape.workers), str(shape.batch), hold)
             shown = _figure(entry, None)
-            rows.append((*where, queue, shown, "1" if queue == base else lost, waits))
-    header = ("workers", "batch", "hold", "strategy", "jobs/s", f"{base} is faster by", "waiting")
+            rows.append((*where, queue, shown, "1" if queue == base else times, waits))
+    header = ("workers", "batch", "hold", "strategy", "jobs/s", f"of what {base} does", "waiting")
     note = (
         "hold: how long a claim's transaction is kept open before its COMMIT, as by an ORM or a"
-        " worker that does something else in it. waiting: share of samples in which a worker's"
-        " backend waited for a lock."
+        f" worker that does something else in it. 0.5x: half of what {base} does, round by round;"
+        " in brackets the least and the most. waiting: share of samples in which a worker's backend"
+        " waited for a lock."
     )
     return TitledTable(
         "The convoy: waiting for locks, with and without a held transaction", header, rows, note
@@ -364,15 +418,16 @@ def notes(report: BenchReport) -> list[str]:
     return [f"{q} at batch/workers {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
 
 
-def markdown(report: BenchReport, chart: str | None = None) -> str:
+def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[str] = ()) -> str:
     """The report as a Markdown page.
 
     Args:
         report: The report.
         chart: Address of the chart to show in it.
+        remarks: What else there is to say of these queues.
     """
     parts = ["# Throughput: claim to completion"]
-    parts += comparison(report) or answers(report)
+    parts += [*(comparison(report) or answers(report)), *remarks]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
     for table in tables(report):
