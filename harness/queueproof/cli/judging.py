@@ -93,11 +93,12 @@ class Beyond(NamedTuple):
 
     Attributes:
         refuse: Refuses a queue that it cannot be done with, before anything runs.
-        go_on: Goes on from the card, and gives it back with what it says then.
+        go_on: Goes on from the card; gives it back with what it says then, and what the last line
+            says beside the verdict.
     """
 
     refuse: Callable[[Queue], object]
-    go_on: Callable[[CheckOptions, Output, Queue, Card], Card]
+    go_on: Callable[[CheckOptions, Output, Queue, Card], tuple[Card, str]]
 
 
 def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
@@ -138,12 +139,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     cards.append(asked.judge(lab, progress, told, helpers))
         card = _printed(out, cards, target)
         print_summary(out, card, target, command, mend=beyond is None)
+        came_of_it = ""
         if beyond is not None:
-            card = beyond.go_on(asked, out, target, card)
+            card, came_of_it = beyond.go_on(asked, out, target, card)
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
-    print_whole(out, card)
+    print_whole(out, card, came_of_it)
     reports.write(card, shlex.join(command))
     return card.exit_code
 

@@ -142,11 +142,11 @@ def _mutants(target: Queue) -> Mutants:
     return mutants_of(target)
 
 
-def _mutated(asked: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
+def _mutated(asked: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
     """The card with what became of the mutants."""
     with beside_the_verdict("the rest of the mutants"):
-        return _judged_too(asked, out, _mutants(target), card)
-    return card
+        return _judged_too(asked, out, _mutants(target), card), ""
+    return card, ""
 
 
 def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) -> Card:
@@ -179,18 +179,18 @@ def _refuse_unmendable(target: Queue) -> None:
     source(target)
 
 
-def _mended(asked: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
-    """The card as it is: the change is printed."""
+def _mended(asked: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
+    """The card as it is, and whether a change mends it, which is printed."""
     with beside_the_verdict("the rest of the mending"):
-        _mend(asked, out, target, card)
-    return card
+        return card, _mend(asked, out, target, card)
+    return card, ""
 
 
-def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> None:
-    """Look for the change that mends a queue, and print it."""
+def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
+    """Look for the change that mends a queue, and print it; what has come of that."""
     if card.verdict != "broken":
         out.say("Nothing is broken, so there is nothing to mend.\n")
-        return
+        return ""
     from queueproof.machine import processors
     from queueproof.mend.search import mend
     from queueproof.queues.sqlfile import SqlFileQueue
@@ -230,6 +230,13 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> None:
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
     print_mended(out, mended, asked.profile, shown)
+    if not mended.diff:
+        return "No change was found that mends it."
+    rest = f", but not {', '.join(mended.left)}" if mended.left else ""
+    return (
+        f"The change printed above mends {', '.join(mended.mended)}{rest}."
+        " The file itself was not changed."
+    )
 
 
 def _refuse_unacceptable(target: Queue) -> None:
@@ -238,19 +245,19 @@ def _refuse_unacceptable(target: Queue) -> None:
     refuse_unwritable(Path(target.name))
 
 
-def _accepted(_: CheckOptions, out: Output, target: Queue, card: Card) -> Card:
+def _accepted(_: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
     """The card once what is broken stands in the file's [breaks]."""
     from queueproof.queues.resolve import resolve
 
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
     if not broken:
         out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
-        return card
+        return card, ""
     if resolve(target.name).digest != target.digest:
         raise QueueproofError(f"{target.name} has changed since it was read: check it again")
     write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
     out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
-    return card.accepting(broken, TODO)
+    return card.accepting(broken, TODO), ""
 
 
 GOING_ON: Mapping[str, Callable[..., int]] = {
@@ -259,7 +266,8 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
 
         After a check the change is printed as a diff, and the mended queue is checked by
         everything; the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C
-        prints what is mended so far. Exits as `check` does.
+        prints what is mended so far. Exits as `check` does, by what the file itself breaks: 1 when
+        a change mends it, too.
         """,
         ProfileName.quick,
         Beyond(_refuse_unmendable, _mended),

@@ -214,7 +214,7 @@ def print_mended(out: Output, mended: Mended, profile: str, shown: str = "") -> 
         for sentence in _verified(mended, profile):
             out.say(sentence)
         use = f"of what `{shown}` prints" if shown else "for `git apply` or `patch -p1`"
-        out.say(f"The diff is {use}; the file itself was left as it is.")
+        out.say(f"The diff is {use}.")
     for name, reason in mended.left.items():
         out.say(Text(f"Not mended: {name}: {reason}", style="bold"))
         out.say(f"  How it is kept: {CATALOGUE[name].safe}")
@@ -258,15 +258,18 @@ def _table(judgements: Sequence[Judgement]) -> Table:
     return table
 
 
-def print_whole(out: Output, card: Card) -> None:
+def print_whole(out: Output, card: Card, note: str = "") -> None:
     """Print the verdict of the whole, in one line.
 
     Args:
         out: Where.
         card: The verdicts.
+        note: What else has come of it.
     """
     found = (card.verdict, STYLES[card.verdict])
     told = Text.assemble(
         found, f": {card.queue} ({summary(card.guarantees)}; {card.seconds:.0f} s)"
     )
+    if note:
+        told.append(f". {note}")
     out.print(told, soft_wrap=not out.is_terminal)
