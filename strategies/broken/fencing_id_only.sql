@@ -1,6 +1,7 @@
 -- breaks: fencing
 -- Complete asks for the id alone: a worker that woke up after its lease finishes the attempt of
--- another (PgQueuer, Oban, River, graphile-worker: WHERE id = ...; pg-boss#925).
+-- another worker. PgQueuer, Oban, River and graphile-worker complete a job by WHERE id = ... alone;
+-- pg-boss#925 tells what comes of it.
 
 -- /// queue
 -- extends = "../skip_locked.sql"
