@@ -118,17 +118,36 @@ def _checked(guarantee: Guarantee) -> Iterator[str]:
         yield f"A pass needs evidence, {guarantee.lacking}: without any it is inconclusive."
 
 
-def explain(guarantee: Guarantee) -> str:
-    """All that there is to say of a guarantee, for a terminal."""
-    parts = [_filled(f"{guarantee.id}: {guarantee.sentence}")]
-    parts += [_filled(f"{heading}: {text}") for heading, text in facts(guarantee).items()]
+def explain(guarantee: Guarantee, width: int = WIDTH) -> str:
+    """All that there is to say of a guarantee, for a terminal.
+
+    Args:
+        guarantee: The guarantee.
+        width: Characters of a line of prose; SQL and names keep their lines.
+    """
+    told = [f"{guarantee.id}: {guarantee.sentence}"]
+    told += [f"{heading}: {text}" for heading, text in facts(guarantee).items()]
     first, *others = defects(guarantee.id)
-    parts += [_filled(f"A queue that breaks it: {first.why}"), first.diff]
+    told.append(f"A queue that breaks it: {first.why}")
+    parts = [*(filled(one, width) for one in told), first.diff]
     if others:
         names = "\n".join(f"  {other.name}" for other in others)
         parts.append(f"Others that break it, each in another way, in a checkout:\n{names}")
     return "\n\n".join(parts)
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+def filled(text: str, width: int, indent: int = 0) -> str:
+    """Prose in lines that end at words.
+
+    Args:
+        text: The prose.
+        width: Characters of a line.
+        indent: By how many the lines after the first are indented.
+    """
+    return textwrap.fill(
+        text,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
 from queueproof.cli import run
@@ -65,6 +67,19 @@ def test_a_misspelt_guarantee_is_told_the_nearest_name(capsys: pytest.CaptureFix
     """It is a mistake of the user's: one message, exit code 4."""
     assert run(["explain", "fenceing"]) == Exit.UNUSABLE
     assert "unknown guarantee 'fenceing'; did you mean 'fencing'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At words; the SQL of a diff and addresses keep their lines."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    for arguments in ([], ["guarantees"], ["explain", "fencing"]):
+        told = StringIO()
+        told.isatty = lambda: True  # type: ignore[method-assign]
+        monkeypatch.setattr("sys.stdout", told)
+        assert run(arguments) == Exit.HOLDS
+        lines = told.getvalue().partition("\n--- ")[0].splitlines()
+        assert max(map(len, lines)) <= width
 
 
 def test_without_a_name_all_guarantees_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

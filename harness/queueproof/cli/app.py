@@ -40,11 +40,12 @@ def _show_version(value: bool) -> None:  # noqa: FBT001 - typer's signature
 
 
 _BEGIN = """\
-queueproof finds race conditions in PostgreSQL job queues, and shows the exact steps.
+queueproof finds race conditions in PostgreSQL job queues,
+and shows the exact steps.
 
-  queueproof init jobs.sql --from-schema schema.sql   propose a queue file for your table
-  queueproof check jobs.sql --profile quick           judge it
-  queueproof explain fencing                          how a guarantee breaks, and how it is kept
+  queueproof init jobs.sql --from-schema schema.sql  propose a queue file
+  queueproof check jobs.sql --profile quick          judge it
+  queueproof explain fencing                         how it breaks and is kept
 
 All commands: queueproof --help"""
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 from queueproof.cli.files import STDOUT
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 
 PREFIX = "queueproof: "  # of what is said on stderr, but for what begins with a place in a file
+WIDEST = 120  # characters of a line of prose
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
+
+
+def columns(otherwise: int) -> int:
+    """How wide prose may be: as the terminal, within reason; where there is none, as given."""
+    return min(get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else otherwise
 
 
 def output(*reports: Path | None) -> Output:

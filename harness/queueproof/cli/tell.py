@@ -12,7 +12,7 @@ import typer
 
 from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import QueueName
-from queueproof.cli.talk import output
+from queueproof.cli.talk import columns, output
 from queueproof.errors import QueueproofError, nearest
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 def guarantees() -> None:
     """List what a queue is judged by."""
+    from queueproof.explain import filled
     from queueproof.guarantees.catalogue import CATALOGUE
 
     for guarantee in CATALOGUE.values():
-        typer.echo(f"{guarantee.id:<18} {guarantee.sentence}")
+        line = f"{guarantee.id:<18} {guarantee.sentence}"
+        typer.echo(filled(line, columns(len(line)), indent=19))
 
 
 class Topic(StrEnum):
@@ -139,7 +141,8 @@ def explain(
     if name is None:
         guarantees()
         return
+    from queueproof.explain import WIDTH
     from queueproof.explain import explain as explained
     from queueproof.guarantees.catalogue import select
 
-    typer.echo(explained(select([name])[0]))
+    typer.echo(explained(select([name])[0], columns(WIDTH)))
