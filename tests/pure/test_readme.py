@@ -59,7 +59,7 @@ def test_how_long_a_check_takes_is_said_of_a_machine(file: str) -> None:
     """A busy machine takes several times as long, and who waits there is to know that."""
     text = (ROOT / file).read_text(encoding="utf-8")
     assert re.search(
-        r"15 to 30 s.*on two idle cores|on two idle cores.*15 to 30 s", text, re.DOTALL
+        r"10 to 20 s.*on two idle cores|on two idle cores.*10 to 20 s", text, re.DOTALL
     )
 
 
@@ -67,7 +67,7 @@ def test_the_help_says_it_too(capsys: pytest.CaptureFixture[str]) -> None:
     """In one sentence with the times of the profiles."""
     run(["check", "--help"])
     told = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "on two idle cores, quick takes 15 to 30 s" in told
+    assert "on two idle cores, quick takes 10 to 20 s" in told
 
 
 @pytest.mark.parametrize("kind", [FormatError, ClassError, WorkerError])

@@ -65,7 +65,7 @@ With: TypeAlias = Annotated[
 Profile: TypeAlias = Annotated[
     ProfileName,
     typer.Option(
-        help="How thorough: of an SQL file, on two idle cores, quick takes 15 to 30 s, default"
+        help="How thorough: of an SQL file, on two idle cores, quick takes 10 to 20 s, default"
         " half a minute to two minutes, deep many; a worker program three to six times that, a"
         " busy machine up to three times.",
         rich_help_panel=HOW,
