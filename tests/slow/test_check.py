@@ -82,7 +82,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
-    told = f"claim waits for {waits[1]}'s, as both take one job: that is told once."
+    told = f"claim waits for {waits[1]}'s because both take the same job."
     assert told in (one.story or "")
 
 

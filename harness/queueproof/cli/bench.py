@@ -27,7 +27,7 @@ def bench(
         list[str],
         typer.Argument(
             metavar="QUEUE...",
-            help="As check takes them; the first is what the others stand beside.",
+            help="As check takes them. The others are compared with the first one.",
         ),
     ],
     *,
@@ -36,21 +36,26 @@ def bench(
         typer.Option(metavar="N,...", show_default="1,10,100", help="Jobs per claim."),
     ] = None,
     workers: Annotated[
-        str | None, typer.Option(metavar="N,...", show_default="1,4,16", help="Connections.")
+        str | None,
+        typer.Option(
+            metavar="N,...", show_default="1,4,16", help="Workers, each with its own connection."
+        ),
     ] = None,
     compare: Annotated[
         bool,
         typer.Option(
             "--compare",
-            help="Say whether the second of two queues is faster or slower than the first: round"
-            " by round under one load (batch 10, or 1 where a claim takes one job, and 4 workers"
-            " unless given), until it is sure or the budget ends.",
+            help="Say whether the second of two queues is faster or slower than the first. They are"
+            " measured in turn until that is sure, or the budget ends. One load: 4 workers, batch"
+            " 10 (1 where a claim takes one job), unless given.",
         ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
-            metavar="SECONDS|'N rounds'", show_default="180", help="Of a comparison, at most."
+            metavar="SECONDS|'N rounds'",
+            show_default="180",
+            help="How long --compare may take at most.",
         ),
     ] = None,
     rounds: Annotated[
@@ -60,7 +65,7 @@ def bench(
             min=0,
             max=100,
             show_default="5",
-            help="How often each is measured; 0 reads counters only.",
+            help="How often each queue is measured. 0: only counters are read.",
         ),
     ] = None,
     rate: Annotated[
@@ -68,34 +73,35 @@ def bench(
         typer.Option(
             metavar="JOBS/S",
             min=0,
-            help="An open loop: claims are due at this rate, and latencies count from then (1 job"
-            " per claim, 4 workers and 5 s unless given).",
+            help="An open loop: claims are due at this rate, and a latency counts from when its"
+            " claim was due. 1 job per claim, 4 workers and 5 s, unless given.",
             show_default=False,
         ),
     ] = 0.0,
     seconds: Annotated[
         float | None,
         typer.Option(
-            metavar="S", show_default="0.7", help="Of measured work of the fastest in a round."
+            metavar="S", show_default="0.7", help="How long the fastest queue works in a round."
         ),
     ] = None,
     backlog: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Jobs that stand in the queue beyond those.")
+        int, typer.Option(metavar="N", min=0, help="Further jobs that wait in the queue.")
     ] = 0,
     payload: Annotated[
-        int, typer.Option(metavar="BYTES", min=0, help="Of each job, at least.")
+        int, typer.Option(metavar="BYTES", min=0, help="The least size of a job's payload.")
     ] = 0,
     hold: Annotated[
         float,
-        typer.Option(metavar="MS", min=0, help="Keep a claim's transaction open before its end."),
+        typer.Option(metavar="MS", min=0, help="Keep a claim's transaction open for so long."),
     ] = 0.0,
     warm_up: Annotated[
-        float, typer.Option(metavar="S", min=0, help="The same load before what is measured.")
+        float,
+        typer.Option(metavar="S", min=0, help="Run the same load first for so long, unmeasured."),
     ] = 0.0,
     yardstick: Annotated[
         bool,
         typer.Option(
-            "--yardstick", help="Run the same SQL by pgbench in the same rounds, and say the ratio."
+            "--yardstick", help="Run the same SQL through pgbench in the same rounds as well."
         ),
     ] = False,
     endure: Annotated[
@@ -104,8 +110,8 @@ def bench(
             metavar="S",
             min=0,
             max=3600,
-            help="Endurance instead: S seconds clean, S with an old snapshot held, S of recovery;"
-            " one worker, buffers per claim and what autovacuum did.",
+            help="Measure endurance instead: S seconds without an old snapshot, S while one is"
+            " held, S after it. One worker; told are buffers per claim and what autovacuum did.",
             show_default=False,
         ),
     ] = 0.0,
@@ -114,11 +120,11 @@ def bench(
         typer.Option(
             "--fail-if",
             metavar="CONDITION",
-            help="Exit 1 where it is true: 'buffers_per_claim > 1.2 * baseline.json' or '... > 9';"
-            " may be given again. The file is an earlier run's --json.",
+            help="Exit 1 where this is true: 'buffers_per_claim > 1.2 * baseline.json' or"
+            " '... > 9'. The file is what an earlier run wrote with --json. The option may be repeated.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of who goes first, and of intervals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed: who goes first, and the intervals.")] = 0,
     postgres: Postgres = None,
     trust: Trust = False,
     json: Annotated[
@@ -127,7 +133,7 @@ def bench(
 ) -> int:
     """Measure jobs per second, the latency of a claim, and what a job costs in counters.
 
-    Ctrl-C ends it with the rounds that are whole. Exits 1 when a condition of --fail-if is true.
+    Ctrl-C ends it; the whole rounds so far count. Exits 1 when a condition of --fail-if is true.
     """
     from queueproof.queues.resolve import files_of, resolve
 

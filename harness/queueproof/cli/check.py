@@ -75,8 +75,8 @@ def check(
 ) -> int:
     """Judge a queue by its guarantees.
 
-    Exits 0 when all that is asked holds or is accepted, 1 when something is broken, 2 when nothing
-    is broken but something stays unknown, 4 when the queue, the server or an option cannot be used.
+    Exits 0 when every guarantee holds or is accepted, 1 when one is broken, 2 when none is broken
+    but one is inconclusive, 4 when the queue, the server or an option cannot be used.
     """
     options = {name: value for name, value in locals().items() if name != "queues"}
     queues = queues or configured()

@@ -34,12 +34,12 @@ def init(
         str | None,
         typer.Option(
             metavar="FILE|DSN",
-            help="Propose a queue file for the tables that you have: of pg_dump's output, of a"
-            " migration, or of a running database, which is only read.",
+            help="Propose a queue file for the tables that you have. They are read from pg_dump's"
+            " output, a migration, or a running database, in which nothing is changed.",
         ),
     ] = None,
     table: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --from-schema: that of the jobs.")
+        str | None, typer.Option(metavar="NAME", help="With --from-schema: the table of the jobs.")
     ] = None,
     postgres: Postgres = None,
     trust: Trust = False,

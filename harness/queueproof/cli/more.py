@@ -49,7 +49,7 @@ def replay(
     story: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|TOKEN", help="A story: its name in the last check, or its token."
+            metavar="NAME|TOKEN", help="The story's name in the last check, or its token."
         ),
     ],
     *,
@@ -61,7 +61,7 @@ def replay(
 ) -> int:
     """Run one story again.
 
-    Exits 1 when it happens again, 0 when it does not, 4 when its program does not fit the queue.
+    Exits 1 when it happens again, 0 when it does not, 4 when the queue lacks what it needs.
     """
     from queueproof.queues.deployment import deployment
     from queueproof.queues.resolve import files_of, resolve
@@ -86,9 +86,9 @@ def watch(
     trust: Trust = False,
     debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
 ) -> int:
-    """Check a queue whenever its file changes.
+    """Check a queue whenever its file, or a file that it includes, changes.
 
-    So does a file that it includes. The story that broke last goes first. Ctrl-C ends it.
+    The story that broke last is run first. Ctrl-C ends it.
     """
     from queueproof.cli.watching import watch as watched
 
@@ -264,27 +264,27 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
     "mend": _going_on(
         """Look for a small change that mends a queue.
 
-        After a check the change is printed as a diff, and the mended queue is checked by
-        everything; the file stays as it is. It takes minutes for each broken guarantee; Ctrl-C
-        prints what is mended so far. Exits as `check` does, by what the file itself breaks: 1 when
-        a change mends it, too.
+        After a check it tries known safe forms in the queue's SQL, runs all checks on the result,
+        and prints the change as a diff. The file stays as it is. This takes minutes for each broken
+        guarantee; Ctrl-C prints what was found so far. Exits as `check` does, by what the file
+        itself breaks: 1, too, when a change mends it.
         """,
         ProfileName.quick,
         Beyond(_refuse_unmendable, _mended),
     ),
     "mutate": _going_on(
-        """Plant defects in a queue, and see which are found.
+        """Plant defects in a queue's SQL, and see which of them the check finds.
 
-        A check goes first. Exits as `check` does: a defect that nothing finds changes no exit code.
+        First the queue itself is checked. Exits as `check` does: planted defects change no exit
+        code.
         """,
         ProfileName.quick,
         Beyond(_mutants, _mutated),
     ),
     "accept": _going_on(
-        """Accept what is broken today, for a reason.
+        """Write what is broken today into the file's [breaks], so that only a new break fails.
 
-        Later only what is new fails: each break that a check finds is written into the file's
-        [breaks], with a reason to be filled in. Exits as `check` does.
+        Each gets a reason, which you fill in. Exits as `check` does then.
         """,
         ProfileName.default,
         Beyond(_refuse_unacceptable, _accepted),

@@ -48,7 +48,7 @@ Require: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID,...",
-        help="These must be judged: exit 2 where one cannot be, without an operation or a tool.",
+        help="These must be judged. Exit 2 where an operation or a tool that one needs is missing.",
         rich_help_panel=ASKED,
     ),
 ]
@@ -57,28 +57,29 @@ With: TypeAlias = Annotated[
     typer.Option(
         "--with",
         metavar="FILE",
-        help="The version that is rolled out beside QUEUE: some workers run each. Its schema is"
-        " a migration of QUEUE's, or the same.",
+        help="The new version in a rolling deploy: some workers run QUEUE, some run this. Its"
+        " schema is that of QUEUE, or a migration of it.",
         rich_help_panel=ASKED,
     ),
 ]
 Profile: TypeAlias = Annotated[
     ProfileName,
     typer.Option(
-        help="How thorough: of an SQL file, on two idle cores, quick takes 10 to 20 s, default"
-        " half a minute to two minutes, deep many; a worker program three to six times that, a"
-        " busy machine up to three times.",
+        help="How thoroughly to check. For an SQL file, on two idle cores, quick takes 10 to 20 s,"
+        " default half a minute to two minutes, deep many minutes. A worker program takes three to"
+        " six times that, a busy machine up to three times.",
         rich_help_panel=HOW,
     ),
 ]
 Seed: TypeAlias = Annotated[
-    int, typer.Option(help="Random seed: same seed, same verdict.", rich_help_panel=HOW)
+    int,
+    typer.Option(help="Random seed. The same seed gives the same verdict.", rich_help_panel=HOW),
 ]
 FailFast: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--fail-fast",
-        help="End at the first break; the rest is not judged.",
+        help="Stop at the first break. The rest is not judged.",
         rich_help_panel=HOW,
     ),
 ]
@@ -88,7 +89,7 @@ Jobs: TypeAlias = Annotated[
         metavar="N",
         min=1,
         show_default="the processors",
-        help="Processes that do the work, each with a database of its own; results do not"
+        help="How many processes do the work, each with its own database. The result does not"
         " depend on it.",
         rich_help_panel=HOW,
     ),
@@ -97,8 +98,8 @@ Cluster: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="tcp://HOST:PORT",
-        help="A dask scheduler: its workers do the work, each with a server of its own: the same"
-        " is found.",
+        help="A dask scheduler, whose workers do the work, each with its own server. The result"
+        " does not depend on it.",
         rich_help_panel=HOW,
     ),
 ]
@@ -106,7 +107,7 @@ Postgres: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="SOURCE",
-        help=f"{', '.join(SERVERS)} or a DSN; else $QUEUEPROOF_POSTGRES, else embedded.",
+        help=f"{', '.join(SERVERS)} or a DSN. If not given: $QUEUEPROOF_POSTGRES, or embedded.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -115,7 +116,7 @@ Trust: TypeAlias = Annotated[
     typer.Option(
         "--trust",
         help="Run the queue's SQL as a superuser, who may do anything on the server and its"
-        " machine; needed too for a superuser's DSN where the server has other databases.",
+        " machine. A superuser's DSN needs this as well where the server has other databases.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -132,7 +133,8 @@ Badge: TypeAlias = Annotated[Path | None, _report("a badge, as SVG")]
 AnnotateFor: TypeAlias = Annotated[
     Annotate | None,
     typer.Option(
-        help="For GitHub: breaks at their lines, and the job's summary ($GITHUB_STEP_SUMMARY).",
+        help="For GitHub Actions: show each break at its line, and write the job's summary"
+        " ($GITHUB_STEP_SUMMARY).",
         show_default="github where $GITHUB_ACTIONS is true",
         rich_help_panel=REPORTS,
     ),

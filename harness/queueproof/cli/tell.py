@@ -58,7 +58,7 @@ def tell(
         typer.Argument(
             metavar="[TOPIC|COMMAND]",
             help="; ".join(f"{topic}: {what}" for topic, what in _TOPICS.items())
-            + "; a command: its options; none lists them.",
+            + ". Or a command, for its options. Without either, the topics are listed.",
             show_default=False,
         ),
     ] = None,
@@ -134,7 +134,9 @@ def doctor(
 def explain(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="A guarantee, such as fencing; none lists them."),
+        typer.Argument(
+            metavar="[ID]", help="A guarantee, such as fencing. Without one, all are listed."
+        ),
     ] = None,
 ) -> None:
     """Tell how a guarantee breaks, how to mend it, and show a queue that breaks it."""

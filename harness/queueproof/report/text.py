@@ -298,8 +298,8 @@ def _undone(story: Story) -> _Undone | None:
 
 def _allowed(wait: AllowedWait) -> str:
     if wait.rival:
-        both = f"{wait.actor}'s claim waits for {wait.rival}'s, as both take one job"
-        return f"{both}: that is told once."
+        both = f"{wait.actor}'s claim waits for {wait.rival}'s because both take the same job"
+        return f"{both}. The wait is not reported as a second break."
     return f"{wait.actor}'s claim may wait here: with an old snapshot even SKIP LOCKED does."
 
 

@@ -14,7 +14,8 @@ from queueproof.schedule.programs import FAULTS, DoKind, FaultKind, Program
 from queueproof.space.pieces import Pieces
 from queueproof.space.situations import Known, Space, ordered, spaces, worn
 
-ALONE, MEETINGS = "acts in situations of a job's life", "meetings of acts"
+ALONE = "single operations in a job's possible situations"
+MEETINGS = "pairs of overlapping operations"
 _FOUND: Mapping[str, Callable[[Space], Iterable[Known]]] = {
     ALONE: Space.alone,
     MEETINGS: Space.meetings,
