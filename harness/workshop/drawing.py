@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree as ET
 
 from queueproof import check
-from queueproof.report.draw import STYLE, draw
+from queueproof.report.draw import LINE, STYLE, draw
+from queueproof.report.page import statements
 from queueproof.report.story import Story
 
 ROOT = Path(__file__).parents[2]
@@ -36,14 +37,23 @@ def picture() -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.sql"
         path.write_text(sql, encoding="utf-8")
-        (found,) = check(path, only=["single-claim"], profile="quick").guarantees
-    assert isinstance(found.told, Story), found.reason
-    drawn = ET.fromstring(draw(found.told))  # noqa: S314 - our own
+        told = next(one.told for one in check(path, profile="quick").guarantees if one.told)
+    assert isinstance(told, Story), told
+    drawn = ET.fromstring(draw(told))  # noqa: S314 - our own
     width, height = (float(size) for size in drawn.attrib["viewBox"].split()[2:])
+    lines = [(f"{told.guarantee}: {told.broken}", "who", -LINE)]
+    for letter, _, sql in statements(told):
+        for n, line in enumerate(sql.splitlines()):
+            height += LINE
+            lines.append((f"{'    ' if n else f'[{letter}] '}{line}", "sent", height))
+    for text, kind, y in lines:
+        line = ET.SubElement(drawn, "text", {"x": "2", "y": f"{y:g}", "class": kind})
+        line.text = text
+    top, across, high = -PAD - 2 * LINE, width + 2 * PAD, height + 2 * PAD + 2 * LINE
     drawn.attrib |= {
-        "viewBox": f"{-PAD} {-PAD} {width + 2 * PAD:g} {height + 2 * PAD:g}",
-        "width": f"{width + 2 * PAD:g}",
-        "height": f"{height + 2 * PAD:g}",
+        "viewBox": f"{-PAD} {top} {across:g} {high:g}",
+        "width": f"{across:g}",
+        "height": f"{high:g}",
         "xmlns": "http://www.w3.org/2000/svg",
     }
     style = ET.Element("style")

@@ -121,7 +121,7 @@ def bench(
             "--fail-if",
             metavar="CONDITION",
             help="Exit 1 where this is true: 'buffers_per_claim > 1.2 * baseline.json' or"
-            " '... > 9'. The file is what an earlier run wrote with --json. The option may be repeated.",
+            " '... > 9'. The file is an earlier run's --json. The option may be repeated.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed: who goes first, and the intervals.")] = 0,
