@@ -54,22 +54,27 @@ def test_a_queue_is_named_once() -> None:
 
 
 def test_each_has_reports_of_its_own(tmp_path: Path) -> None:
-    """Named after the queue; stdout and a pipe have one after the other."""
+    """Named after the queue; a pipe has one after the other, and its reader keeps them apart."""
     given: list[dict[str, Any]] = []
 
     def check(_queues: list[str], **options: object) -> int:
         given.append(options)
         return 0
 
-    reports = {"json": Path("out/card.json"), "html": Path("-"), "junit": tmp_path / "pipe"}
+    reports = {"json": Path("out/card.json"), "junit": tmp_path / "pipe"}
     os.mkfifo(tmp_path / "pipe")
     each(["jobs/a.sql", "mine:Queue"], check, reports)
     assert [one["json"] for one in given] == [
         Path("out/card-jobs-a.json"),
         Path("out/card-mine-Queue.json"),
     ]
-    assert {one["html"] for one in given} == {Path("-")}
     assert {one["junit"] for one in given} == {tmp_path / "pipe"}
+
+
+def test_stdout_is_no_place_for_several_reports() -> None:
+    """Two cards in a row are no JSON: that is refused before anything is checked."""
+    with pytest.raises(QueueproofError, match="stdout has room for one report"):
+        each(["a.sql", "b.sql"], lambda _queues, **_options: 0, {"json": Path("-")})
 
 
 def test_queues_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

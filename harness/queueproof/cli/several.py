@@ -77,6 +77,10 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
         raise typer.BadParameter("a command stands in quotes")
     if again := next((one for n, one in enumerate(queues) if one in queues[:n]), None):
         raise QueueproofError(f"{again} is named twice: its reports would have the same names")
+    if STDOUT in options.values():
+        raise QueueproofError(
+            "stdout has room for one report, and each queue has its own: name a file"
+        )
     codes = set[int]()
     for queue in queues:
         own = {name: _own(value, queue) for name, value in options.items()}
@@ -91,7 +95,7 @@ def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str,
 
 def _own(value: object, queue: str) -> object:
     """A report's name with the queue's in it; any other option as it is."""
-    if not isinstance(value, Path) or value == STDOUT or streams(value):
+    if not isinstance(value, Path) or streams(value):
         return value
     name = re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")
     return value.with_stem(f"{value.stem}-{name}")
