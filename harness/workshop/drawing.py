@@ -41,14 +41,13 @@ def picture() -> str:
     assert isinstance(told, Story), told
     drawn = ET.fromstring(draw(told))  # noqa: S314 - our own
     width, height = (float(size) for size in drawn.attrib["viewBox"].split()[2:])
-    lines = [(f"{told.guarantee}: {told.broken}", "who", -LINE)]
+    lines: list[tuple[str, str, float]] = [(f"{told.guarantee}: {told.broken}", "who", -LINE)]
     for letter, _, sql in statements(told):
         for n, line in enumerate(sql.splitlines()):
             height += LINE
             lines.append((f"{'    ' if n else f'[{letter}] '}{line}", "sent", height))
     for text, kind, y in lines:
-        line = ET.SubElement(drawn, "text", {"x": "2", "y": f"{y:g}", "class": kind})
-        line.text = text
+        ET.SubElement(drawn, "text", {"x": "2", "y": f"{y:g}", "class": kind}).text = text
     top, across, high = -PAD - 2 * LINE, width + 2 * PAD, height + 2 * PAD + 2 * LINE
     drawn.attrib |= {
         "viewBox": f"{-PAD} {top} {across:g} {high:g}",
