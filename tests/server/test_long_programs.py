@@ -15,9 +15,12 @@ from queueproof.judge.checker import declare
 from queueproof.report.story import Story
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.moments import DAY
+from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.programs import RECOVER, Program, advance, claim, in_turn, script, whole
 from queueproof.search.reduce import LONG, reduced
-from queueproof.search.shrink import Failure, one_by_one, shrink
+from queueproof.search.shrink import Failure, find, one_by_one, shrink
+from queueproof.space.pieces import ONE
+from tests.fix_histories import LEASE
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, SKIP_LOCKED
 
@@ -158,6 +161,41 @@ WHERE id = ANY (ARRAY(
 SELECT id, status AS state, attempts FROM jobs;
 """
 
+# Whoever had a job may complete it, and a recovery frees what it has listed.
+LISTED = """
+-- /// queue
+-- lease = "30 seconds"
+-- max_attempts = 5
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
+  max_attempts int NOT NULL, started timestamptz NOT NULL DEFAULT 'epoch'
+);
+
+-- name: enqueue(max_attempts)
+INSERT INTO jobs (max_attempts) VALUES (:max_attempts) RETURNING id;
+
+-- name: claim(limit)
+UPDATE jobs SET status = 'running', attempts = attempts + 1, started = now()
+WHERE id = ANY (ARRAY(
+  SELECT id FROM jobs WHERE status = 'queued' AND attempts < max_attempts
+  ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
+)) RETURNING id, attempts;
+
+-- name: complete(id)!
+UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
+
+-- name: recover(ids)
+SELECT id FROM jobs WHERE status = 'running' AND started < now() - interval '30 seconds';
+UPDATE jobs SET status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END
+WHERE id = ANY (:ids) AND status = 'running' RETURNING id;
+
+-- name: jobs
+SELECT id, status AS state, attempts FROM jobs;
+"""
+
 
 @pytest.mark.parametrize("fail_fast", [False, True])
 def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
@@ -167,6 +205,20 @@ def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
     wanted = select(["live-lease"])
     (live,) = check_queue(lab_of(DATED_LATER), wanted, fail_fast=fail_fast).guarantees
     assert live.verdict == "broken"
+
+
+def test_what_only_ends_a_shorter_run_is_no_part_of_a_story(lab_of: LabOf) -> None:
+    """Two recoveries at once; that who lost the job may complete it as well is another story."""
+    lab = lab_of(LISTED)
+    findings = Findings(lab, offer := calibrate(lab), 0, Crew(lab, offer, 0))
+    meeting = script("reaper", RECOVER), script("w2", whole(RECOVER), whole(claim()))
+    before = in_turn(script("w1", claim()), script("clock", advance(past(LEASE))))
+    program = Program(ONE, (*before, meeting, *in_turn(script("w3", claim()))))
+    failure = find(findings.runner(), findings.declared, program, "live-lease")
+    assert failure is not None
+    findings.record("live-lease", failure)
+    findings.shorten(select(["live-lease"]))
+    assert not findings.explained("live-lease")
 
 
 def test_of_two_that_explain_each_other_one_stays_broken(lab_of: LabOf) -> None:
