@@ -27,6 +27,13 @@ Replays: TypeAlias = Mapping[str, Mapping[str, str]]
 STORIES = "stories.jsonl"
 """In results/: where all were judged on its first line, and then a `StoryLine` a line."""
 REMARKS = "peers/remarks.toml"
+MARKS: Mapping[Verdict, str] = {  # in a cell of the matrix
+    "holds": "✓",
+    "broken": "✗",
+    "accepted": "(✗)",
+    "inconclusive": "?",
+    "not-offered": "\N{EN DASH}",
+}
 DOCUMENTED = ("by design", "reported", "no", "model only")
 
 

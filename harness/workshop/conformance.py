@@ -40,6 +40,7 @@ from queueproof.report.page import read_card
 from queueproof.report.terminal import summary
 from scenarios import matrix
 from scenarios.matrix import (
+    MARKS,
     PROFILE,
     PROGRAMS,
     REMARKS,
@@ -57,14 +58,6 @@ from scenarios.matrix import (
 )
 
 CARDS = ".cards"  # beside the page, and not in git
-MARKS: Mapping[Verdict, str] = {
-    "holds": "✓",
-    "broken": "✗",
-    "accepted": "(✗)",
-    "inconclusive": "?",
-    "not-offered": "\N{EN DASH}",
-}
-
 _DEFECT = re.compile(r"-- breaks: ([\w-]+)\n")
 
 

@@ -34,8 +34,7 @@ from queueproof.report import page, text
 from queueproof.report.data import from_data
 from queueproof.report.draw import STYLE, draw
 from queueproof.report.story import Story, Told
-from scenarios.matrix import STORIES, StoryLine, stories, typed
-from workshop.conformance import MARKS
+from scenarios.matrix import MARKS, STORIES, StoryLine, stories, typed
 
 ROOT = Path(__file__).parents[2]
 PAGES: Mapping[str, str] = {
