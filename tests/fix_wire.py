@@ -118,7 +118,7 @@ class Bench:
         return [row[0] for row in self.direct.execute("SELECT id FROM jobs ORDER BY id")]
 
     def ids_after_a_cut(self, client: Client, connection: Connection) -> list[int]:
-        """What is left where a connection is cut before what it holds."""
+        """The rows that are left when a connection is cut before what it holds."""
         connection.close()
         self.is_cut(client)
         self.until_gone(connection.pid)

@@ -35,7 +35,7 @@ svg:root { background: #ffffff; --ink: #1f2328; --faint: #59636e; --line: #d0d7d
   svg:root { background: #0d1117; --ink: #e6edf3; --faint: #9198a1; --line: #3d444d; }
 }
 """
-"""Of a file by itself: a page that its panels are put into has colours of its own."""
+"""The colours of a file by itself: a page that its panels are put into has its own."""
 FONT = "Helvetica, Arial, Liberation Sans, sans-serif"  # of one width, by which Vega measures
 LETTER = 12  # pixels in height
 GLYPH = 6.6  # and in width at most, so that one that is wider has room too

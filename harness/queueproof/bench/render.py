@@ -182,13 +182,13 @@ def _alike(entries: Sequence[Series], base: Series) -> list[str]:
 
 
 def _overlap(one: Series, other: Series) -> bool:
-    """Whether the slowest round of each is no faster than the fastest of the other."""
+    """The slowest round of each is no faster than the fastest of the other."""
     mine, others = ([run.rate for run in entry.runs] for entry in (one, other))
     return min(mine) <= max(others) and min(others) <= max(mine)
 
 
 def _falls(report: BenchReport) -> list[str]:
-    """Where the most workers do less than half of what fewer do."""
+    """A sentence for each load of which the most workers do less than half of what fewer do."""
     loads: dict[tuple[str, int], list[Series]] = {}
     for entry in sorted(report.entries, key=lambda one: one.shape.workers):
         if entry.runs and not entry.shape.hold:

@@ -25,7 +25,7 @@ QUIET_SECONDS = 30.0  # after which a line says what is being done, where there 
 
 
 def columns(otherwise: int) -> int:
-    """How wide prose may be: as the terminal, within reason; where there is none, as given."""
+    """The width of prose: the terminal's, within reason; where there is no terminal, as given."""
     return min(get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else otherwise
 
 

@@ -746,7 +746,7 @@ def _is_half_enqueued(acts: Sequence[Act], late: Act) -> bool:
 
 
 def _late_beside(acts: Sequence[Act], last: Call | None) -> bool:
-    """Whether an operation with an older claim was accepted while a job's last claim was made.
+    """An operation with an older claim was accepted while a job's last claim was made.
 
     It may have been done after that, and have given away what it no longer had.
     """

@@ -61,7 +61,7 @@ class Failure:
 
     @property
     def at_the_end(self) -> bool:
-        """Whether it breaks as the run is ended, and not by anything that the program does."""
+        """It breaks as the run is ended, and not by anything that the program does."""
         return self.violation.call >= self.run.staged
 
     @property

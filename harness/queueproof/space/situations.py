@@ -396,13 +396,17 @@ class Space:
                     seen.add(key)
                     kinds = frozenset(do.kind for do in other[1])
                     what = (deed.do.kind, kinds)
-                    looks = look or self._looks(walk[-1])[0]  # what was begun meanwhile is kept
-                    make = partial(self._program, at, self._stage(deed, other), looks)
+                    make = partial(self._meeting, at, deed, other, walk[-1])
                     apart = self._is_apart(at, deed, walk)
                     late = apart and self._locks(at, deed, walk)
                     kind = ("late", *what) if late else (*stands, *what)
                     aside = apart and not late
                     yield Known(what, kind, make, self._length(at), aside, len(walk) + idle)
+
+    def _meeting(self, at: Situation, deed: Deed, other: Script, last: Deed) -> Program:
+        """An act while others go on; what they have begun by their last one is kept, too."""
+        look = self._looks(deed)[0] or self._looks(last)[0]
+        return self._program(at, self._stage(deed, other), look)
 
     def _lookers(self, deed: Deed) -> Iterator[Script]:
         """Whoever may look for jobs while an act takes long.
