@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueproof.cli.several import configured, each
+from queueproof.cli.several import each
 from queueproof.errors import Exit, QueueproofError
 from queueproof.waits import StoppedError
 
@@ -75,31 +75,3 @@ def test_stdout_is_no_place_for_several_reports() -> None:
     """Two cards in a row are no JSON: that is refused before anything is checked."""
     with pytest.raises(QueueproofError, match="stdout has room for one report"):
         each(["a.sql", "b.sql"], lambda _queues, **_options: 0, {"json": Path("-")})
-
-
-def test_queues_of_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the nearest pyproject.toml; without any it is said where to write them."""
-    inner = tmp_path / "src" / "app"
-    inner.mkdir(parents=True)
-    monkeypatch.chdir(inner)
-    project = tmp_path / "pyproject.toml"
-    for text in ("", "[tool.other]\n"):
-        project.write_text(text)
-        with pytest.raises(QueueproofError, match=r"write queues = .* in pyproject\.toml"):
-            configured()
-    deep = "x = " + "[" * 5_000
-    nul = 'queues = ["a\\u0000.sql"]'
-    for text in ("queues = []", 'queues = "a.sql"', "queues = [1]", "x = [", deep, nul):
-        project.write_text(f"[tool.queueproof]\n{text}\n")
-        with pytest.raises(QueueproofError, match=r"pyproject\.toml: "):
-            configured()
-    for text in ("tool = 5", "[tool]\nqueueproof = 3"):
-        project.write_text(text)
-        with pytest.raises(QueueproofError, match="name a queue"):
-            configured()
-    project.write_text('[tool.queueproof]\nqueue = ["a.sql"]\n')
-    with pytest.raises(QueueproofError, match="unknown key queue; did you mean 'queues'"):
-        configured()
-    project.write_text('[tool.queueproof]\nqueues = ["a.sql", "mine:Queue"]\n')
-    (tmp_path / "a.sql").touch()
-    assert configured() == ["../../a.sql", "mine:Queue"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -19,8 +20,8 @@ from queueproof.cli.options import (
     Junit,
     Only,
     Postgres,
-    Profile,
     ProfileName,
+    ProfileOrProjects,
     Require,
     Seed,
     Skip,
@@ -29,8 +30,9 @@ from queueproof.cli.options import (
     Where,
     With,
 )
+from queueproof.cli.project import project
 from queueproof.cli.reports import Reports
-from queueproof.cli.several import configured, each
+from queueproof.cli.several import each
 from queueproof.errors import QueueproofError
 
 EXAMPLES = """
@@ -59,7 +61,7 @@ def check(
     skip: Skip = None,
     require: Require = None,
     new: With = None,
-    profile: Profile = ProfileName.default,
+    profile: ProfileOrProjects = None,
     seed: Seed = 0,
     fail_fast: FailFast = False,
     jobs: Jobs = None,
@@ -79,7 +81,12 @@ def check(
     but one is inconclusive, 4 when the queue, the server or an option cannot be used.
     """
     options = {name: value for name, value in locals().items() if name != "queues"}
-    queues = queues or configured()
+    of_project = project()
+    queues = queues or of_project.queue_names()
+    profile = profile or of_project.profile or ProfileName.default
+    postgres = postgres or os.environ.get("QUEUEPROOF_POSTGRES") or of_project.postgres
+    if only is None:  # whoever names guarantees has chosen
+        skip, require = skip or [*of_project.skip], require or [*of_project.require]
     if len(queues) > 1:
         if new is not None:
             raise QueueproofError("--with is about one queue: name one")

@@ -62,14 +62,15 @@ With: TypeAlias = Annotated[
         rich_help_panel=ASKED,
     ),
 ]
-Profile: TypeAlias = Annotated[
-    ProfileName,
-    typer.Option(
-        help="How thoroughly to check. For an SQL file, on two idle cores, quick takes 10 to 20 s,"
-        " default half a minute to two minutes, deep many minutes. A worker program takes three to"
-        " six times that, a busy machine up to three times.",
-        rich_help_panel=HOW,
-    ),
+_PROFILE = (
+    "How thoroughly to check. For an SQL file, on two idle cores, quick takes 10 to 20 s, default"
+    " half a minute to two minutes, deep many minutes. A worker program takes three to six times"
+    " that, a busy machine up to three times."
+)
+Profile: TypeAlias = Annotated[ProfileName, typer.Option(help=_PROFILE, rich_help_panel=HOW)]
+ProfileOrProjects: TypeAlias = Annotated[
+    ProfileName | None,
+    typer.Option(help=_PROFILE + " If not given: default.", rich_help_panel=HOW),
 ]
 Seed: TypeAlias = Annotated[
     int,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,51 +11,9 @@ import typer
 
 from queueproof.cli.ends import exit_code_of
 from queueproof.cli.files import STDOUT, streams
-from queueproof.errors import Exit, QueueproofError, nearest
+from queueproof.errors import Exit, QueueproofError
 
 _WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
-_KEY = "queues"
-_WRITE = 'queues = ["jobs.sql"]'
-
-
-def configured() -> list[str]:
-    """The queues of `[tool.queueproof]` in the nearest pyproject.toml; files as seen from here.
-
-    Raises:
-        QueueproofError: There are none.
-    """
-    from queueproof import waits
-
-    here = Path.cwd()
-    for place in (here, *here.parents):
-        path = place / "pyproject.toml"
-        if not path.is_file():
-            continue
-        try:
-            found: Any = tomllib.loads(waits.text(path))
-        except (ValueError, RecursionError) as error:
-            raise QueueproofError(f"{path}: {error}") from None
-        for name in ("tool", "queueproof"):
-            found = found.get(name, {}) if isinstance(found, dict) else None
-        match found:
-            case {**keys} if unknown := sorted(set(map(str, keys)) - {_KEY}):
-                said = f"unknown key {unknown[0]}{nearest(unknown[0], [_KEY])}"
-                raise QueueproofError(f"{path}: {said} below [tool.queueproof]; write {_WRITE}")
-            case {"queues": [*queues]} if queues and all(map(_is_name, queues)):
-                files = {one: place / one for one in queues}
-                return [
-                    os.path.relpath(file) if file.is_file() else one for one, file in files.items()
-                ]
-            case {"queues": _}:
-                raise QueueproofError(f"{path}: write {_WRITE} below [tool.queueproof]")
-        break
-    raise QueueproofError(
-        f"name a queue, or write {_WRITE} below [tool.queueproof] in pyproject.toml"
-    )
-
-
-def _is_name(one: object) -> bool:
-    return isinstance(one, str) and "\0" not in one
 
 
 def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str, Any]) -> int:

@@ -1,0 +1,97 @@
+"""What `[tool.queueproof]` in a project's pyproject.toml says of a check."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from queueproof.cli.options import ProfileName
+from queueproof.errors import QueueproofError, nearest
+
+_EXAMPLES = {
+    "queues": 'queues = ["jobs.sql"]',
+    "profile": 'profile = "quick"',
+    "postgres": 'postgres = "container:postgres:17"',
+    "skip": 'skip = ["pooler-safe"]',
+    "require": 'require = ["fencing"]',
+}
+_TABLE = "[tool.queueproof]"
+
+
+class Project(NamedTuple):
+    """What a project says of its checks; an option of the command line wins over it."""
+
+    queues: tuple[str, ...] = ()  # files as seen from the current folder
+    profile: ProfileName | None = None
+    postgres: str | None = None
+    skip: tuple[str, ...] = ()
+    require: tuple[str, ...] = ()
+
+    def queue_names(self) -> list[str]:
+        """The queues of the project.
+
+        Raises:
+            QueueproofError: It names none.
+        """
+        if not self.queues:
+            raise QueueproofError(
+                f"name a queue, or write {_EXAMPLES['queues']} below {_TABLE} in pyproject.toml"
+            )
+        return [*self.queues]
+
+
+def project() -> Project:
+    """The nearest pyproject.toml's, from the current folder up; nothing where there is none.
+
+    Raises:
+        QueueproofError: Its table is not as it should be.
+    """
+    here = Path.cwd()
+    path = next(
+        (file for one in (here, *here.parents) if (file := one / "pyproject.toml").is_file()), None
+    )
+    return _read(path) if path else Project()
+
+
+def _read(path: Path) -> Project:
+    from queueproof import waits
+
+    try:
+        found: Any = tomllib.loads(waits.text(path))
+    except (ValueError, RecursionError) as error:
+        raise QueueproofError(f"{path}: {error}") from None
+    for name in ("tool", "queueproof"):
+        found = found.get(name, {}) if isinstance(found, dict) else {}
+    keys = found if isinstance(found, dict) else {}
+    for key, value in keys.items():
+        if key not in _EXAMPLES:
+            said = f"unknown key {key}{nearest(key, _EXAMPLES)}"
+            raise QueueproofError(f"{path}: {said} below {_TABLE}; write {_EXAMPLES['queues']}")
+        if not _is_right(key, value):
+            raise QueueproofError(f"{path}: write {_EXAMPLES[key]} below {_TABLE}")
+    files = {one: path.parent / one for one in keys.get("queues", ())}
+    profile = keys.get("profile")
+    return Project(
+        tuple(os.path.relpath(file) if file.is_file() else one for one, file in files.items()),
+        ProfileName(profile) if profile else None,
+        keys.get("postgres"),
+        tuple(keys.get("skip", ())),
+        tuple(keys.get("require", ())),
+    )
+
+
+def _is_right(key: str, value: object) -> bool:
+    match key, value:
+        case "profile", str():
+            return value in set(ProfileName)
+        case "postgres", str():
+            return _is_name(value)
+        case (("queues" | "skip" | "require"), [*names]):
+            return bool(names) and all(map(_is_name, names))
+    return False
+
+
+def _is_name(one: object) -> bool:
+    return isinstance(one, str) and bool(one) and "\0" not in one

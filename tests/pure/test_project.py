@@ -1,0 +1,91 @@
+"""What a project's pyproject.toml says of its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from queueproof.cli import check as command
+from queueproof.cli.project import Project, project
+from queueproof.errors import QueueproofError
+
+Write = Callable[[str], int]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes the pyproject.toml of a project; the current folder is deep within it."""
+    inner = tmp_path / "src" / "app"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
+    return (tmp_path / "pyproject.toml").write_text
+
+
+@pytest.mark.parametrize("text", ["", "[tool.other]\n", "tool = 5", "[tool]\nqueueproof = 3"])
+def test_a_project_that_says_nothing(text: str, write: Write) -> None:
+    """Without a queue it is said where to write one; other people's tables are not ours."""
+    write(text)
+    assert project() == Project()
+    with pytest.raises(QueueproofError, match=r"write queues = .* in pyproject\.toml"):
+        project().queue_names()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("queues = []", 'queues = "a.sql"', "queues = [1]", 'queues = ["a\\u0000.sql"]'),
+        *("x = [", "x = " + "[" * 5_000, 'profile = "fast"', "profile = 3", "postgres = ''"),
+        *("skip = 'isolation'", "require = [3]"),
+    ],
+)
+def test_a_table_that_is_wrong(text: str, write: Write) -> None:
+    """Each is told with the file's name; nothing is taken for a queue."""
+    write(f"[tool.queueproof]\n{text}\n")
+    with pytest.raises(QueueproofError, match=r"pyproject\.toml: "):
+        project()
+
+
+def test_a_misspelt_key(write: Write) -> None:
+    """The nearest one is named."""
+    write('[tool.queueproof]\nqueue = ["a.sql"]\n')
+    with pytest.raises(QueueproofError, match="unknown key queue; did you mean 'queues'"):
+        project()
+
+
+def test_files_are_the_projects(write: Write, tmp_path: Path) -> None:
+    """A file is seen from the current folder; a class or a command stays as it is."""
+    write('[tool.queueproof]\nqueues = ["a.sql", "mine:Queue"]\n')
+    (tmp_path / "a.sql").touch()
+    assert project().queue_names() == ["../../a.sql", "mine:Queue"]
+
+
+def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does the environment's server; who names guarantees is not held to the project's."""
+    write("""[tool.queueproof]
+        queues = ["q.sql"]
+        profile = "quick"
+        postgres = "local"
+        skip = ["isolation"]
+        require = ["fencing"]
+    """)
+    asked = []
+    monkeypatch.setattr(command, "judged", lambda options: asked.append(options) or 0)
+
+    def options(**given: object) -> SimpleNamespace:
+        command.check(**given)  # type: ignore[arg-type]
+        return asked[-1]
+
+    alone = options()
+    assert (alone.queue, alone.profile, alone.where.postgres) == ("q.sql", "quick", "local")
+    assert (alone.skip, alone.require) == (["isolation"], ["fencing"])
+    told = options(
+        queues=["other.sql"], only=["order"], profile=command.ProfileName.deep, postgres="embedded"
+    )
+    assert (told.queue, told.profile, told.where.postgres) == ("other.sql", "deep", "embedded")
+    assert (told.skip, told.require) == (None, None)
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql://somewhere")
+    assert options().where.postgres == "postgresql://somewhere"
