@@ -89,7 +89,7 @@ def check_queue(
             findings.shorten(found or wanted)
             # A story that holds another's says nothing: one of what was left out may stand alone.
             mixed = [one.id for one in wanted if one.id in findings.within]
-            if not (more and mixed and examination.go_on(mixed)):
+            if not (more and mixed and examination.go_on(mixed, progress)):
                 break
     asked = frozenset(named), frozenset(required)
     judgements = [judgement_of(findings, guarantee, *asked) for guarantee in wanted]

@@ -165,10 +165,7 @@ class Examination:
         ids = [g.id for g in asked]
         parts: list[_Part] = []
         if not self._is_settled(ids):
-            parts = [
-                _Part(what, partial(self._search, what, units, ids), units)
-                for what, units in self._searched
-            ]
+            parts = self._searches(ids)
         for guarantee in asked:
             for variation in guarantee.variations:
                 units = list(self._variations(guarantee, variation))
@@ -179,6 +176,28 @@ class Examination:
             if guarantee.id in PROBES and (guarantee in asked or (guarantee.told_anyway and level)):
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
+        self._go_through(parts, progress, enough)
+
+    def go_on(self, asked: Sequence[str], progress: Progress) -> bool:
+        """Run what was left out as needless, until some guarantees break.
+
+        Args:
+            asked: Their ids.
+            progress: Told how far it is.
+
+        Returns:
+            Whether anything had been left out.
+        """
+        known = len(self._done)
+        self._go_through(self._searches(asked), progress)
+        return len(self._done) > known
+
+    def _go_through(
+        self,
+        parts: Sequence[_Part],
+        progress: Progress,
+        enough: Callable[[], bool] | None = None,
+    ) -> None:
         if not self._crew.is_alone:
             # What finds most goes first, and of the rest what takes longest.
             ahead: list[Unit] = [unit for part in parts for unit in part.units]
@@ -192,19 +211,13 @@ class Examination:
             if enough is not None and enough():
                 return
 
-    def go_on(self, asked: Sequence[str]) -> bool:
-        """Run what was left out as needless, until some guarantees break.
-
-        Args:
-            asked: Their ids.
-
-        Returns:
-            Whether anything had been left out.
-        """
-        known = len(self._done)
-        for what, units in self._searched:
-            self._search(what, units, asked)
-        return len(self._done) > known
+    def _searches(self, asked: Sequence[str]) -> list[_Part]:
+        """What all guarantees judge and has not run yet."""
+        return [
+            _Part(what, partial(self._search, what, left, asked), left)
+            for what, units in self._searched
+            if (left := [unit for unit in units if unit not in self._done])
+        ]
 
     def _do(self, part: _Part) -> None:
         self._headway.begin(part)
