@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 # Seconds.
 GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
 STOP = 1.9  # a signal has ended the process
 SOON = 0.001  # what was raised for it, and lost, is raised again
 AGAIN = 0.05  # and once more
+TICK = 0.25  # between two looks at whether somebody's own code takes too long
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ends = math.inf  # by `time.monotonic`, when every wait of this process ends
@@ -90,6 +93,36 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
     threading.Thread(target=_end_anyway, args=(woken, numbers), daemon=True).start()
     for number in numbers:
         signal.signal(number, end)
+
+
+def interrupted(act: Callable[[], T], seconds: float, error: Exception) -> T:
+    """Run Python code of somebody else's, which may never end.
+
+    Ticks are counted, and not the clock: it goes on while this process is stopped, or asleep.
+
+    Args:
+        act: Runs it.
+        seconds: How long it may take; in the main thread, where alone it can be interrupted.
+        error: Raised in its midst then, and with each tick after it, lest the code swallows it.
+    """
+    if threading.current_thread() is not threading.main_thread() or _signals:
+        return act()
+    ticks = 0
+
+    def tick(_number: int, _frame: FrameType | None) -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks * TICK >= seconds:
+            raise error
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
+    try:
+        return act()
+    finally:
+        if not _signals:  # whose exception may come again, by this timer
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from queueproof.cli import check as command
+from queueproof.cli.judging import CheckOptions
+from queueproof.cli.options import ProfileName
 from queueproof.cli.project import Project, project
 from queueproof.errors import QueueproofError
 
@@ -72,18 +74,18 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
         skip = ["isolation"]
         require = ["fencing"]
     """)
-    asked = []
+    asked: list[CheckOptions] = []
     monkeypatch.setattr(command, "judged", lambda options: asked.append(options) or 0)
 
-    def options(**given: object) -> SimpleNamespace:
-        command.check(**given)  # type: ignore[arg-type]
+    def options(**given: Any) -> CheckOptions:
+        command.check(**given)
         return asked[-1]
 
     alone = options()
     assert (alone.queue, alone.profile, alone.where.postgres) == ("q.sql", "quick", "local")
     assert (alone.skip, alone.require) == (["isolation"], ["fencing"])
     told = options(
-        queues=["other.sql"], only=["order"], profile=command.ProfileName.deep, postgres="embedded"
+        queues=["other.sql"], only=["order"], profile=ProfileName.deep, postgres="embedded"
     )
     assert (told.queue, told.profile, told.where.postgres) == ("other.sql", "deep", "embedded")
     assert (told.skip, told.require) == (None, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.answers import contradiction
 from queueproof.judge.checker import check, declare
+from queueproof.queues import model
 from queueproof.queues.model import (
     FAILURE,
     Claim,
@@ -255,6 +258,28 @@ def test_what_a_class_yields_is_checked() -> None:
         answered(queue.begin("claim"))
     with pytest.raises(QueueError, match="jobs is no generator"):
         queue.begin("jobs")
+
+
+@pytest.mark.parametrize("catches", [0, 2])
+def test_code_that_never_ends_is_interrupted(catches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that swallows what interrupts it is interrupted again; no alarm is left behind."""
+
+    class Mine(Answering):
+        def claim(self) -> Operation[list[Claim]]:
+            for _ in range(catches):
+                with suppress(Exception):
+                    while True:
+                        pass
+            while True:
+                pass
+            yield
+
+    monkeypatch.setattr(model, "LONGEST", 0.25)
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(QueueError, match=r"claim ran for 0.25 s without a Step or an answer"):
+        answered(Mine("", None).begin("claim"))
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_an_operation_sees_the_error_of_its_statement() -> None:

@@ -12,14 +12,16 @@ import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
+from queueproof import ending
 from queueproof.errors import ClassError, QueueproofError, Source
 
 T = TypeVar("T")
 
 MOST_STEPS = 10_000  # statements of one operation
+LONGEST = 60.0  # seconds that the Python code of an operation takes between two of its steps
 VOID = 2278  # pg_type.oid of void, what a function returns that returns nothing
 
 
@@ -407,8 +409,15 @@ class Queue(Facts):
     def _checked(self, operation: str, generator: Operation[Any]) -> Operation[Any]:
         """An operation that somebody wrote in Python, which may yield and return anything."""
         sent = 0
+        endless = ClassError(
+            f"{self.name}: {operation} ran for {LONGEST:g} s without a Step or an answer"
+        )
+
+        def own(act: Callable[[], Step]) -> Step:
+            return ending.interrupted(act, LONGEST, endless)
+
         try:
-            step = next(generator)
+            step = own(partial(next, generator))
             while True:
                 if not isinstance(step, Step):
                     raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
@@ -427,9 +436,9 @@ class Queue(Facts):
                     generator.close()
                     raise
                 except Exception as error:  # noqa: BLE001 - passed on as `yield from` would
-                    step = generator.throw(error)
+                    step = own(partial(generator.throw, error))
                 else:
-                    step = generator.send(result)
+                    step = own(partial(generator.send, result))
         except StopIteration as stop:
             answer = stop.value
         wanted, fits = _ANSWERS.get(operation, ("", lambda _: True))
