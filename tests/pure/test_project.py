@@ -75,9 +75,9 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
         require = ["fencing"]
     """)
     asked: list[CheckOptions] = []
-    monkeypatch.setattr(command, "judged", lambda options: asked.append(options) or 0)
+    monkeypatch.setattr(command, "judged", asked.append)
 
-    def options(**given: Any) -> CheckOptions:
+    def options(**given: Any) -> CheckOptions:  # noqa: ANN401 - of the command
         command.check(**given)
         return asked[-1]
 
