@@ -89,7 +89,52 @@ CREATE TABLE work_items (
 );
 CREATE INDEX ON work_items (id) WHERE state = 'ready';
 """
+FLAGS = """
+CREATE TABLE print_job (
+  print_job_id serial PRIMARY KEY, document bytea NOT NULL, copies int NOT NULL DEFAULT 1,
+  processing boolean NOT NULL DEFAULT false, processed boolean NOT NULL DEFAULT false,
+  error boolean, error_msg varchar(500), err_count int NOT NULL,
+  insert_date timestamp NOT NULL DEFAULT now(), process_date timestamp
+);
+CREATE INDEX ON print_job (print_job_id);
+"""
+COUNTS_DOWN = """
+CREATE TABLE email_queue (
+  mail_id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, state smallint NOT NULL DEFAULT 0
+    CHECK (state BETWEEN 0 AND 4), not_before timestamp NOT NULL DEFAULT now(),
+  taken_at timestamp, attempts_left smallint NOT NULL DEFAULT 5, vars jsonb
+);
+COMMENT ON COLUMN email_queue.state IS
+  '0 = new, 1 = in progress, 2 = sent, 3 = temporary error (will be retried), 4 = permanent error';
+CREATE INDEX ON email_queue (not_before, mail_id) WHERE state = 0;
+"""
+NOTHING_WAITS = """
+CREATE TABLE thumbs (
+  id serial PRIMARY KEY, photo text, result text, who text, since timestamptz, tries int DEFAULT 0
+);
+COMMENT ON COLUMN thumbs.result IS $$null: to do. 'ok', 'error', or 'busy'$$;
+CREATE INDEX ON thumbs (id) WHERE result IS NULL;
+"""
+EPOCHS = """
+CREATE TABLE jobs (
+  id bigserial PRIMARY KEY, queue varchar(255) NOT NULL, payload text NOT NULL,
+  attempts smallint NOT NULL, reserved_at int, created_at int NOT NULL, visible_ms bigint
+);
+"""
+WORDS_OF_ITS_OWN = """
+CREATE TYPE runstate AS ENUM ('CREATED', 'GRABBED', 'DONE', 'ABORTED');
+CREATE TABLE runs (
+  id uuid PRIMARY KEY, spec json NOT NULL, state runstate NOT NULL, num_tries int NOT NULL,
+  assigned_at timestamptz, earliest_start timestamptz
+);
+CREATE INDEX ON runs (earliest_start NULLS FIRST) WHERE state = 'CREATED';
+"""
 SHAPES = {
+    "flags": FLAGS,
+    "counts down": COUNTS_DOWN,
+    "nothing waits": NOTHING_WAITS,
+    "epochs": EPOCHS,
+    "words of its own": WORDS_OF_ITS_OWN,
     "usual": USUAL,
     "enum": ENUM_AND_PARENTS,
     "numbered": NUMBERED,
@@ -120,7 +165,7 @@ def proposed(tmp_path: Path, dsn: str) -> Propose:
         (tmp_path / "schema.sql").write_text(schema)
         found = propose(
             tmp_path / "q.sql",
-            tmp_path / "schema.sql",
+            [tmp_path / "schema.sql"],
             table=options.get("table"),
             postgres=dsn,
             trust=False,
@@ -151,6 +196,14 @@ def proposed(tmp_path: Path, dsn: str) -> Propose:
                 '2 = "completed"',
                 "AT TIME ZONE 'UTC'",
             ],
+        ),
+        ("flags", ["WHERE NOT processing\n    AND NOT processed\n    AND error IS NOT TRUE"]),
+        ("counts down", ['3 = "queued"', "attempts_left = attempts_left - 1", "ELSE 4 END"]),
+        ("nothing waits", ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"]),
+        ("epochs", ["floor(extract(epoch FROM now() - :lease))::integer"]),
+        (
+            "words of its own",
+            ["GRABBED = running. Are they so?", "num_tries)", "'ABORTED' END::runstate"],
         ),
         ("no status", ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
         ("outbox", ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
@@ -239,7 +292,7 @@ def test_what_is_no_schema_of_jobs_is_told(
 ) -> None:
     """One message, with what there is."""
     (tmp_path / "schema.sql").write_text(schema)
-    paths = (tmp_path / "q.sql", tmp_path / "schema.sql")
+    paths = (tmp_path / "q.sql", [tmp_path / "schema.sql"])
     with pytest.raises(QueueproofError, match=says):
         propose(*paths, table=table, postgres=dsn, trust=False)
 
@@ -262,11 +315,39 @@ def test_a_running_database_is_read(
     assert sorted(one.name for one in tmp_path.iterdir()) == ["q.schema.sql", "q.sql"]
 
 
+@pytest.mark.usefixtures("on_server")
+def test_a_folder_of_migrations(tmp_path: Path) -> None:
+    """They are taken in the order of their numbers; what takes one back is left out."""
+    folder = tmp_path / "migrations"
+    folder.mkdir()
+    for name, text in {
+        "V10__due.up.sql": "ALTER TABLE jobs RENAME run_at TO run_after;",
+        "V2__jobs.up.sql": USUAL,
+        "V2__jobs.down.sql": "DROP TABLE jobs;",
+    }.items():
+        (folder / name).write_text(text)
+    assert cli.run(["init", str(tmp_path / "q.sql"), "--from-schema", str(folder)]) == 0
+    text = (tmp_path / "q.sql").read_text()
+    assert '["migrations/V2__jobs.up.sql", "migrations/V10__due.up.sql"]' in text
+    assert "run_after <= now()" in text
+
+
+def test_a_job_that_runs_must_be_told(tmp_path: Path, dsn: str) -> None:
+    """Without a state or a lock there is no queue to propose: the message says what one needs."""
+    (tmp_path / "schema.sql").write_text(
+        "CREATE TABLE jobs (id int PRIMARY KEY, state text CHECK (state IN ('new', 'done')))"
+    )
+    with pytest.raises(QueueproofError, match=r"jobs: .* \(new, done\) says that a job runs"):
+        propose(
+            tmp_path / "q.sql", [tmp_path / "schema.sql"], table="jobs", postgres=dsn, trust=False
+        )
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
-        (["q.sql", "--from-schema", ".."], "--from-schema ..: a directory, and no file"),
+        (["q.sql", "--from-schema", "."], "--from-schema .: there is no .sql file in it"),
         (
             ["q.sql", "--from-schema", str(REFERENCE)],
             f"{REFERENCE}: it is a queue file already: queueproof",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from importlib.resources import files
 from pathlib import Path
@@ -33,9 +34,10 @@ def init(
     from_schema: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|DSN",
+            metavar="FILE|FOLDER|DSN",
             help="Propose a queue file for the tables that you have. They are read from pg_dump's"
-            " output, a migration, or a running database, in which nothing is changed.",
+            " output, a migration, a folder of them, or a running database, in which nothing is"
+            " changed.",
         ),
     ] = None,
     table: Annotated[
@@ -73,23 +75,15 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
     if path.exists():
         raise QueueproofError(f"{path} exists already, and is left as it is")
     schema = Path(source)
-    is_dsn = not schema.is_file() and ("=" in source or "://" in source)
-    if not (is_dsn or schema.is_file()):
-        what = "a directory, and no file" if schema.is_dir() else "no such file, and no DSN"
-        if schema.exists() and not schema.is_dir():
-            what = "a pipe or a device, which is read once: write the schema into a file"
-        raise QueueproofError(f"--from-schema {source}: {what}")
-    if not is_dsn and "-- /// queue\n" in schema.read_text("utf-8", "replace"):
-        how = f"queueproof check {shlex.quote(source)}"
-        raise QueueproofError(f"--from-schema {source}: it is a queue file already: {how}")
+    is_dsn = not schema.exists() and ("=" in source or "://" in source)
+    files = [schema] if is_dsn else _files(schema, source)
     if is_dsn:
         schema = path.with_suffix(".schema.sql")
         write_new(schema, dump(source))
+        files = [schema]
     try:
         with now_and_then("reading the schema"):
-            proposed = propose(
-                path, schema, table=table, postgres=where.postgres, trust=where.trust
-            )
+            proposed = propose(path, files, table=table, postgres=where.postgres, trust=where.trust)
         write_new(path, proposed.text)
     except BaseException:
         if is_dsn:
@@ -105,3 +99,31 @@ def _init_from(path: Path, source: str, table: str | None, where: Where) -> None
             typer.echo(f"That constraint is: {proposed.asks}")
     first = "Make it yours" if proposed.rejected is None else "Mend that line first, make it yours"
     typer.echo(f"{first}, and see what holds:\n  queueproof check {shlex.quote(str(path))}")
+
+
+def _files(schema: Path, source: str) -> list[Path]:
+    """The file of a schema, or the migrations of a folder in their order."""
+    files = [schema]
+    if schema.is_dir():
+        files = sorted(schema.glob("**/*.sql"), key=_in_order)
+        files = [one for one in files if not _DOWN.search(one.name)]
+        if not files:
+            raise QueueproofError(f"--from-schema {source}: there is no .sql file in it")
+    for file in files:
+        if not file.is_file():
+            what = "no such file, and no DSN"
+            if file.exists():
+                what = "a pipe or a device, which is read once: write the schema into a file"
+            raise QueueproofError(f"--from-schema {file}: {what}")
+        if "-- /// queue\n" in file.read_text("utf-8", "replace"):
+            how = f"queueproof check {shlex.quote(str(file))}"
+            raise QueueproofError(f"--from-schema {file}: it is a queue file already: {how}")
+    return files
+
+
+_DOWN = re.compile(r"\bdown\b|^U\d|rollback|revert", re.IGNORECASE)  # what takes one back
+
+
+def _in_order(file: Path) -> list[object]:
+    """By the numbers in its name: V2 comes before V10."""
+    return [part.zfill(20) for part in re.split(r"(\d+)", str(file))]

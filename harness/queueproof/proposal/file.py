@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from psycopg.sql import Literal
 
-from queueproof.proposal.pieces import TablePieces
+from queueproof.proposal.pieces import TablePieces, holds
 from queueproof.proposal.roles import values_of, words
 from queueproof.proposal.schema import Column, Table
 
@@ -21,7 +20,7 @@ class Proposal(TablePieces):
         table: Of the jobs.
         tables: All, by oid.
         others: That it might be as well.
-        include: The schema's file, from where the queue file will stand.
+        include: The schema's files, from where the queue file will stand, as TOML has a list.
 
     Attributes:
         text: The file.
@@ -54,14 +53,19 @@ class Proposal(TablePieces):
             ("payload", "payload"),
             ("priority", "priority"),
             ("due", "delay"),
-            ("most", "max_attempts"),
+            ("left" if self._counts and "attempts" not in self._c else "most", "max_attempts"),
         ):
-            if role in self._c and not (role == "most" and self._most is None):
+            if role in self._c and (role != "most" or self._counts):
                 values[self._c[role]] = self._given(role, parameter)
                 takes.append(parameter)
         status = self._columns.get("status")
-        if status is not None and status.default.partition("::")[0] != self._state("queued"):
-            values[status.sql] = self._state("queued")
+        state = self._state("queued") if status is not None else ""
+        if status is not None and (status.default.partition("::")[0] or "NULL") != state:
+            values[status.sql] = state
+        if "attempts" in self._columns and self._columns["attempts"].needed:
+            values[self._c["attempts"]] = "0"
+        if "created" in self._columns and self._columns["created"].needed:
+            values[self._c["created"]] = self._now("created", written=True)
         fillers = []
         for column in self._table.columns:
             if column.needed and column.sql not in values:
@@ -81,7 +85,7 @@ class Proposal(TablePieces):
     def _given(self, role: str, parameter: str) -> str:
         family = self._columns[role].family
         if role == "due":
-            return f"{self._now(role)} + :delay"
+            return self._now(role, " + :delay", written=True)
         if role == "payload" and family == "text":
             return ":payload::text"
         if role == "payload" and family == "bytea":
@@ -138,18 +142,19 @@ class Proposal(TablePieces):
             due = f"{self._c['due']} <= {self._now('due')}"
             nullable = self._columns["due"].nullable
             ready.append(f"({self._c['due']} IS NULL OR {due})" if nullable else due)
-        if self._most is not None:
-            ready.append(f"{self._c['attempts']} < {self._most}")
+        if self._counts:
+            ready.append(self._may)
         order = self._order()
-        sets = [f"{self._c['status']} = {self._state('running')}"] if "status" in self._c else []
+        sets = self._becomes("running")
         if "owner" in self._c:
             sets.append(f"{self._c['owner']} = {self._worker}")
         sets += self._lease_begins()
-        if "attempts" in self._c:
-            sets.append(f"{self._c['attempts']} = {self._c['attempts']} + 1")
+        if self._counts:
+            more = "+" if "attempts" in self._c else "-"
+            sets.append(f"{self._count} = {self._count} {more} 1")
         answer = [self._as(self._id, "id")]
-        if "attempts" in self._c:
-            answer.append(self._as(self._c["attempts"], "attempt"))
+        if self._counts:
+            answer.append(self._as(self._count, "attempt"))
         elif self._clock:
             answer.append(self._as(self._c[self._clock], "claimed_at"))
         comments = [
@@ -169,30 +174,32 @@ class Proposal(TablePieces):
         )
 
     def _complete(self) -> str:
-        sets = [*self._ended("completed")]
-        if "status" in self._c and "completed" in self._states.names:
-            sets.insert(0, f"{self._c['status']} = {self._state('completed')}")
+        sets = self._becomes("completed")
         head = f"-- name: complete({self._takes})!"
         where = f"WHERE {_all(self._mine(), 2)};"
-        if not sets or ("status" in self._c and "completed" not in self._states.names):
+        if "completed" not in self._states.names and self._tells.get("completed") is None:
             todo = "-- TODO: nothing says that a job is done: is it deleted?"
             return f"{todo}\n{head}\nDELETE FROM {self._table.sql}\n{where}"
-        sets += self._released() if "status" in self._c else []
+        sets += self._released() if "status" in self._c or "is_running" in self._c else []
         return f"{head}\nUPDATE {self._table.sql}\nSET {_listed(sets)}\n{where}"
 
     def _fail(self) -> str:
         sets = self._tried_again()
         takes = self._takes
-        if "due" in self._c and self._most is not None:
-            pause = f"interval '5 seconds' * 2 ^ LEAST({self._c['attempts']} - 1, 10)"
-            sets.append(f"{self._c['due']} = {self._now('due')} + {pause}")
+        waits = "due" in self._c and self._counts
+        if waits:
+            tries = f"{self._count} - 1"
+            if "attempts" not in self._c:
+                tries = f"GREATEST({self._number - 1} - {self._count}, 0)"
+            pause = f" + interval '5 seconds' * 2 ^ LEAST({tries}, 10)"
+            sets.append(f"{self._c['due']} = {self._now('due', pause, written=True)}")
         if "error" in self._c:
             json = self._columns["error"].family == "json"
             sets.append(f"{self._c['error']} = {'to_jsonb(:error::text)' if json else ':error'}")
             takes += ", error"
         where = f"WHERE {_all(self._mine(), 2)};"
         todo = ""
-        if "due" in self._c and self._most is not None:
+        if waits:
             todo = "-- TODO: your pauses between attempts; these double, from 5 seconds on.\n"
         return (
             f"{todo}-- name: fail({takes})!\nUPDATE {self._table.sql}\nSET {_listed(sets)}\n{where}"
@@ -202,39 +209,40 @@ class Proposal(TablePieces):
         """Heartbeat and recovery, where a column tells since when a job runs."""
         if self._clock is None:
             return
-        column, now = self._c[self._clock], self._now(self._clock)
-        until = self._clock == "until"
-        beats = f"{column} = {now}{' + :lease' if until else ''}"
-        answers = "" if "attempts" in self._c else f"\nRETURNING {self._as(column, 'claimed_at')}"
+        column, until = self._c[self._clock], self._clock == "until"
+        beats = f"{column} = {self._now(self._clock, ' + :lease' * until, written=True)}"
+        answers = "" if self._counts else f"\nRETURNING {self._as(column, 'claimed_at')}"
         takes = f"{self._takes}{', lease' if until else ''}){'' if answers else '!'}"
         where = _all(self._mine(), 2)
         yield (
             f"-- name: heartbeat({takes}\nUPDATE {self._table.sql}\nSET {beats}\n"
             f"WHERE {where}{answers};"
         )
-        stale = [*self._is("running"), f"{column} < {now}{'' if until else ' - :lease'}"]
+        over = self._now(self._clock, "" if until else " - :lease")
+        stale = [*self._is("running"), f"{column} < {over}"]
         yield (
             f"-- name: recover{'' if until else '(lease)'}\nUPDATE {self._table.sql}\n"
-            f"SET {_listed(self._tried_again())}\nWHERE {self._id} = ANY (ARRAY(\n"
+            f"SET {_listed(self._tried_again(crashed=True))}\nWHERE {self._id} = ANY (ARRAY(\n"
             f"  SELECT {self._id}\n  FROM {self._table.sql}\n  WHERE {_all(stale, 4)}\n"
             f"  FOR UPDATE SKIP LOCKED\n))\nRETURNING {self._as(self._id, 'id')};"
         )
 
     def _jobs(self) -> str:
-        cases = []
-        spent = f"{self._c.get('attempts')} >= {self._most}" if self._most else ""
-        if "status" not in self._c:
-            ends = [("completed", "completed"), ("failed", "failed")]
-            cases = [f"WHEN {self._c[r]} IS NOT NULL THEN '{s}'" for r, s in ends if r in self._c]
-            cases.append(f"WHEN {self._lock} IS NOT NULL THEN 'running'")
-            cases += [f"WHEN {spent} THEN 'failed'"] if spent and "failed" not in self._c else []
-            state = "\n  ".join(["CASE", *cases, "ELSE 'queued'"]) + "\n  END AS state"
-        elif "failed" not in self._states.names and spent:
-            queued = f"{self._is('queued')[0]} AND {spent}"
-            status = self._c["status"]
-            state = f"CASE WHEN {queued} THEN 'failed' ELSE {status}::text END AS state"
-        else:
-            state = self._as(self._c["status"], "state")
+        known = {s: one for s, one in self._tells.items() if one is not None}
+        cases = [
+            f"WHEN {holds(known[s], on=True)} THEN '{s}'"
+            for s in ("completed", "failed", "running")
+            if s in known
+        ]
+        if not self._buries() and self._spent:
+            cases.append(f"WHEN {' AND '.join(self._is('queued'))} AND {self._spent} THEN 'failed'")
+        status = f"{self._c['status']}::text" if "status" in self._c else "'queued'"
+        if self._states.null_waits:
+            status = f"COALESCE({status}, 'queued')"
+        state = self._as(self._c["status"], "state") if "status" in self._c else ""
+        if cases or self._states.null_waits:
+            case = "\n  ".join(["CASE", *cases, f"ELSE {status}"]) + "\n  END"
+            state = f"{case if cases else status} AS state"
         attempts = f", {self._as(self._c['attempts'], 'attempts')}" if "attempts" in self._c else ""
         return (
             "-- Not part of your queue: it lets the check see what became of every job.\n"
@@ -306,25 +314,24 @@ class Proposal(TablePieces):
                 "no column tells since when a job runs (such as locked_at timestamptz): what a"
                 " crashed worker held stays running for ever."
             )
-        if "attempts" not in self._c:
+        if not self._counts:
             yield (
                 "no column counts attempts (such as attempts int NOT NULL DEFAULT 0): a job that"
                 " always fails or crashes its worker has no end."
             )
-        if "attempts" not in self._c and self._clock is None:
+        if not self._counts and self._clock is None:
             yield "nothing tells one claim of a job from a later one: a late worker may end it."
-        if self._most == "3":
+        if "attempts" in self._c and "most" not in self._c:
             yield "no column says how many attempts a job has: 3 stands for your number."
 
     def _header(self, include: str) -> str:
-        lines = ["/// queue", f"include = [{json.dumps(include)}]"]
+        lines = ["/// queue", f"include = {include}"]
         if self._clock:
             lines.append('lease = "30 seconds"  # TODO: after how long is a worker given up?')
         else:
             lines.append('stale = "stays"  # TODO: nothing takes back what a crashed worker had')
-        if self._most is not None:
-            default = self._columns["most"].default if "most" in self._columns else "3"
-            lines.append(f"max_attempts = {default if default.isdigit() else 3}")
+        if self._counts:
+            lines.append(f"max_attempts = {self._number}")
             if "due" in self._c:
                 lines.append('backoff = "5 seconds"')
         order = self._order()
@@ -354,6 +361,10 @@ _MEANING = {
     "owner": "which worker has it",
     "most": "how many attempts it has",
     "attempts": "its attempts, counted at the claim",
+    "left": "how many attempts are left, counted down at the claim",
+    "is_running": "whether it runs",
+    "is_completed": "whether it is done",
+    "is_failed": "whether it was given up",
     "due": "not before",
     "priority": "its priority",
     "payload": "what to do",

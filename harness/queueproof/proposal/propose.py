@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from queueproof.run.open import open_lab
 
 _STUB = """\
 -- /// queue
--- include = [{include}]
+-- include = {include}
 -- ///
 -- name: enqueue
 SELECT 1 AS id;
@@ -46,13 +47,13 @@ class Proposed(NamedTuple):
 
 
 def propose(
-    path: Path, schema: Path, *, table: str | None, postgres: str | None, trust: bool
+    path: Path, schema: Sequence[Path], *, table: str | None, postgres: str | None, trust: bool
 ) -> Proposed:
     """Write a queue file for a schema, and use every operation of it once.
 
     Args:
         path: Where the file will stand.
-        schema: The file with the schema.
+        schema: The files with the schema, in their order.
         table: Of the jobs; None: that which looks like it.
         postgres: The server, as `open_server` takes it.
         trust: The same.
@@ -60,13 +61,14 @@ def propose(
     Raises:
         QueueproofError: The schema cannot be installed, or no table in it is one of jobs.
     """
-    include = Path(os.path.relpath(schema, path.parent)).as_posix()
+    files = [Path(os.path.relpath(one, path.parent)).as_posix() for one in schema]
+    include = json.dumps(files)
     try:
-        stub = load_text(_STUB.format(include=json.dumps(include)), path)
+        stub = load_text(_STUB.format(include=include), path)
     except FormatError as error:
         if error.source and error.source.path == path:  # which nobody has written yet
             message = "there is no statement in it; give pg_dump's output, a migration or a DSN"
-            raise QueueproofError(f"{schema}: {message}") from error
+            raise QueueproofError(f"{schema[0]}: {message}") from error
         raise
     with open_server(postgres, trust=trust) as server:
         with open_lab(stub, server) as lab:

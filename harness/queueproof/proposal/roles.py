@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from queueproof.errors import QueueproofError
 from queueproof.proposal.schema import Column, Table
 
-_TEXT, _INT, _TIME = {"text"}, {"int"}, {"timestamptz", "timestamp"}
+_TEXT, _INT, _TIME, _FLAG = {"text"}, {"int"}, {"timestamptz", "timestamp", "epoch"}, {"bool"}
 _HOLDING = "lock|claim|lease|take|reserve|pick|acquire"
 _DOING = f"{_HOLDING}|process|run|start"
 _DONE = "locked|claimed|leased|taken|reserved|picked|picked_up|acquired|processing|started"
@@ -19,53 +19,81 @@ _ROLES: Mapping[str, tuple[set[str], str]] = {
         _TIME,
         (
             rf"({_DONE}|{_DOING})_(until|till|expires|expires_at|expiry|deadline|expires_on)"
-            r"|lease_expiration|invisible_until|expires_at|vt"
+            r"|lease_(expiration|end)|invisible_until|expires_at|vt"
         ),
     ),
     "beat": (_TIME, r"(last_)?heartbeat(_at|_on)?|last_seen_at|last_ping_at|pinged_at"),
-    "since": (_TIME, rf"({_DONE})_(at|on|since)|({_HOLDING})_(at|time)|lease_start(ed_at)?"),
+    "since": (
+        _TIME,
+        (
+            rf"({_DONE})(_started)?_(at|on|since)|({_HOLDING}|process)_(at|time|date)|since"
+            r"|lease_start(ed_at)?|assigned_at|attempted_at"
+        ),
+    ),
     "owner": (
         {"uuid", *_TEXT},
         (
-            rf"({_DONE})_by(_id)?|({_DOING})_(owner|holder|token)|assigned_to|instance_id"
-            r"|(worker|owner|runner|processor|consumer)(_id|_name|_uuid)?"
+            rf"({_DONE})_by(_id)?|({_DOING})_(owner|holder|token|node|host|server)|assigned_to"
+            r"|instance_id|who|(worker|owner|runner|processor|consumer)(_id|_name|_uuid|_hostname)?"
         ),
     ),
-    "most": (_INT, r"max_(attempts?|tries|retries|retry|retry_count)|(attempt|retry)_limit"),
+    "most": (
+        _INT,
+        r"max_(attempts?|tries|retries|retry|retry_count)|(attempt|retry)_limit|tries_max",
+    ),
     "attempts": (
         _INT,
         (
             r"(num_|nb_|n_)?(attempts?|tries|retries)(_made|_count)?|(current_)?attempt(_number)?"
-            r"|(attempt|try|retry|failure|error)s?_count|delivery_count|failures"
+            r"|(attempt|try|retry|failure|error|err|run|receive|lease)s?_count|delivery_count|failures"
+            r"|executions"
         ),
+    ),
+    "left": (
+        _INT,
+        r"(attempts?|tries|retries)_?(left|remaining)|remaining_(attempts|tries|retries)",
     ),
     "due": (
         _TIME,
         (
             r"(run|scheduled|available|due|execute|perform|process|visible|deliver|fire)_(at|on|time)"
-            r"|(run|process|execute|start|available|visible|retry|not)_(after|from|before)"
+            r"|(run|process|execute|start|available|visible|retry|not|send|publish)_(after|from|before)"
             r"|next_(run|attempt|retry|try|execution)(_at|_time)?|scheduled_for|retry_at|eta"
+            r"|earliest_(start|run)(_at)?"
         ),
     ),
     "priority": (_INT, "priority|prio"),
     "payload": (
         {"json", *_TEXT, "bytea"},
-        "payload|args|arguments|params|parameters|job_data|data|body|message|input|handler",
+        (
+            "payload|k?w?args|arguments|(job_)?(params|parameters|data)|body|message|input|handler"
+            "|spec|vars|document"
+        ),
     ),
     "error": (
         {*_TEXT, "json"},
-        "last_err|last_error|last_error_message|error|error_message|error_text|failure_reason|last_failure",
+        "(last_)?(err|error|failure)(_message|_msg|_text|_reason)?",
     ),
     "queue": (_TEXT, "queue|queue_name|topic|channel"),
     "completed": (
         _TIME,
-        "completed_at|completed_on|finished_at|done_at|processed_at|succeeded_at|ended_at",
+        "(completed|finished|done|processed|succeeded|ended|sent|published|delivered)_(at|on)",
     ),
-    "failed": (_TIME, "failed_at|dead_at|discarded_at|errored_at"),
-    "created": (_TIME, "created_at|created_on|created|inserted_at|enqueued_at|queued_at|added_at"),
+    "failed": (_TIME, "(failed|dead|discarded|errored)_(at|on)"),
+    "created": (
+        _TIME,
+        "(created|inserted|enqueued|queued|added|occurred|received)(_at|_on)?|insert_date",
+    ),
+    "is_running": (_FLAG, f"(is_|in_)?({_DONE}|running|in_progress|busy)"),
+    "is_completed": (_FLAG, "(is_|was_)?(completed?|finished|done|processed|succeeded|sent)"),
+    "is_failed": (_FLAG, "(is_|has_|was_)?(failed|failure|error|errored|dead|discarded)"),
 }
 _SURE = "lock|lease|claim"  # of two that tell since when, the one that says whose it is
+_EPOCH = re.compile(r"_(at|until|till|from|after|before|on)$")  # a number that is a time
+_UNIT = re.compile(r"_(ms|millis|epoch|unix|ts)$")
 _WEIGHT = {"status": 3, "until": 3, "beat": 1, "since": 3, "owner": 2, "attempts": 2, "due": 2}
+_WEIGHT |= {"is_running": 3, "is_completed": 2, "left": 2}
+_LOCKS = {"status", "since", "until", "owner", "is_running"}
 _JOBS = re.compile(
     r"(^|_)(jobs?|tasks?|queues?|outbox|work|works|messages?|events?|deliver(y|ies))(_|$)"
 )
@@ -76,7 +104,7 @@ _STATES: Mapping[str, Sequence[str]] = {
         "queued": "queued pending ready waiting new available enqueued created todo open idle"
         " scheduled retry retrying retryable delayed unprocessed",
         "running": "running processing in_progress inprogress active executing started working"
-        " locked claimed reserved busy in_flight leased taken",
+        " locked claimed reserved busy in_flight leased taken assigned sending",
         "completed": "completed complete done succeeded success successful finished processed"
         " ok delivered sent published handled fulfilled resolved acked acknowledged",
         "failed": "failed dead error errored failure discarded exhausted aborted cancelled canceled"
@@ -99,15 +127,32 @@ def words(name: str) -> str:
 def roles_of(table: Table) -> dict[str, Column]:
     """What the columns of a table are for, as far as names and types tell."""
     found: dict[str, Column] = {}
+    taken: set[str] = set()
     prefix = re.compile(rf"^{re.escape(words(table.name).rstrip('s'))}s?_")
     for role, (families, names) in _ROLES.items():
         for column in sorted(table.columns, key=lambda c: not re.match(_SURE, words(c.name))):
-            spelled = words(column.name)
+            spelled, family = words(column.name), column.family
+            short = _UNIT.sub("", spelled)
+            if family == "int" and _EPOCH.search(short):
+                spelled, family = short, "epoch"
             named = re.fullmatch(names, spelled) or re.fullmatch(names, prefix.sub("", spelled))
-            free = column not in found.values() and column.parent is None and not column.key
-            if named and free and column.family in families:
-                found.setdefault(role, column)
+            free = column.name not in taken and column.parent is None and not column.key
+            if named and free and family in families:
+                found.setdefault(role, replace(column, family=family))
+                taken = {one.name for one in found.values()}
+    if "status" not in found and (status := _by_its_values(table, taken)):
+        found = {"status": status, **found}
     return found
+
+
+def _by_its_values(table: Table, taken: Collection[str]) -> Column | None:
+    """The column whose values are states, whatever it is called."""
+    for column in table.columns:
+        if column.name not in taken and column.family in {"enum", *_TEXT}:
+            states = set(filter(None, map(_state_of, values_of(column))))
+            if {"running", "completed"} <= states:
+                return column
+    return None
 
 
 def score(table: Table) -> int:
@@ -135,9 +180,7 @@ def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table
             raise QueueproofError(f"--table {name}: there is no such table; there are: {known}")
         return meant[0], []
     likely = [
-        table
-        for table in ranked
-        if score(table) >= ENOUGH and roles_of(table).keys() & {"status", "since", "until", "owner"}
+        table for table in ranked if score(table) >= ENOUGH and roles_of(table).keys() & _LOCKS
     ]
     if not likely:
         raise QueueproofError(
@@ -155,6 +198,7 @@ class States:
     also: dict[str, str] = field(default_factory=dict)  # further values: what they count as
     unknown: list[str] = field(default_factory=list)
     guessed: list[str] = field(default_factory=list)
+    null_waits: bool = False  # a job that waits has none
 
 
 def states_of(table: Table, status: Column) -> States:
@@ -165,45 +209,73 @@ def states_of(table: Table, status: Column) -> States:
         status: Its column for their states.
     """
     values, closed = values_of(status), True
-    numbered = dict(
-        re.findall(r"(\d+)\s*(?:=>|[=:\-\u2013])?\s*([a-z_]+)", status.comment, re.IGNORECASE)
-    )
+    numbered = dict(_NUMBERED.findall(status.comment)) if status.family == "int" else {}
+    default = re.match(r"'([^']*)'|(\d+)$", status.default)
+    first = (default[1] or default[2] or "") if default else ""
     if not values:
         closed = status.family == "int" and bool(numbered)
         literal = re.compile(rf"{re.escape(status.sql)}\W[^']*?'([^']*)'")
         values = [value for index in table.indexes for value in literal.findall(index)]
-        values += re.findall(r"^'([^']*)'|^(\d+)$", status.default)[:1] and [
-            re.sub(r"^'([^']*)'.*", r"\1", status.default)
-        ]
-        values = list(dict.fromkeys([*values, *numbered]))
+        values = list(dict.fromkeys([*values, *([first] if first else []), *numbered]))
     found = States()
     for value in values:
-        word = words(numbered.get(value, value))
-        state = next((state for state, known in _STATES.items() if word in known), None)
-        if state is None:
-            found.unknown.append(value)
-        else:
+        if state := _state_of(numbered.get(value, value)):
             found.also[value] = state
+        else:
+            found.unknown.append(value)
     for state, known in _STATES.items():
         mine = [value for value, its in found.also.items() if its == state]
-        by_word = {words(numbered.get(value, value)): value for value in mine}
-        if first := next((word for word in known if word in by_word), None):
-            found.names[state] = by_word[first]
+        if mine:
+            order = [_word(numbered.get(value, value), known) for value in mine]
+            found.names[state] = mine[order.index(min(order, key=[*known, ""].index))]
+    if "queued" not in found.names and status.nullable and not status.default:
+        found.null_waits = closed or "null" in status.comment.lower()
     if status.family == "int" and not found.names:
         numbers = found.unknown if len(found.unknown) >= len(_STATES) else list("0123")
         found.names = dict(zip(_STATES, numbers, strict=False))
         found.guessed = list(_STATES)
-        found.unknown = [value for value in found.unknown if value not in found.names.values()]
-    elif not closed:
+    elif closed:
+        # What is neither known nor left over has no name: another column tells it, or a row goes.
+        left = sorted(found.unknown, key=lambda value: value != first)
+        for state in ("queued", "running"):
+            if state not in found.names and left and not (state == "queued" and found.null_waits):
+                found.names[state] = left.pop(0)
+                found.guessed.append(state)
+    else:
         missing = [state for state in _STATES if state not in found.names]
-        found.names.update({state: _USUAL[state] for state in missing})
-        found.guessed = missing
-    found.also = {v: s for v, s in found.also.items() if v not in found.names.values()}
+        found.guessed = [s for s in missing if not (s == "queued" and found.null_waits)]
+        found.names.update({state: _USUAL[state] for state in found.guessed})
+    named = found.names.values()
+    found.unknown = [value for value in found.unknown if value not in named]
+    found.also = {v: s for v, s in found.also.items() if v not in named}
     return found
 
 
+_NUMBERED = re.compile(r"(\d+)\s*(?:=>|[=:\-\u2013])?\s*([a-z_][^,;.\d]*)", re.IGNORECASE)
+_AGAIN = re.compile(r"temporar|retr(y|ied)|again", re.IGNORECASE)
+
+
+def _word(told: str, known: Sequence[str]) -> str:
+    """Which of some known words stands for a state; empty where none does.
+
+    Args:
+        told: Its name, or what a comment says of its number.
+        known: Words, with underscores.
+    """
+    told = re.sub(r"\(.*", "", told).strip()
+    spoken = [told, *told.split(" ")[:: max(1, told.count(" "))]]  # first and last word of a phrase
+    return next((word for word in map(words, spoken) if word in known), "")
+
+
+def _state_of(told: str) -> str:
+    """The state that a value means, as `_word` takes it; empty where nobody knows."""
+    if _AGAIN.search(told) and " " in told:
+        return "queued"
+    return next((state for state, known in _STATES.items() if _word(told, known)), "")
+
+
 def values_of(column: Column) -> list[str]:
-    """The values that a column may have, where its type or a CHECK lists them."""
+    """The values that a column may have, where its type, a CHECK or its comment lists them."""
     if column.labels:
         return column.labels
     for check in column.checks:
@@ -214,4 +286,5 @@ def values_of(column: Column) -> list[str]:
                 return [str(n) for n in range(int(between[1]), int(between[2]) + 1)]
         elif "=" in check and (found := re.findall(r"'((?:[^']|'')*)'", check)):
             return found
-    return []
+    told = re.findall(r"'([^']+)'", column.comment) if column.family == "text" else []
+    return told if len(set(filter(None, map(_state_of, told)))) > 1 else []

@@ -313,7 +313,7 @@ def worded(fact: Fact) -> str:
         case Answered():
             return _ANSWERS[fact.kind].format(fact.text)
         case Passed():
-            return f"the clock moves on by {spoken(fact.seconds)}"
+            return f"the clock moves on by {_jump(fact)}"
         case Event(kind="stops"):
             return _STOPPED[fact.about]
         case Event(kind="crash") if fact.about:
@@ -513,7 +513,7 @@ def _jumps(column: Sequence[Moment]) -> str:
 
 
 def _jump(fact: Passed) -> str:
-    return spoken(fact.seconds)
+    return spoken(fact.seconds) if fact.seconds else "less than a second"
 
 
 def _merged(column: Sequence[Moment]) -> Moment:

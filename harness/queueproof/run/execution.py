@@ -237,9 +237,9 @@ class Execution:
             case "advance":
                 self._let_pass(actor, do.seconds)
             case "until":
-                self._let_pass(actor, self.state.until(do.seconds))
+                self._let_pass(actor, *self.state.until(do.seconds))
             case "align":
-                self._let_pass(actor, self.lab.until_aligned())
+                self._let_pass(actor, self.lab.until_aligned(), 0.0)
             case "rewrite":
                 self.lab.rewrite_tables()
                 self.state.note(actor, "rewrite", call=self.state.instant("rewrite", actor.name))
@@ -262,8 +262,8 @@ class Execution:
                 self._inflict(actor, kind, self.state.victim(actor, do))
         return None
 
-    def _let_pass(self, actor: Actor, seconds: float) -> None:
-        self.advance(actor, seconds)
+    def _let_pass(self, actor: Actor, seconds: float, told: float | None = None) -> None:
+        self.advance(actor, seconds, told)
         self.pass_time()
 
     def _launch(self, actor: Actor, flight: Flight, step: Step) -> None:
@@ -591,14 +591,15 @@ class Execution:
             # The error rolled back the transaction that was the claim: the worker lost its job.
             self.crash(actor)
 
-    def advance(self, actor: Actor, seconds: float) -> None:
+    def advance(self, actor: Actor, seconds: float, told: float | None = None) -> None:
         """Move the database's clock.
 
         Args:
             actor: By whom the trace says so.
             seconds: How far.
+            told: What a story says of it; 0: less than a second. None: the same.
         """
-        call = self.state.instant("advance", actor.name, delay=seconds)
+        call = self.state.instant("advance", actor.name, delay=seconds if told is None else told)
         self.lab.advance(seconds)
         self.state.note(actor, "clock", f"{seconds:g}", call=call)
 

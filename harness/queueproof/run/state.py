@@ -295,11 +295,17 @@ class RunState:
         self.end(call)
         return call
 
-    def until(self, seconds: float) -> float:
-        """Seconds to the moment before a limit, cut to tenths."""
-        began = [call.began for call in self.record.history.calls if _begins_a_limit(call)]
-        left = (began[-1] if began else self.lab.now()) + seconds - MARGIN - self.lab.now()
-        return max(0, int(left * 10)) / 10
+    def until(self, seconds: float) -> tuple[float, float]:
+        """Seconds to the moment before a limit, and what a story says of them.
+
+        A story leaves out the real time that has passed: with the same seed it is the same.
+        """
+        calls, now = self.record.history.calls, self.lab.now()
+        begins = [call for call in calls if _begins_a_limit(call)]
+        began = begins[-1].began if begins else now
+        since = calls[begins[-1].index :] if begins else []
+        told = seconds - MARGIN - sum(call.delay for call in since if call.kind == "advance")
+        return max(0.0, began + seconds - MARGIN - now), max(0.0, told)
 
     def note(self, actor: Actor, event: Event, text: str = "", call: Call | None = None) -> None:
         """Add a line to the trace.
