@@ -11,7 +11,7 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
 from queueproof.schedule.programs import HEARTBEATS, MAINTENANCE, Program
 from queueproof.space.pieces import Pieces
-from queueproof.space.situations import ordered, spaces
+from queueproof.space.situations import BATCH, ordered, spaces
 from queueproof.space.suites import Suite
 from tests.fix_places import STRATEGIES
 
@@ -77,6 +77,17 @@ def test_what_is_all_one_comes_later() -> None:
     assert sum(one.apart for one in every) > len(every) / 2
     kinds = {frozenset(kind for _, kinds in races(one.make()) for kind in kinds) for one in first}
     assert frozenset({"claim"}) in kinds
+
+
+def test_claims_of_several_meet_without_an_end_of_several() -> None:
+    """A queue that ends its jobs one by one claims several of them at once all the same."""
+    name = "sound/append_only.sql"
+    assert "complete_many" not in offered(name).queue.offers
+    first = [
+        [dos[0] for stage in one.stages if len(stage) > 1 for _, dos in stage]
+        for one in meetings(name)
+    ]
+    assert any(one.limit == other.limit == BATCH for one, other in first)
 
 
 @pytest.mark.parametrize("name", ["skip_locked.sql", "lease_table.sql", LEADER])

@@ -17,7 +17,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
-from queueproof.schedule.conditions import Conditions, Gate
+from queueproof.schedule.conditions import Conditions, Gate, Isolation
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.search.explore import explore
 from tests.fix_labs import LabOf
@@ -240,6 +240,25 @@ def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     assert any(beat.event == "stops" for beat in gated.trace) == (
         gate != "query" or form == "two statements"
     )
+
+
+TAKES = """
+CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql AS $$
+DECLARE found bigint;
+BEGIN
+  SELECT id INTO found FROM jobs WHERE status = 'queued' LIMIT 1 FOR UPDATE SKIP LOCKED;
+  RETURN QUERY UPDATE jobs SET status = 'running' WHERE id = found RETURNING id;
+END $$;
+"""
+
+
+@pytest.mark.parametrize("level", [None, "repeatable read"])
+def test_a_function_stops_where_its_snapshot_is_old(lab_of: LabOf, level: Isolation | None) -> None:
+    """Where all of a transaction has one snapshot, a query that only calls a function stops."""
+    text = queue_file(more=TAKES, claim="SELECT take() AS id;")
+    conditions = Conditions(gate="query", isolation=level)
+    run = Runner(lab_of(text), conditions=conditions).run(RACE)
+    assert any(beat.event == "stops" for beat in run.trace) == (level is not None)
 
 
 WAITS_OR_IDLE = """

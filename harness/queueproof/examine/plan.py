@@ -252,6 +252,8 @@ class Examination:
         programs = variation.programs(self._suite, profile.situations)
         if conditions.isolation:
             programs += [one for one in own_programs(self._suite) if one.races]
+            # A snapshot is as old as the statement in whose midst others commit.
+            conditions = replace(conditions, gate=self._inside.gate)
         for program in programs:
             budget = profile.kills if conditions.killed else profile.schedules
             yield Exploration(program, conditions, budget, counting=guarantee.id)
@@ -328,7 +330,7 @@ class Examination:
     def _searched(self) -> list[tuple[str, Sequence[Exploration | Draws]]]:
         """The units that all guarantees judge: random programs, a job's life, and the rest."""
         suite, profile, few = self._suite, self.profile, self.profile.schedules
-        inside = Conditions(gate=_INSIDE) if _INSIDE in self._lab.gates else PLAIN
+        inside = self._inside
         own = own_programs(suite)
         turns = [one for one in own if not one.races]
         meetings = suite.meetings(profile.meetings)
@@ -355,6 +357,11 @@ class Examination:
                 for at in range(0, len(units), TOGETHER)
             ),
         ]
+
+    @property
+    def _inside(self) -> Conditions:
+        """Statements stop in their midst, where the server can be made to."""
+        return Conditions(gate=_INSIDE) if _INSIDE in self._lab.gates else PLAIN
 
     def _crowds(self) -> Iterator[list[Draws]]:
         """Random programs under random schedules; the last of them stop inside statements."""

@@ -367,7 +367,7 @@ class Execution:
             self._die(actor, flight, error)
             return
         if flight.cursor == "declared":
-            if self.lab.reads_tables(flight.session):
+            if self._conditions.isolation or self.lab.reads_tables(flight.session):
                 flight.gated = True
                 self.state.note_stop(actor, flight)
             else:  # at most a function, whose statements have snapshots of their own

@@ -594,7 +594,7 @@ def spaces(pieces: Pieces, rules: Rules) -> list[Space]:
     """
     bounds = pieces.bounds() or [0]
     found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
-    if pieces.takes_limit and ("complete_many" in pieces.offers or pieces.by_worker):
+    if pieces.takes_limit:
         found.append(Space(pieces, rules, bounds[-1], BATCH))
     return found
 
