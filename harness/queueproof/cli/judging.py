@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +22,7 @@ from queueproof.errors import Exit
 if TYPE_CHECKING:
     from queueproof.examine.work import Helpers
     from queueproof.guarantees.guarantee import Guarantee
+    from queueproof.postgres import Server
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card
     from queueproof.report.terminal import Output
@@ -121,6 +122,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
         beyond.refuse(target)
     with on_behalf_of(target):
         cards: list[Card] = []
+        advice: dict[str, str] = {}
         for way in target.ways:
             with open_target(way, asked.where, _LATER) as lab:
                 from queueproof.report.terminal import print_whole
@@ -137,7 +139,9 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     _telling(target) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
-        card = _printed(out, cards, target)
+                    if beyond is None:
+                        advice = _advice(target, cards[-1], lab.server, progress)
+        card = _printed(out, cards, target, advice)
         print_summary(out, card, target, command, mend=beyond is None)
         came_of_it = ""
         if beyond is not None:
@@ -215,13 +219,24 @@ def print_summary(
     print_breaks(out, card, shlex.join(replay), named=remember(target.name, tokens), mend=mending)
 
 
-def _printed(out: Output, cards: Sequence[Card], target: Queue) -> Card:
+def _advice(
+    target: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
+) -> dict[str, str]:
+    """Which line to change, by what is broken; nothing where something else went wrong."""
+    with beside_the_verdict("which line mends what is broken"):
+        from queueproof.mend.search import advise
+
+        return advise(target, card, server, progress)
+    return {}
+
+
+def _printed(out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, str]) -> Card:
     """Print one card of all the ways in which a queue was judged."""
     from queueproof.mend.names import with_remedies
     from queueproof.report.card import together
     from queueproof.report.terminal import print_card
 
-    card = with_remedies(together(cards), target, beside_the_verdict)
+    card = with_remedies(together(cards), target, beside_the_verdict, advice)
     print_card(out, card, beside_the_verdict)
     return card
 

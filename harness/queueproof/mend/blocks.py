@@ -169,9 +169,9 @@ def _indexes(draft: Draft) -> list[str]:
     claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
     found = [index.sql for index in claims if index]
     if known.table and known.status:
-        keys = [known.queue] if known.queue and "queue" in queue.takes("claim") else []
+        keys = [f"{known.queue}"] if known.queue and "queue" in queue.takes("claim") else []
         keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []
-        keys += [known.due] if known.due else []
+        keys += [f"{known.due}"] if known.due else []
         of = f"{known.table} ({', '.join([*keys, 'id'])}) WHERE {known.status} = {known.free}"
         found.append(f"CREATE INDEX ON {of}")
     return list(dict.fromkeys(found))

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -17,6 +18,29 @@ from queueproof.queues.sqltree import Parsed, sites
 
 _ENDS = ("completed", "failed")
 NOW = exp.CurrentTimestamp | exp.CurrentTime | exp.Localtimestamp
+
+
+class Name(str):
+    """A table's or column's name: bare where it is compared, as SQL has it where it is written."""
+
+    __slots__ = ("sql",)
+    sql: str
+
+    def __new__(cls, *parts: str) -> Self:
+        """A name, behind that of its schema where it has one."""
+        self = super().__new__(cls, parts[-1] if parts else "")
+        self.sql = ".".join(
+            one if re.fullmatch(r"[a-z_][a-z0-9_$]*", one) else '"' + one.replace('"', '""') + '"'
+            for one in parts
+        )
+        return self
+
+    def __format__(self, spec: str) -> str:
+        """As SQL has it."""
+        return format(self.sql, spec)
+
+
+_NONE = Name()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +90,20 @@ class Columns:
         until: Whether that is its end.
     """
 
-    table: str = ""
-    status: str = ""
+    table: Name = _NONE
+    status: Name = _NONE
     running: str = ""
     free: str = ""
     done: str = ""
     failed: str = ""
-    worker: str = ""
-    attempts: str = ""
+    worker: Name = _NONE
+    attempts: Name = _NONE
     token: str = ""
-    bound: str = ""
-    due: str = ""
-    queue: str = ""
-    priority: str = ""
-    lease: str = ""
+    bound: Name = _NONE
+    due: Name = _NONE
+    queue: Name = _NONE
+    priority: Name = _NONE
+    lease: Name = _NONE
     until: bool = False
 
 
@@ -167,6 +191,8 @@ class Draft:
                     found.setdefault("due", column.name)
                 if isinstance(column, exp.Column) and column.name == found.get("attempts"):
                     found.setdefault("bound", less.expression.name)
+        if "attempts" not in found:
+            found |= self._counted_later()
         for site in (one for one in self.sites if one.block == "recover"):
             for less in site.parsed.tree.find_all(exp.LT, exp.LTE):
                 column, now = less.this, less.expression.find(NOW)
@@ -177,8 +203,22 @@ class Draft:
             found["lease"], until = given, True
         found.setdefault("lease", self._beaten(found.get("due", "")))
         found |= self._states(found.get("status", ""))
-        known = {name: value for name, value in found.items() if name in Columns.__slots__}
+        known: dict[str, Any] = {
+            role: value if role in _VALUES or isinstance(value, Name) else Name(value)
+            for role, value in found.items()
+            if role in Columns.__slots__
+        }
         return Columns(**known, until=until)
+
+    def _counted_later(self) -> dict[str, str]:
+        """The count of attempts that `fail` or the recovery raises, and the claim does not."""
+        for site in (one for one in self.sites if one.block in {"fail", "recover"}):
+            for update in site.parsed.tree.find_all(exp.Update):
+                for part in update.expressions:
+                    for add in part.expression.find_all(exp.Add):
+                        if add.this.name == part.this.name and add.expression.is_int:
+                            return {"attempts": str(part.this.name)}
+        return {}
 
     def _given(self) -> str:
         """The column that the heartbeat, else the claim computes from `:lease`."""
@@ -205,16 +245,39 @@ class Draft:
         if not status:
             return {}
         schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
-        line = re.search(rf"\b{re.escape(status)}\s+\w+[^,]*?DEFAULT\s+('\w+')", schema)
+        line = re.search(rf'\b{re.escape(status)}"?\s+[\w.]+[^,]*?DEFAULT\s+(\'\w+\')', schema)
         ends = {name: f"'{name}'" for name in _ENDS if f"'{name}'" in self.text}
+        free = line[1] if line else next(iter(self._literals(status, "enqueue")), "'queued'")
+        done = self._literals(status, "complete")
+        failed = [one for one in self._literals(status, "fail") if one not in {free, *done}]
         found = {
-            "free": line[1] if line else "'queued'",
-            "done": ends.get("completed", ""),
-            "failed": ends.get("failed", ""),
+            "free": free,
+            "done": next(iter(done), ends.get("completed", "")),
+            "failed": next(iter(failed[-1:]), ends.get("failed", "")),
         }
         kinds = {"queued": "free", "completed": "done", "failed": "failed"}
         named = self.queue.states.items()
         return found | {kinds[of]: f"'{own}'" for own, of in named if of in kinds}
+
+    def _literals(self, status: str, block: str) -> list[str]:
+        """What a block writes into the status, as it stands there."""
+        return [
+            literal.sql("postgres")
+            for site in self.sites
+            if site.block == block
+            for update in site.parsed.tree.find_all(exp.Update)
+            for part in update.expressions
+            if part.this.name == status
+            for literal in part.expression.find_all(exp.Literal)
+            if literal.is_string
+        ]
+
+
+_VALUES = frozenset({"running", "free", "done", "failed", "token"})  # of the columns
+
+
+def _table(node: exp.Table) -> Name:
+    return Name(*(part.name for part in node.parts))
 
 
 def _enqueued(insert: exp.Expr) -> dict[str, str]:
@@ -223,7 +286,7 @@ def _enqueued(insert: exp.Expr) -> dict[str, str]:
     row = values.expressions[0] if isinstance(values, exp.Values) else None
     if row is None or not isinstance(insert.this, exp.Schema):
         return {}
-    found = {"table": str(insert.this.this.name)}
+    found: dict[str, str] = {"table": _table(insert.this.this)}
     names = {"priority": "priority", "queue": "queue", "max_attempts": "bound"}
     for column, value in zip(insert.this.expressions, row.expressions, strict=False):
         used = {str(one.this) for one in value.find_all(exp.Placeholder)}
@@ -240,7 +303,7 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
         update: What it sets.
         whole: The statement that names the table and answers: the UPDATE, or the MERGE round it.
     """
-    found = {"table": str(whole.this.name)}
+    found: dict[str, str] = {"table": _table(whole.this)}
     for part in update.expressions:
         name, value = str(part.this.name), part.expression
         if isinstance(value, exp.Literal) and value.is_string:
@@ -249,7 +312,7 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
             found |= {"status": name, "running": value.sql("postgres")}
         elif isinstance(value, exp.Placeholder) and value.this == "worker":
             found["worker"] = name
-        elif isinstance(value, exp.Add) and value.this.name == name:
+        elif isinstance(value, exp.Add | exp.Sub) and value.this.name == name:
             found["attempts"] = name
     for one in getattr(whole.args.get("returning"), "expressions", ()):
         column = one.find(exp.Column)

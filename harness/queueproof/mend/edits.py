@@ -134,13 +134,12 @@ def guards(site: Site, known: Columns, queue: SqlFileQueue) -> list[tuple[str, s
         known: What the columns are for.
         queue: The queue.
     """
-    if not known.status or not known.running:
-        return []
+    told = bool(known.status and known.running)
     if site.block == "claim":
-        return [(known.status, known.free)]
+        return [(known.status, known.free)] if told else []
     if site.block not in HELD | {"recover"}:
         return []
-    guards = [(known.status, known.running)]
+    guards: list[tuple[str, str]] = [(known.status, known.running)] if told else []
     if site.block in HELD and site.own and site.block != "complete_many":
         if known.worker:
             guards.append((known.worker, ":worker"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +22,27 @@ _DUE = re.compile(r"(?<=<= )now\(\)|clock_timestamp\(\) \+ (delay|least\(.*?, 16
 _NUMBER = r"(big|small)?int(eger|[248])?|numeric|decimal|real|float[48]?|double precision"
 
 
-def with_remedies(card: Card, queue: Queue, aside: Aside = nullcontext) -> Card:
+def with_remedies(
+    card: Card,
+    queue: Queue,
+    aside: Aside = nullcontext,
+    advice: Mapping[str, str] | None = None,
+) -> Card:
     """A card that says how each broken guarantee is kept, in the queue's own names.
 
     Args:
         card: Of the queue.
         queue: The queue.
         aside: Tells why a remedy keeps the names of the reference.
+        advice: What to write in its file, by guarantee.
     """
     judgements = []
     for one in card.guarantees:
         told = remedy(one.id, one.told, queue.offers) if one.stories else None
         with aside(f"what mends {one.id}, in the queue's own names"):
             told = _remedy(one, queue) if one.stories else None
+        if told and advice and one.id in advice:
+            told = f"{advice[one.id]} In general: {told}"
         judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
 
@@ -103,7 +112,9 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
     """What stands for what, in this order."""
     found = [(r"\$1(?= AND)", ":id"), (r"(?<=attempts = )\$2", f":{known.token or 'attempt'}")]
     if known.table:
-        found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", known.table))
+        found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", f"{known.table}"))
+    if not known.status:
+        found.append((r"\bstatus = 'running' AND ", ""))
     for state, own in (("running", known.running), ("queued", known.free)):
         if known.status and own and own in sql:
             found.append((rf"status = '{state}'", f"{known.status} = {own}"))
@@ -111,15 +122,15 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
         if own and own in sql:
             found.append((f"'{state}'", own))
     if known.status:
-        found.append((r"\bstatus(?= IN)", known.status))
+        found.append((r"\bstatus(?= IN)", f"{known.status}"))
     if known.attempts:
-        found.append((r"\battempts(?= [=<>+-])", known.attempts))
+        found.append((r"\battempts(?= [=<>+-])", f"{known.attempts}"))
     if known.bound:
-        found.append((r"\bmax_attempts\b", known.bound))
+        found.append((r"\bmax_attempts\b", f"{known.bound}"))
     if known.due:
-        found.append((r"\brun_at\b", known.due))
+        found.append((r"\brun_at\b", f"{known.due}"))
     if known.priority:
-        found.append((r"\bpriority(?= DESC)", known.priority))
+        found.append((r"\bpriority(?= DESC)", f"{known.priority}"))
     if known.queue:
         found.append((r"\bqueue = \$1", f"{known.queue} = :queue"))
     if known.lease:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from difflib import unified_diff
+from difflib import SequenceMatcher, unified_diff
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple
 
 from queueproof.errors import QueueError, QueueproofError
@@ -25,7 +26,7 @@ from queueproof.examine.processes import MOST as PROCESSES
 from queueproof.examine.processes import lent_server, processes
 from queueproof.examine.replay import replay
 from queueproof.examine.work import runner_under
-from queueproof.guarantees.catalogue import select
+from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.judge.checker import declare
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.draft import Draft
@@ -38,16 +39,31 @@ from queueproof.report.card import Card, Judgement, Mended
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.programs import Program
-from queueproof.search.shrink import Failure, find
+from queueproof.schedule.moments import DAY, past
+from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
+from queueproof.search.shrink import Failure, breaches, find
 from queueproof.search.tokens import decode_token
+from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
+ADVISED = 8  # the same where a check only looks for what to say
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
+SHORT = 3  # lines that are told as they are to be written
 STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
 AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
+_ABOUT = {  # of which columns a guarantee speaks most: what changes them is tried first
+    "retry-bound": ("attempts", "bound"),
+    "retry-given": ("attempts", "bound"),
+    "backoff": ("due",),
+    "not-early": ("due",),
+    "live-lease": ("lease",),
+    "stale-recovery": ("lease",),
+    "fencing": ("attempts",),
+    "routing": ("queue",),
+    "order": ("priority", "due"),
+}
 _LOOK = "mutants"  # the profile that finds one small change
 
 
@@ -57,10 +73,12 @@ class Goal(NamedTuple):
     Attributes:
         stories: Tokens; none may be told any more.
         wanted: Guarantees that must hold; none where the stories are all that is asked.
+        broken: Guarantees that the original breaks: no story of theirs is held against it.
     """
 
     stories: tuple[str, ...]
     wanted: tuple[str, ...]
+    broken: tuple[str, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -152,6 +170,75 @@ def mend(
     text = source(queue)
     with open_server(postgres, trust=trust) as server:
         return _Search(text, queue.name, card, server, profile, jobs, progress, kept).mended()
+
+
+def advise(
+    queue: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
+) -> dict[str, str]:
+    """What one safe form says of each guarantee that is broken: its stories do not happen with it.
+
+    Args:
+        queue: Any; there is nothing to say of one that is no SQL file.
+        card: Its verdicts.
+        server: Where they were found.
+        progress: Told what is looked for.
+    """
+    if not isinstance(queue, SqlFileQueue):
+        return {}
+    text, found = source(queue), {}
+    broken = [one for one in card.guarantees if one.verdict == "broken"]
+    for one in broken:
+        stories = tuple(story.replay for story in one.stories if story.replay)
+        goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
+        ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
+        progress(f"looking for what mends {one.id}", None)
+        told = ask(text)
+        forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
+        likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
+        if mended := next((fix for fix in likely if ask(fix.text).is_sound), None):
+            found[one.id] = _said(text, mended, Path(queue.name).name)
+    return found
+
+
+def _said(before: str, fix: Fix, name: str) -> str:
+    """A form in words: the line and what to write there, or what it does where that is longer."""
+    old, new = before.splitlines(), fix.text.splitlines()
+    changes = [one for one in SequenceMatcher(None, old, new).get_opcodes() if one[0] != "equal"]
+    _, at, upto, begin, end = changes[0]
+    instead, written = (" ".join(map(str.strip, one)) for one in (old[at:upto], new[begin:end]))
+    what = f"In {fix.what}"
+    if len(changes) == 1 and max(upto - at, end - begin) <= SHORT:
+        what = f"Write `{written}`" if written else f"Leave `{instead}` out"
+        if written and instead:
+            what += f" instead of `{instead}`"
+        what += "" if instead else f" after `{old[at - 1].strip()}`"
+    return f"{what} ({name}:{at + bool(instead)}). The story does not happen then."
+
+
+def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
+    """The safe forms for a guarantee, the likeliest first, and which are about its columns.
+
+    Args:
+        draft: The file.
+        guarantee: What is to be mended.
+        blocks: Those that take part in the story; none where they are not known.
+    """
+    mine = {*blocks, "schema"}
+    about = [f"{getattr(draft.columns, role)}" for role in _ABOUT.get(guarantee, ())]
+
+    def speaks(fix: Fix) -> bool:
+        return any(column and column in fix.what for column in about)
+
+    found = fixes(draft, guarantee)
+    found.sort(
+        key=lambda fix: (
+            bool(blocks) and fix.block not in mine,
+            fix.last,
+            not speaks(fix),
+            fix.size,
+        )
+    )
+    return [(fix, speaks(fix)) for fix in found]
 
 
 def source(queue: Queue) -> str:
@@ -254,7 +341,9 @@ class _Search:
         stories = tuple(token for one in (*done, name) for token in self._stories.get(one, ()))
         stories += tuple(self._lost_since)
         wanted = (*done, name)
-        begin = self._outcomes([text], Goal(stories, () if stories else wanted))[0]
+        begin = self._outcomes(
+            [text], Goal(stories, () if stories else wanted, self._others(wanted))
+        )[0]
         if not begin.stories and text not in self._refused:
             whole = self._outcomes([text], Goal((), wanted))[0]
             if whole.is_sound:
@@ -291,7 +380,9 @@ class _Search:
     ) -> Iterator[tuple[Fix, Outcome]]:
         """Each safe form for a variant, and what came of it; stories are asked first."""
         ranked = self._ranked(variant, seen)[: budget - self.tried]
-        told = self._outcomes([fix.text for fix in ranked], Goal(stories, ()), each=self._tried)
+        told = self._outcomes(
+            [fix.text for fix in ranked], Goal(stories, (), self._others(wanted)), each=self._tried
+        )
         self.tried += len(ranked)
         left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
         self._tries.passed += len(left)
@@ -309,14 +400,17 @@ class _Search:
 
     def _ranked(self, variant: Variant, seen: set[str]) -> list[Fix]:
         """The safe forms for a variant: of the story's blocks, adding, and small ones first."""
-        blocks = variant.blocks | {"schema"}
         draft = Draft(variant.text, self.path)
-        found = [fix for fix in fixes(draft, variant.target) if fix.text not in seen]
-        found.sort(
-            key=lambda fix: (bool(variant.blocks) and fix.block not in blocks, fix.last, fix.size)
-        )
+        found = [
+            fix for fix, _ in ranked(draft, variant.target, variant.blocks) if fix.text not in seen
+        ]
         seen.update(fix.text for fix in found)
         return found
+
+    def _others(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """What is broken besides, and not asked for yet."""
+        broken = (one.id for one in self.card.guarantees if one.verdict == "broken")
+        return tuple(name for name in broken if name not in wanted)
 
     def _tried(self) -> None:
         self._tries.tried += 1
@@ -389,11 +483,13 @@ class _Search:
 # --- one candidate, in a process of its own -----------------------------------------------------
 
 
-def _judged(text: str, *, path: str, goal: Goal, seed: int) -> Outcome:
+def _judged(
+    text: str, *, path: str, goal: Goal, seed: int, server: Server | None = None
+) -> Outcome:
     """Judge a candidate by the stories, by what is wanted, and by what held."""
     try:
         queue = load_text(text, path)
-        with open_lab(queue, lent_server()) as lab:
+        with open_lab(queue, server or lent_server()) as lab:
             offer = calibrate(lab)
             told: list[str] = []
             blocks: frozenset[str] = frozenset()
@@ -404,6 +500,9 @@ def _judged(text: str, *, path: str, goal: Goal, seed: int) -> Outcome:
             if told:
                 name = decode_token(told[0])[1]
                 return Outcome(tuple(told), name, "the story happens again", blocks)
+            if goal.stories and (failure := _broken_besides(lab, offer, goal)) is not None:
+                broken = failure.violation
+                return Outcome((), broken.guarantee, broken.because, _acting(failure))
             if not goal.wanted:
                 return Outcome()
             flaw = first_flaw(lab, select(goal.wanted), seed=seed, profile=_LOOK)
@@ -430,6 +529,38 @@ def _told_again(lab: Lab, offer: Offer, token: str, seed: int) -> frozenset[str]
     runner = runner_under(lab, offer, conditions)
     failure = find(runner, declare(offer), program, data["broken"], budget=STORY, seed=seed)
     return None if failure is None else _acting(failure)
+
+
+def _broken_besides(lab: Lab, offer: Offer, goal: Goal) -> Failure | None:
+    """What the stories' programs break instead, or a job's plain life.
+
+    A job that no worker gets any more tells no story, and is no mend.
+    """
+    plain = (_life(Pieces(offer)), (), Conditions())
+    tried = [plain, *(one for token in goal.stories for one in _programs(token))]
+    for program, schedule, conditions in tried:
+        run = runner_under(lab, offer, conditions).run(program, schedule)
+        for one in breaches(run, declare(offer)):
+            if one.guarantee in CATALOGUE and one.guarantee not in goal.broken and not one.doubts:
+                return Failure(program, schedule, run, one, conditions)
+    return None
+
+
+def _programs(token: str) -> Iterator[tuple[Program, tuple[int, ...], Conditions]]:
+    data = decode_token(token)[3]
+    if "program" in data:
+        for schedule in ((), tuple(data["schedule"])):
+            yield Program.from_data(data["program"]), schedule, Conditions(**data["under"])
+
+
+def _life(pieces: Pieces) -> Program:
+    """Two jobs that are failed, lost in a crash and completed, as far as the queue has that."""
+    lives = [script("w1", claim(), *(one for one in pieces.enders() if one.kind == "fail"))]
+    if pieces.lease is not None:
+        lives += [script("w2", claim()), script("w2", crash())]
+    passes = (advance(past(pieces.lease or 0.0)), advance(DAY))
+    later = [one for life in lives for one in (life, script("clock", *passes), *pieces.reaper())]
+    return Program((JobSpec(),) * 2, in_turn(*later, script("w3", claim(), *pieces.ending())))
 
 
 def _acting(failure: Failure) -> frozenset[str]:

@@ -85,8 +85,10 @@ def _asked_again(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Of
             (column, text)
             for text in wanted
             for column, _, value in [text.partition(" = ")]
-            if not any(is_test(part, column, value) for part in parts)
-            and not any(" < " in text and mentions(part, text.split()[0]) for part in parts)
+            if not any(is_test(part, column.strip('"'), value) for part in parts)
+            and not any(
+                " < " in text and mentions(part, text.split()[0].strip('"')) for part in parts
+            )
         ]
         groups = [lacking] if len(lacking) < 2 else [lacking, *([one] for one in lacking)]  # noqa: PLR2004
         for group in groups:
@@ -109,7 +111,7 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
     if site.block in HELD - {"complete_many"} and site.own:
         values["id"] = ":id"
     if stale := run_out(site, known, queue):
-        values[known.lease] = stale.removeprefix(known.lease).strip()
+        values[known.lease] = stale.removeprefix(f"{known.lease}").strip()
     for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
         for part in site.where(node):
             for column, value in values.items():
@@ -408,6 +410,23 @@ def _without_cte(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
             yield f"{cte.alias} dropped", [Edit(Span(span.start, verb.start))]
 
 
+def _null_safe(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
+    """Of what a row must not be among, a NULL says nothing: with one in it nothing is ever free."""
+    for node in site.parsed.tree.find_all(exp.Not):
+        query = node.this.args.get("query") if isinstance(node.this, exp.In) else None
+        inner = query.this if query is not None else None
+        if not isinstance(inner, exp.Select) or len(inner.expressions) != 1:
+            continue
+        where = inner.args.get("where")
+        end = site.parsed.span(where if where is not None else inner.args["from_"]).end
+        column = site.parsed.source(site.parsed.span(inner.expressions[0]))
+        word = "WHERE" if where is None else "AND"
+        yield (
+            f"{column} IS NOT NULL in NOT IN",
+            [Edit(Span(end, end), f" {word} {column} IS NOT NULL")],
+        )
+
+
 def _dropped(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     """A condition less, but for those that every such operation needs."""
     if site.block not in {"claim", "recover", *HELD}:
@@ -451,6 +470,7 @@ FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], 
         False,
     ),
     (_counted, "retry-bound retry-given stale-recovery no-lost-job", False),
+    (_null_safe, _LOST, False),
     (_once, "claim-limit order no-starvation", False),
     (_ordered, "order steady-cost no-starvation", False),
     (_in_one_order, "no-deadlock", False),

@@ -1,0 +1,101 @@
+"""What a check says of the line that breaks a guarantee: a form with which its story is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from queueproof.examine.check import check_queue
+from queueproof.guarantees.catalogue import select
+from queueproof.mend.search import advise
+from queueproof.postgres import Server
+from queueproof.queues.sqlfile import load
+from queueproof.run.open import open_lab
+from tests.fix_places import reference
+
+CAMEL = """\
+-- /// queue
+-- lease = "1 minute"
+-- ///
+-- name: schema#
+CREATE SCHEMA app;
+CREATE TABLE app."Job" (
+  "id" bigserial PRIMARY KEY, "state" text NOT NULL DEFAULT 'QUEUED', "runAfter" timestamptz,
+  "lockedBy" text, "beatAt" timestamptz, "tryCount" int NOT NULL DEFAULT 0
+);
+-- name: enqueue(delay)
+INSERT INTO app."Job" ("runAfter") VALUES (now() + :delay) RETURNING "id" AS id;
+-- name: claim(worker)
+UPDATE app."Job"
+SET "state" = 'RUNNING', "lockedBy" = :worker, {beat} "tryCount" = "tryCount" + 1
+WHERE "id" = ANY (ARRAY(
+  SELECT "id" FROM app."Job"
+  WHERE "state" = 'QUEUED' AND "runAfter" <= now()
+  ORDER BY "runAfter", "id" LIMIT 1 FOR UPDATE SKIP LOCKED
+))
+RETURNING "id" AS id, "tryCount" AS try;
+-- name: complete(id, worker{names})!
+UPDATE app."Job" SET "state" = 'DONE'
+WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker{same};
+-- name: heartbeat(id, worker, try)!
+UPDATE app."Job" SET "beatAt" = now()
+WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker AND "tryCount" = :try;
+-- name: recover
+UPDATE app."Job" SET "state" = 'QUEUED'
+WHERE "id" = ANY (ARRAY(
+  SELECT "id" FROM app."Job" WHERE "state" = 'RUNNING' AND "beatAt" < now() - interval '1 minute'
+  FOR UPDATE SKIP LOCKED
+))
+RETURNING "id" AS id;
+-- name: jobs
+SELECT "id" AS id, CASE "state" WHEN 'QUEUED' THEN 'queued' WHEN 'RUNNING' THEN 'running'
+  ELSE 'completed' END AS state FROM app."Job";
+"""
+PASSES = (
+    "  -- Locks and re-checks the latest version of each row, and passes over what others hold."
+)
+WAITS = """\
+    run_at     = now() + (1 + 0.1 * random())
+                 * LEAST(interval '1 hour', interval '5 seconds' * 2 ^ LEAST(attempts - 1, 10)),
+"""
+NEVER_BEAT = CAMEL.format(beat='"beatAt" = NULL,', names=", try", same=' AND "tryCount" = :try')
+BY_NAME = CAMEL.format(beat='"beatAt" = now(),', names="", same="")
+
+
+@pytest.mark.parametrize(
+    ("text", "guarantee", "advice"),
+    [
+        (
+            NEVER_BEAT,
+            "stale-recovery",
+            'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "b',
+        ),
+        (BY_NAME, "fencing", 'In complete: asks for "tryCount" = :try (q.sql:'),
+        (
+            reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
+            "single-claim",
+            "Write `FOR UPDATE SKIP LOCKED` after `LIMIT :limit` (q.sql:",
+        ),
+        (
+            # That a failed job is never claimed again would end the story, too.
+            reference(WAITS, ""),
+            "backoff",
+            "run_at = clock_timestamp() + LEAST(",
+        ),
+    ],
+    ids=["quoted", "token", "lock", "plain life"],
+)
+def test_the_line_is_told(
+    tmp_path: Path, server: Server, text: str, guarantee: str, advice: str
+) -> None:
+    """In the file's own names, and a job still lives its plain life with it."""
+    path = tmp_path / "q.sql"
+    path.write_text(text)
+    queue = load(path)
+    with open_lab(queue, server) as lab:
+        card = check_queue(lab, select([guarantee]), seed=0, profile="quick", fail_fast=True)
+    assert [one.verdict for one in card.guarantees] == ["broken"]
+    told = advise(queue, card, server, lambda _what, _done: None)
+    assert advice in told[guarantee]
+    assert told[guarantee].endswith(" The story does not happen then.")
