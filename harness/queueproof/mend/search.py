@@ -46,7 +46,9 @@ from queueproof.search.tokens import decode_token
 from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
-ADVISED = 8  # the same where a check only looks for what to say
+ADVISED, OF_ALL = 8, 24  # the same where a check only looks for what to say, and for all together
+DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
+"""Whose stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
 SHORT = 3  # lines that are told as they are to be written
@@ -185,34 +187,46 @@ def advise(
     """
     if not isinstance(queue, SqlFileQueue):
         return {}
-    text, found = source(queue), {}
+    text, found, left = source(queue), {}, OF_ALL
     broken = [one for one in card.guarantees if one.verdict == "broken"]
-    for one in broken:
+    for one in (one for one in broken if one.id not in DEAR):
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
         progress(f"looking for what mends {one.id}", None)
         told = ask(text)
         forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
-        likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
-        if mended := next((fix for fix in likely if ask(fix.text).is_sound), None):
-            found[one.id] = _said(text, mended, Path(queue.name).name)
+        likely = [fix for fix, about in forms if about or not fix.last][: min(ADVISED, left)]
+        for fix in likely:
+            left -= 1
+            if ask(fix.text).is_sound:
+                # What extends another file has no lines of its own there.
+                name = Path(queue.name).name if queue.own == text else ""
+                found[one.id] = _said(text, fix, name)
+                break
     return found
 
 
 def _said(before: str, fix: Fix, name: str) -> str:
-    """A form in words: the line and what to write there, or what it does where that is longer."""
+    """A form in words: the line and what to write there, or what it does where that is longer.
+
+    Args:
+        before: The file's text.
+        fix: The form.
+        name: Of the file; empty where the text is not all in it: then the block is named.
+    """
     old, new = before.splitlines(), fix.text.splitlines()
     changes = [one for one in SequenceMatcher(None, old, new).get_opcodes() if one[0] != "equal"]
     _, at, upto, begin, end = changes[0]
     instead, written = (" ".join(map(str.strip, one)) for one in (old[at:upto], new[begin:end]))
-    what = f"In {fix.what}"
+    what = fix.what[:1].upper() + fix.what[1:]
     if len(changes) == 1 and max(upto - at, end - begin) <= SHORT:
         what = f"Write `{written}`" if written else f"Leave `{instead}` out"
         if written and instead:
             what += f" instead of `{instead}`"
         what += "" if instead else f" after `{old[at - 1].strip()}`"
-    return f"{what} ({name}:{at + bool(instead)}). The story does not happen then."
+    place = f"{name}:{at + bool(instead)}" if name else f"in {fix.block}"
+    return f"{what} ({place}). The story does not happen then."
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:
