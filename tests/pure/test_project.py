@@ -90,4 +90,4 @@ def test_options_win_over_the_project(write: Write, monkeypatch: pytest.MonkeyPa
     assert (told.queue, told.profile, told.where.postgres) == ("other.sql", "deep", "embedded")
     assert (told.skip, told.require) == (None, None)
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", "postgresql://somewhere")
-    assert options().where.postgres == "postgresql://somewhere"
+    assert options().where.postgres is None  # as ever: whoever opens the server looks there

@@ -84,7 +84,8 @@ def check(
     of_project = project()
     queues = queues or of_project.queue_names()
     profile = profile or of_project.profile or ProfileName.default
-    postgres = postgres or os.environ.get("QUEUEPROOF_POSTGRES") or of_project.postgres
+    if postgres is None and "QUEUEPROOF_POSTGRES" not in os.environ:
+        postgres = of_project.postgres
     if only is None:  # whoever names guarantees has chosen
         skip, require = skip or [*of_project.skip], require or [*of_project.require]
     if len(queues) > 1:
