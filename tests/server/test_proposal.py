@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -332,12 +333,20 @@ def test_a_folder_of_migrations(tmp_path: Path) -> None:
     assert "run_after <= now()" in text
 
 
-def test_a_job_that_runs_must_be_told(tmp_path: Path, dsn: str) -> None:
-    """Without a state or a lock there is no queue to propose: the message says what one needs."""
-    (tmp_path / "schema.sql").write_text(
-        "CREATE TABLE jobs (id int PRIMARY KEY, state text CHECK (state IN ('new', 'done')))"
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        ("'new', 'done'", "(new, done) says that a job runs"),
+        ("'done'", "(done) says that a job waits"),
+    ],
+)
+def test_states_that_tell_too_little(tmp_path: Path, dsn: str, states: str, says: str) -> None:
+    """Without a state or a lock there is no queue to propose: the message says what is missing."""
+    table = (
+        f"CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({states})))"
     )
-    with pytest.raises(QueueproofError, match=r"jobs: .* \(new, done\) says that a job runs"):
+    (tmp_path / "schema.sql").write_text(table)
+    with pytest.raises(QueueproofError, match=re.escape(says)):
         propose(
             tmp_path / "q.sql", [tmp_path / "schema.sql"], table="jobs", postgres=dsn, trust=False
         )

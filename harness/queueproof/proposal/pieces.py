@@ -39,11 +39,13 @@ class TablePieces:
             for state, roles in _TELLS.items()
             if state not in self._states.names
         }
-        if "running" in self._tells and self._tells["running"] is None:
+        waits = status is None or self._states.null_waits or "queued" in self._states.names
+        if not waits or ("running" in self._tells and self._tells["running"] is None):
             known = ", ".join(self._states.names.values()) or "it has none"
+            missing = "runs: a queue needs one, such as locked_at timestamptz"
             raise QueueproofError(
-                f"{table.sql}: no column and none of its states ({known}) says that a job runs: a"
-                " queue needs one, such as locked_at timestamptz"
+                f"{table.sql}: no column and none of its states ({known}) says that a job"
+                f" {missing if waits else 'waits'}"
             )
         self._counts = "attempts" in self._c or "left" in self._c
         default = next((self._columns[r].default for r in ("most", "left") if r in self._c), "")
