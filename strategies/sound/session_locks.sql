@@ -49,7 +49,11 @@ WHERE locktype = 'advisory'
 INSERT INTO jobs (payload, max_attempts) VALUES (:payload, :max_attempts) RETURNING id;
 
 -- name: claim
+-- take() looks at the job again once it has the lock. At the other levels it would look with the
+-- snapshot that it began with, and answer a count that a failure has raised since.
+BEGIN ISOLATION LEVEL READ COMMITTED;
 SELECT id, failures FROM take();
+COMMIT;
 
 -- name: complete(id, failures)
 UPDATE jobs SET ended = 'completed'
