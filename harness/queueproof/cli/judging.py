@@ -222,7 +222,7 @@ def print_summary(
 def _advice(
     target: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
 ) -> dict[str, str]:
-    """Which line to change, by what is broken; nothing where something else went wrong."""
+    """The line to change for each broken guarantee; nothing where looking for it went wrong."""
     with beside_the_verdict("which line mends what is broken"):
         from queueproof.mend.search import advise
 

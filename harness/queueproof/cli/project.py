@@ -1,4 +1,4 @@
-"""What `[tool.queueproof]` in a project's pyproject.toml says of a check."""
+"""A project's settings for its checks: `[tool.queueproof]` in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLE = "[tool.queueproof]"
 
 
 class Project(NamedTuple):
-    """What a project says of its checks; an option of the command line wins over it."""
+    """Settings of a project; an option of the command line wins over them."""
 
     queues: tuple[str, ...] = ()  # files as seen from the current folder
     profile: ProfileName | None = None

@@ -212,7 +212,7 @@ class Examination:
                 return
 
     def _searches(self, asked: Sequence[str]) -> list[_Part]:
-        """What all guarantees judge and has not run yet."""
+        """The units that all guarantees judge and that have not run yet."""
         return [
             _Part(what, partial(self._search, what, left, asked), left)
             for what, units in self._searched

@@ -260,7 +260,7 @@ class Draft:
         return found | {kinds[of]: f"'{own}'" for own, of in named if of in kinds}
 
     def _literals(self, status: str, block: str) -> list[str]:
-        """What a block writes into the status, as it stands there."""
+        """The literals that a block writes into the status, as they stand there."""
         return [
             literal.sql("postgres")
             for site in self.sites

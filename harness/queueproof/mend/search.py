@@ -48,7 +48,7 @@ from queueproof.space.pieces import Pieces
 MOST = 120  # candidates for each broken guarantee
 ADVISED, OF_ALL = 8, 24  # the same where a check only looks for what to say, and for all together
 DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
-"""Whose stories take seconds each: a check does not look for what mends them."""
+"""Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
 SHORT = 3  # lines that are told as they are to be written
@@ -177,7 +177,7 @@ def mend(
 def advise(
     queue: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
 ) -> dict[str, str]:
-    """What one safe form says of each guarantee that is broken: its stories do not happen with it.
+    """Advice for each broken guarantee: one safe form with which its stories do not happen.
 
     Args:
         queue: Any; there is nothing to say of one that is no SQL file.
@@ -422,7 +422,7 @@ class _Search:
         return found
 
     def _others(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        """What is broken besides, and not asked for yet."""
+        """The guarantees that are broken besides, and not asked for yet."""
         broken = (one.id for one in self.card.guarantees if one.verdict == "broken")
         return tuple(name for name in broken if name not in wanted)
 
@@ -546,7 +546,7 @@ def _told_again(lab: Lab, offer: Offer, token: str, seed: int) -> frozenset[str]
 
 
 def _broken_besides(lab: Lab, offer: Offer, goal: Goal) -> Failure | None:
-    """What the stories' programs break instead, or a job's plain life.
+    """A breach of another guarantee, by the stories' programs or by a job's plain life.
 
     A job that no worker gets any more tells no story, and is no mend.
     """
