@@ -126,7 +126,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The clock was moved; 0 seconds: by less than one."""
+    """The clock was moved; 0 seconds: by about one."""
 
     seconds: float
 

@@ -513,7 +513,7 @@ def _jumps(column: Sequence[Moment]) -> str:
 
 
 def _jump(fact: Passed) -> str:
-    return spoken(fact.seconds) if fact.seconds else "less than a second"
+    return spoken(fact.seconds) if fact.seconds else "about a second"
 
 
 def _merged(column: Sequence[Moment]) -> Moment:

@@ -71,13 +71,16 @@ class Clock:
         return datetime.fromtimestamp(self._server + self.now() + ahead, UTC)
 
     def until_aligned(self, moment: str) -> float:
-        """Seconds until it shows the fraction at which what is timed begins.
+        """Seconds until it shows the fraction at which what is timed begins: 0.5 to 1.5.
+
+        A shorter move would leave it to the machine's speed whether a lease that began before it is
+        over at a moment that is counted from after it, or whether the fraction has just passed.
 
         Args:
             moment: What the server's own clock shows, as text.
         """
         shown = datetime.fromisoformat(moment).timestamp() + self.shift
-        return round((FRACTION - shown) % 1.0, 6)
+        return round((FRACTION - shown - 0.5) % 1.0 + 0.5, 6)
 
     def move(self, seconds: float, control: _Control, *, forget: bool) -> None:
         """Set it forward.

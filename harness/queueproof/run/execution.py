@@ -597,7 +597,7 @@ class Execution:
         Args:
             actor: By whom the trace says so.
             seconds: How far.
-            told: What a story says of it; 0: less than a second. None: the same.
+            told: What a story says of it; 0: about a second. None: the same.
         """
         call = self.state.instant("advance", actor.name, delay=seconds if told is None else told)
         self.lab.advance(seconds)
