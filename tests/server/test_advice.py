@@ -12,7 +12,7 @@ from queueproof.mend.search import advise
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.run.open import open_lab
-from tests.fix_places import reference
+from tests.fix_places import BROKEN, reference
 
 CAMEL = """\
 -- /// queue
@@ -99,3 +99,18 @@ def test_the_line_is_told(
     told = advise(queue, card, server, lambda _what, _done: None)
     assert advice in told[guarantee]
     assert told[guarantee].endswith(" The story does not happen then.")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("backoff_held_now", "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of"),
+        ("backoff_overflow", "2 ^ LEAST(attempts - 1, 10)),` instead of `* LEAST("),
+    ],
+)
+def test_what_an_author_wrote_stays(server: Server, name: str, advice: str) -> None:
+    """Of the forms with which a story does not happen, one that replaces least is told."""
+    queue = load(BROKEN / f"{name}.sql")
+    with open_lab(queue, server) as lab:
+        card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)
+    assert advice in advise(queue, card, server, lambda _what, _done: None)["backoff"]

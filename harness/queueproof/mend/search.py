@@ -51,6 +51,7 @@ DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
 """Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
+SMALLER = 4  # forms that replace less, tried once one is found
 SHORT = 3  # lines that are told as they are to be written
 STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
@@ -200,11 +201,21 @@ def advise(
         for fix in likely:
             left -= 1
             if ask(fix.text).is_sound:
+                gone = _replaced(text, fix)
+                less = (other for other, _ in forms if other.block == fix.block and not other.last)
+                smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
+                kept = next((other for other in smaller if ask(other.text).is_sound), fix)
                 # What extends another file has no lines of its own there.
                 name = Path(queue.name).name if queue.own == text else ""
-                found[one.id] = _said(text, fix, name)
+                found[one.id] = _said(text, kept, name)
                 break
     return found
+
+
+def _replaced(text: str, fix: Fix) -> int:
+    """How many words of a file a form replaces: an author keeps most of what stands there."""
+    same = SequenceMatcher(None, text.split(), fix.text.split(), autojunk=False)
+    return len(text.split()) - sum(block.size for block in same.get_matching_blocks())
 
 
 def _said(before: str, fix: Fix, name: str) -> str:
