@@ -28,8 +28,8 @@ from queueproof.space.pieces import (
     Pieces,
 )
 
-# Seconds: at a whole one and at a fraction, of days and hours, of more than a month.
-DELAYS = (61.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
+# Seconds: just a minute, an hour and a day, of which a part is 0; a fraction; more than a month.
+DELAYS = (60.0, 3600.0, 86_400.0, 61.47, 2 * DAY + HOUR, 40 * DAY)
 
 
 def _ordered(offer: Offer) -> str | None:
@@ -162,12 +162,12 @@ GUARANTEES = (
         source="https://www.inferable.ai/blog/posts/postgres-skip-locked",
         wild=(
             "The queue's name is compared by LIKE or as a prefix: to LIKE, mail_in is mail-in as "
-            "well. Or the optional filter (queue = $1 OR $1 IS NULL) is inverted, and every job "
-            "passes."
+            "well. Or the optional filter (queue = :queue OR :queue IS NULL) is inverted, and "
+            "every job passes."
         ),
         safe=(
-            "WHERE queue = $1 in the query that chooses the rows, and first in its index; claims, "
-            "takeovers and recoveries leave the job's queue as it is."
+            "WHERE queue = :queue in the query that chooses the rows, and first in its index; "
+            "claims, takeovers and recoveries leave the job's queue as it is."
         ),
         example="routing_inverted_filter",
         asks="queue as a parameter of both enqueue and claim",

@@ -48,10 +48,13 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
         for theirs in pieces.enders()[n:]:
             yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
     if pieces.takes_limit and "complete_many" in pieces.offers:
-        # The one's jobs lie between the other's.
+        # The one's jobs lie between the other's: what jobs share by their ids, or by a priority that
+        # orders none, two batches reach in two orders.
         taken = in_turn(script("w1", claim(2)), script("w3", claim()), script("w2", claim(2)))
         both: Stage = (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL))
-        yield Program((JobSpec(),) * 5, (*taken, both))
+        queue = pieces.offer.queue
+        ranks = "priority" in queue.takes("enqueue") and not queue.by_priority
+        yield Program(tuple(JobSpec(priority=n % 2 * ranks) for n in range(5)), (*taken, both))
         if pieces.lease is not None:
             # What a statement with an old snapshot does not see any more it still locks.
             over = (advance(past(pieces.lease)), *(do for _, dos in pieces.reaper() for do in dos))
@@ -117,7 +120,7 @@ GUARANTEES = (
             "two shared rows in opposite orders: PostgreSQL aborts one of them with 40P01."
         ),
         safe=(
-            "One order for all: SELECT ... WHERE id = ANY ($1) ORDER BY id FOR UPDATE before a "
+            "One order for all: SELECT ... WHERE id = ANY (:ids) ORDER BY id FOR UPDATE before a "
             "batch is changed, and shared rows in the same order in every operation. SKIP LOCKED "
             "wherever a job may be passed over: who does not wait cannot deadlock."
         ),

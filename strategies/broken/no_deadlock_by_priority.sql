@@ -1,0 +1,75 @@
+-- breaks: no-deadlock
+-- A trigger counts completed jobs by their priority, which orders nothing here. The batches lock
+-- their jobs in one order, and the counters in the order of their jobs.
+
+-- /// queue
+-- extends = "../skip_locked.sql"
+-- order = "fifo"
+-- ///
+
+-- name: schema#
+CREATE TABLE jobs (
+  id           bigserial   PRIMARY KEY,
+  queue        text        NOT NULL DEFAULT 'default',
+  job_type     text        NOT NULL DEFAULT 'default',
+  payload      jsonb       NOT NULL DEFAULT '{}',
+  status       text        NOT NULL DEFAULT 'queued'
+               CHECK (status IN ('queued', 'running', 'completed', 'failed')),
+  priority     int         NOT NULL DEFAULT 0,
+  attempts     int         NOT NULL DEFAULT 0,
+  max_attempts int         NOT NULL DEFAULT 3 CHECK (max_attempts > 0),
+  run_at       timestamptz NOT NULL DEFAULT now(),
+  locked_at    timestamptz,  -- when the lease began: the claim, or the last heartbeat
+  locked_by    text,
+  last_error   text,
+  created_at   timestamptz NOT NULL DEFAULT now(),
+  updated_at   timestamptz NOT NULL DEFAULT now(),
+  completed_at timestamptz,
+  failed_at    timestamptz
+);
+-- In the order of the claim, which then reads its batch and nothing else.
+CREATE INDEX jobs_runnable_idx ON jobs (queue, run_at, id) WHERE status = 'queued';
+-- For recover: the oldest lease first.
+CREATE INDEX jobs_stuck_idx ON jobs (locked_at) WHERE status = 'running';
+CREATE TABLE completed_counts (
+  priority int    PRIMARY KEY,
+  n        bigint NOT NULL
+);
+CREATE FUNCTION count_completed() RETURNS trigger
+LANGUAGE plpgsql
+AS $$
+BEGIN
+  INSERT INTO completed_counts AS c VALUES (NEW.priority, 1)
+  ON CONFLICT (priority) DO UPDATE SET n = c.n + 1;
+  RETURN NULL;
+END
+$$;
+CREATE TRIGGER jobs_completed
+AFTER UPDATE OF status ON jobs
+FOR EACH ROW WHEN (OLD.status <> 'completed' AND NEW.status = 'completed')
+EXECUTE FUNCTION count_completed();
+-- For people: what failed lately.
+CREATE INDEX jobs_failed_idx ON jobs (failed_at) WHERE status = 'failed';
+
+-- name: claim(worker, limit, queue)
+UPDATE jobs
+SET status     = 'running',
+    locked_at  = now(),
+    locked_by  = :worker,
+    -- Counted here, so that a crash counts. It is also the fencing token of what follows.
+    attempts   = attempts + 1,
+    updated_at = now()
+-- An ARRAY is computed once; an IN (SELECT ...) may be run again for each row of the outer scan.
+WHERE id = ANY (ARRAY(
+  SELECT id
+  FROM jobs
+  WHERE queue = :queue
+    AND status = 'queued'
+    AND attempts < max_attempts
+    AND run_at <= now()
+  ORDER BY run_at, id
+  LIMIT :limit
+  -- Locks and re-checks the latest version of each row, and passes over what others hold.
+  FOR UPDATE SKIP LOCKED
+))
+RETURNING id, attempts AS attempt, payload;
