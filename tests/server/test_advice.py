@@ -98,7 +98,7 @@ def test_the_line_is_told(
     assert [one.verdict for one in card.guarantees] == ["broken"]
     told = advise(queue, card, server, lambda _what, _done: None)
     assert advice in told[guarantee]
-    assert told[guarantee].endswith(" The story does not happen then.")
+    assert told[guarantee].endswith(" With that the story does not happen.")
 
 
 @pytest.mark.parametrize(

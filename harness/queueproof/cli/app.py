@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from queueproof.cli.bench import bench
-from queueproof.cli.check import EXAMPLES, check
+from queueproof.cli.check import check
 from queueproof.cli.ends import UsageError, exit_code_of, stop
 from queueproof.cli.init import init
 from queueproof.cli.more import GOING_ON, replay, watch
@@ -64,20 +64,39 @@ def _options(
         typer.echo(_BEGIN)
 
 
-app.command()(init)
-app.command(epilog=EXAMPLES)(check)
-app.command()(explain)
-app.command()(replay)
-app.command()(watch)
-for _name, _command in GOING_ON.items():
-    app.command(_name)(_command)
-app.command()(show)
-app.command()(bench)
-app.command()(report)
-app.command()(guarantees)
-app.command()(doctor)
-app.command()(schema)
-app.command("help")(tell)
+_GROUPS: Mapping[str, Mapping[str, Callable[..., int | None]]] = {
+    "Begin": {"init": init, "check": check},
+    "Understand a verdict": {"explain": explain, "replay": replay, "show": show},
+    "Mend, and keep it so": {"watch": watch, **GOING_ON},
+    "Measure and report": {"bench": bench, "report": report},
+    "Look up": {"guarantees": guarantees, "doctor": doctor, "schema": schema, "help": tell},
+}
+_EXAMPLES = {
+    "init": ("jobs.sql", "jobs.sql --from-schema schema.sql", "worker.mjs"),
+    "check": (
+        "jobs.sql --profile quick",
+        "jobs.sql --only single-claim,fencing --html card.html",
+        '"exec: node worker.mjs" --postgres container:postgres:17',
+    ),
+    "replay": ("jobs.sql fencing", "jobs.sql fencing.2 --export fencing.spec"),
+    "mend": ("jobs.sql", "jobs.sql --only fencing > fencing.diff"),
+    "bench": (
+        "jobs.sql",
+        "old.sql new.sql --compare",
+        "jobs.sql --rounds 0 --fail-if 'buffers_per_claim > 1.2 * baseline.json'",
+    ),
+    "report": ("results/*.json --html report.html",),
+}
+
+
+def _epilog(name: str) -> str | None:
+    told = "\n\n".join(f"- `queueproof {name} {one}`" for one in _EXAMPLES.get(name, ()))
+    return f"Examples:\n\n{told}" if told else None
+
+
+for _group, _commands in _GROUPS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_group, epilog=_epilog(_name))(_command)
 
 
 def main() -> NoReturn:

@@ -45,9 +45,9 @@ def bench(
         bool,
         typer.Option(
             "--compare",
-            help="Say whether the second of two queues is faster or slower than the first. They are"
-            " measured in turn until that is sure, or the budget ends. One load: 4 workers, batch"
-            " 10 (1 where a claim takes one job), unless given.",
+            help="Say whether the second of two queues is faster or slower than the first. Both are"
+            " measured in turn until that is sure, or --budget ends. If not given: 4 workers, batch"
+            " 10 (1 if a claim takes one job).",
         ),
     ] = False,
     budget: Annotated[
@@ -73,8 +73,8 @@ def bench(
         typer.Option(
             metavar="JOBS/S",
             min=0,
-            help="An open loop: claims are due at this rate, and a latency counts from when its"
-            " claim was due. 1 job per claim, 4 workers and 5 s, unless given.",
+            help="An open loop: claims are due at this rate, and latency is measured from when a"
+            " claim was due. If not given: 1 job per claim, 4 workers, 5 s.",
             show_default=False,
         ),
     ] = 0.0,
@@ -111,7 +111,7 @@ def bench(
             min=0,
             max=3600,
             help="Measure endurance instead: S seconds without an old snapshot, S while one is"
-            " held, S after it. One worker; told are buffers per claim and what autovacuum did.",
+            " held, S after it. One worker. Shows buffers per claim and autovacuum's work.",
             show_default=False,
         ),
     ] = 0.0,
@@ -133,7 +133,7 @@ def bench(
 ) -> int:
     """Measure jobs per second, the latency of a claim, and what a job costs in counters.
 
-    Ctrl-C ends it; the whole rounds so far count. Exits 1 when a condition of --fail-if is true.
+    Ctrl-C ends it; the completed rounds are shown. Exits 1 when a condition of --fail-if is true.
     """
     from queueproof.queues.resolve import files_of, resolve
 

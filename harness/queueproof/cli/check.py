@@ -35,24 +35,14 @@ from queueproof.cli.reports import Reports
 from queueproof.cli.several import each
 from queueproof.errors import QueueproofError
 
-EXAMPLES = """
-Examples:
-
-- `queueproof check jobs.sql --profile quick`
-
-- `queueproof check jobs.sql --only single-claim,fencing --html card.html`
-
-- `queueproof check "exec: node worker.mjs" --postgres container:postgres:17`
-"""
-
 
 def check(
     queues: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="QUEUE",
-            help=f"{QUEUES} Several: each has reports of its own, named after it, and the exit code"
-            " is the worst. None: those of [tool.queueproof] in pyproject.toml.",
+            help=f"{QUEUES} With several, each gets its own report files, and the exit code is the"
+            " worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
             show_default=False,
         ),
     ] = None,

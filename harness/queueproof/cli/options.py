@@ -48,7 +48,7 @@ Require: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="ID,...",
-        help="These must be judged. Exit 2 where an operation or a tool that one needs is missing.",
+        help="Exit 2 if one of these cannot be judged, as an operation or a tool is missing.",
         rich_help_panel=ASKED,
     ),
 ]
@@ -57,8 +57,8 @@ With: TypeAlias = Annotated[
     typer.Option(
         "--with",
         metavar="FILE",
-        help="The new version in a rolling deploy: some workers run QUEUE, some run this. Its"
-        " schema is that of QUEUE, or a migration of it.",
+        help="The new version in a rolling deploy; both run at once. Its schema must equal that of"
+        " QUEUE, or migrate it.",
         rich_help_panel=ASKED,
     ),
 ]
@@ -70,11 +70,13 @@ _PROFILE = (
 Profile: TypeAlias = Annotated[ProfileName, typer.Option(help=_PROFILE, rich_help_panel=HOW)]
 ProfileOrProjects: TypeAlias = Annotated[
     ProfileName | None,
-    typer.Option(help=_PROFILE + " If not given: default.", rich_help_panel=HOW),
+    typer.Option(help=_PROFILE + " If not given: `default`.", rich_help_panel=HOW),
 ]
 Seed: TypeAlias = Annotated[
     int,
-    typer.Option(help="Random seed. The same seed gives the same verdict.", rich_help_panel=HOW),
+    typer.Option(
+        help="Random seed. The same seed and profile give the same verdict.", rich_help_panel=HOW
+    ),
 ]
 FailFast: TypeAlias = Annotated[
     bool,
@@ -90,8 +92,7 @@ Jobs: TypeAlias = Annotated[
         metavar="N",
         min=1,
         show_default="the processors",
-        help="How many processes do the work, each with its own database. The result does not"
-        " depend on it.",
+        help="Number of processes, each with its own database. The result does not depend on it.",
         rich_help_panel=HOW,
     ),
 ]
@@ -117,7 +118,7 @@ Trust: TypeAlias = Annotated[
     typer.Option(
         "--trust",
         help="Run the queue's SQL as a superuser, who may do anything on the server and its"
-        " machine. A superuser's DSN needs this as well where the server has other databases.",
+        " machine. Also needed for a superuser's DSN on a server that has other databases.",
         rich_help_panel=SERVER,
     ),
 ]

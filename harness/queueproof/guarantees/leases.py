@@ -139,8 +139,8 @@ GUARANTEES = (
         ),
         safe=(
             "A token for each attempt, such as the count that the claim raises: UPDATE jobs SET "
-            "... WHERE id = $1 AND status = 'running' AND attempts = $2. No row changed means that "
-            "the job is lost, and the worker is told so."
+            "... WHERE id = :id AND status = 'running' AND attempts = :attempt. No row changed "
+            "means that the job is lost, and the worker is told so."
         ),
         example="fencing_id_only",
         asks=(

@@ -110,7 +110,7 @@ def _time(moment: str, column: str, sql: str) -> str:
 
 def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
     """What stands for what, in this order."""
-    found = [(r"\$1(?= AND)", ":id"), (r"(?<=attempts = )\$2", f":{known.token or 'attempt'}")]
+    found = [(r"(?<=attempts = ):attempt", f":{known.token or 'attempt'}")]
     if known.table:
         found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", f"{known.table}"))
     if not known.status:
@@ -132,7 +132,7 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
     if known.priority:
         found.append((r"\bpriority(?= DESC)", f"{known.priority}"))
     if known.queue:
-        found.append((r"\bqueue = \$1", f"{known.queue} = :queue"))
+        found.append((r"\bqueue = :queue", f"{known.queue} = :queue"))
     if known.lease:
         then = _time("now()" if _ends(known) else "now() - lease", known.lease, sql)
         found.append((r"\blocked_at < now\(\) - lease", f"{known.lease} < {then}"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
 DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
 SMALLER = 4  # forms that replace less, tried once one is found
+HUNKS = 2  # places that are told as they are to be written
 SHORT = 3  # lines that are told as they are to be written
 STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
@@ -219,7 +221,7 @@ def _replaced(text: str, fix: Fix) -> int:
 
 
 def _said(before: str, fix: Fix, name: str) -> str:
-    """A form in words: the line and what to write there, or what it does where that is longer.
+    """A form in words: which lines to write, or what it does where that is longer.
 
     Args:
         before: The file's text.
@@ -228,16 +230,25 @@ def _said(before: str, fix: Fix, name: str) -> str:
     """
     old, new = before.splitlines(), fix.text.splitlines()
     changes = [one for one in SequenceMatcher(None, old, new).get_opcodes() if one[0] != "equal"]
-    _, at, upto, begin, end = changes[0]
-    instead, written = (" ".join(map(str.strip, one)) for one in (old[at:upto], new[begin:end]))
-    what = fix.what[:1].upper() + fix.what[1:]
-    if len(changes) == 1 and max(upto - at, end - begin) <= SHORT:
-        what = f"Write `{written}`" if written else f"Leave `{instead}` out"
+    # What a block takes stands above its statement, and is told after it.
+    changes.sort(key=lambda one: old[one[1]].startswith("-- name:"))
+    told = []
+    for _, at, upto, begin, end in changes:
+        instead, written = (" ".join(map(_bare, one)) for one in (old[at:upto], new[begin:end]))
+        what = f"write `{written}`" if written else f"leave `{instead}` out"
         if written and instead:
             what += f" instead of `{instead}`"
-        what += "" if instead else f" after `{old[at - 1].strip()}`"
-    place = f"{name}:{at + bool(instead)}" if name else f"in {fix.block}"
-    return f"{what} ({place}). The story does not happen then."
+        what += "" if instead else f" after `{_bare(old[at - 1])}`"
+        told.append(what + (f" ({name}:{at + bool(instead)})" if name else ""))
+    if len(changes) > HUNKS or any(max(b - a, d - c) > SHORT for _, a, b, c, d in changes):
+        told = [fix.what + (f" ({name}:{changes[0][1] + 1})" if name else "")]
+    what = ", and ".join(told) + ("" if name else f" (in {fix.block})")
+    return f"{what[:1].upper()}{what[1:]}. With that the story does not happen."
+
+
+def _bare(line: str) -> str:
+    """A line without what is a comment to its right."""
+    return re.sub(r"(?<=\S)\s+--.*", "", line).strip()
 
 
 def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[Fix, bool]]:

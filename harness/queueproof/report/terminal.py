@@ -25,7 +25,9 @@ STYLES = {
     "inconclusive": "magenta",
     "not-offered": "dim",
 }
-_FIRST_WORDS = re.compile(r"[:.] ")
+_FIRST_SENTENCE = re.compile(r"\. (?=[A-Z])")
+_INSTEAD = re.compile(r" instead of `[^`]*`")
+_WORST_FIRST = ("broken", "inconclusive", "accepted", "holds", "not-offered")
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 
 
@@ -103,13 +105,14 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
     for name, (judgement, story) in breaks.items():
         where = f"{story.place.file}:{story.place.line}" if story.place else card.queue
         safe = judgement.remedy or remedy(judgement.id, judgement.told)
-        rows.append((where, name, story.reason, _FIRST_WORDS.split(safe)[0]))
+        first = _INSTEAD.sub("", _FIRST_SENTENCE.split(safe)[0])
+        rows.append((where, name, story.reason, first))
     if out.is_terminal:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for heading in ("where", "story", "what happened", "how to mend it"):
-            table.add_column(heading, overflow="fold", no_wrap=heading == "story")
-        for row in rows:
-            table.add_row(*row)
+            table.add_column(heading, overflow="fold", no_wrap=heading in {"where", "story"})
+        for where, *told in rows:
+            table.add_row(where.rpartition("/")[2], *told)
         out.print(table)
     else:
         for *told, _ in rows:
@@ -251,7 +254,7 @@ def _table(judgements: Sequence[Judgement]) -> Table:
     table.add_column("guarantee", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("because", overflow="fold")
-    for judgement in judgements:
+    for judgement in sorted(judgements, key=lambda one: _WORST_FIRST.index(one.verdict)):
         style = STYLES[judgement.verdict]
         faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
         table.add_row(judgement.id, Text(judgement.verdict, style), Text(judgement.reason, faint))
