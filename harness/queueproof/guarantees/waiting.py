@@ -48,8 +48,8 @@ def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
         for theirs in pieces.enders()[n:]:
             yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
     if pieces.takes_limit and "complete_many" in pieces.offers:
-        # The one's jobs lie between the other's: what jobs share by their ids, or by a priority that
-        # orders none, two batches reach in two orders.
+        # The one's jobs lie between the other's: what jobs share by their ids, or by a priority
+        # that orders none, two batches reach in two orders.
         taken = in_turn(script("w1", claim(2)), script("w3", claim()), script("w2", claim(2)))
         both: Stage = (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL))
         queue = pieces.offer.queue
