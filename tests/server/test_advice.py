@@ -71,7 +71,7 @@ BY_NAME = CAMEL.format(beat='"beatAt" = now(),', names="", same="")
             "stale-recovery",
             'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "b',
         ),
-        (BY_NAME, "fencing", 'Complete: asks for "tryCount" = :try (q.sql:'),
+        (BY_NAME, "fencing", "and write `-- name: complete(id, worker, try)!` instead of"),
         (
             reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
             "single-claim",

@@ -110,7 +110,7 @@ def test_the_command_passes_trust_on(
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
-    asked = ["check", str(path), "--only", "single-claim", "--profile", "quick", "--fail-fast"]
+    asked = ["check", str(path), "--only", "single-claim", "--jobs", "1", "--fail-fast"]
     assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
     assert run([*asked, "--trust"]) == 1
     assert f"queueproof replay {path} --trust" in capsys.readouterr().out

@@ -250,8 +250,9 @@ class Examination:
             return
         profile = self.profile
         programs = variation.programs(self._suite, profile.situations)
-        if conditions.isolation:
+        if conditions.isolation == "repeatable read":
             programs += [one for one in own_programs(self._suite) if one.races]
+        if conditions.isolation:
             # A snapshot is as old as the statement in whose midst others commit.
             conditions = replace(conditions, gate=self._inside.gate)
         for program in programs:
