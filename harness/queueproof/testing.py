@@ -7,7 +7,7 @@ Such a test holds a story as data, and fails with it as long as the queue still 
     def test_single_claim() -> None:
         must_hold(
             "single-claim",
-            "my_queue.sql",
+            "jobs.sql",
             program=Program(
                 jobs=(JobSpec(),),
                 stages=((("w1", (Do("claim"),)), ("w2", (Do("claim"),))),),
@@ -27,7 +27,7 @@ here, in seconds; Hypothesis would take minutes:
     from queueproof.testing import Crowd, under_test
 
     def test_every_crowd() -> None:
-        with under_test("my_queue.sql") as queue:
+        with under_test("jobs.sql") as queue:
 
             @settings(deadline=None, max_examples=50, phases=[Phase.generate])
             @given(queue.crowds())

@@ -260,3 +260,35 @@ def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     short = short.replace("recover(lease)", "recover")
     offered = {fix.what for fix in fixes(Draft(short, path), "live-lease")}
     assert "recover: locked_at < now() - :lease asked instead" in offered
+
+
+FLAGGED = """\
+-- name: schema#
+CREATE TABLE inbox (id bigserial, stage text, held boolean, receipt uuid);
+-- name: enqueue
+INSERT INTO inbox (stage) VALUES ('new') RETURNING id;
+-- name: claim
+UPDATE inbox SET {claimed}, receipt = gen_random_uuid()
+WHERE id = (SELECT id FROM inbox LIMIT 1) RETURNING id, receipt;
+-- name: complete(id, receipt)!
+DELETE FROM inbox WHERE id = :id AND receipt = :receipt AND stage IN ('taken', 'begun');
+-- name: heartbeat(id)!
+UPDATE inbox SET stage = 'begun' WHERE id = :id;
+"""
+
+
+@pytest.mark.parametrize(
+    ("claimed", "asked"),
+    [
+        ("stage = 'taken'", "stage IN ('taken', 'begun')"),
+        ("held = true", "held = true"),
+        ("held = true", "receipt = :receipt"),
+    ],
+)
+def test_an_operation_asks_what_others_ask(tmp_path: Path, claimed: str, asked: str) -> None:
+    """In its author's words; and for the flag that a claim sets, where there is no state."""
+    path = tmp_path / "q.sql"
+    path.write_text(FLAGGED.format(claimed=claimed))
+    found = fixes(Draft(path.read_text(), path), "final-state")
+    beats = [fix.text for fix in found if fix.what.startswith("heartbeat: asks for")]
+    assert any(f"WHERE id = :id AND {asked};" in text for text in beats)

@@ -271,7 +271,7 @@ def test_mistakes_are_located_and_named(old: str, new: str, line: int, says: str
 
 def test_a_bare_schema_is_told_how_to_become_a_queue_file() -> None:
     """Whoever checks a dump is told what makes a queue file of it."""
-    with pytest.raises(QueueError, match=r"q.sql:1: .*init my_queue.sql --from-schema FILE"):
+    with pytest.raises(QueueError, match=r"q.sql:1: .*init jobs.sql --from-schema FILE"):
         load_text("CREATE TABLE jobs (id bigserial PRIMARY KEY);\n", PATH)
 
 

@@ -87,7 +87,7 @@ def test_a_snippet_gives_the_action_what_it_takes(name: str) -> None:
 def test_the_gitlab_job_s_command_writes_what_the_job_keeps(tmp_path: Path) -> None:
     """The job's check, as it stands, passes the template and leaves every file of `artifacts`."""
     job = read(SNIPPETS / "gitlab-ci.yml")["queue"]
-    command = f"queueproof init my_queue.sql && {job['script'][-1]} --only backoff --profile quick"
+    command = f"queueproof init jobs.sql && {job['script'][-1]} --only backoff --profile quick"
     ran = run(command, tmp_path, QUEUEPROOF_POSTGRES="embedded")
     assert ran.returncode == 0, ran.stderr
     kept = {*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]}

@@ -249,13 +249,13 @@ def test_the_queue_that_init_writes_passes(
 ) -> None:
     """A newcomer begins with something that works, is told what to do next, and loses nothing."""
     monkeypatch.chdir(tmp_path)
-    ran = command("init", "my_queue.sql")
-    assert (ran.code, "queueproof check my_queue.sql" in ran.out) == (0, True)
+    ran = command("init", "jobs.sql")
+    assert (ran.code, "queueproof check jobs.sql" in ran.out) == (0, True)
     # By all of them CI checks it where it tries README.md's lines, with the wheel.
-    checked = check("my_queue.sql", "--only", f"{APART},steady-cost")
+    checked = check("jobs.sql", "--only", f"{APART},steady-cost")
     assert checked.code == 0, checked.out
     assert "2 hold" in checked.out
-    again = command("init", "my_queue.sql")
+    again = command("init", "jobs.sql")
     assert (again.code, "exists already" in again.err) == (4, True)
     assert command("init", "no/such/directory/q.sql").code == 4
 

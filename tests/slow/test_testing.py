@@ -16,7 +16,7 @@ STRATEGIES = Path(__file__).parents[2] / "strategies"
 def example(queue: Path) -> Callable[[], None]:
     """The test in the module's docstring, about a queue."""
     told = (testing.__doc__ or "").partition("    from ")[2].partition("\nA `Program`")[0]
-    code = textwrap.dedent(f"    from {told}").replace("my_queue.sql", str(queue))
+    code = textwrap.dedent(f"    from {told}").replace("jobs.sql", str(queue))
     names: dict[str, Callable[[], None]] = {}
     exec(code, names)  # noqa: S102 - the documentation's own
     return names["test_single_claim"]

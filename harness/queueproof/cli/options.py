@@ -12,7 +12,7 @@ import typer
 
 from queueproof.errors import SERVERS, QueueproofError
 
-QUEUES = 'A queue file (my_queue.sql), package.module:Class, or "exec: command".'
+QUEUES = 'A queue file (jobs.sql), package.module:Class, or "exec: command".'
 QueueName: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help=QUEUES)]
 ASKED, HOW, SERVER, REPORTS = "What is judged", "How", "Server", "Reports"  # groups of options
 

@@ -17,6 +17,7 @@ from queueproof.queues.sqlfile import SqlFileQueue, load_text
 from queueproof.queues.sqltree import Parsed, sites
 
 _ENDS = ("completed", "failed")
+HELD = frozenset({"complete", "complete_many", "fail", "heartbeat"})  # operations on a claimed job
 NOW = exp.CurrentTimestamp | exp.CurrentTime | exp.Localtimestamp
 
 
@@ -78,7 +79,7 @@ class Columns:
         running: Its value while the job is claimed, quoted.
         free: Its value while the job waits, quoted.
         done: Its value once the job is completed, quoted.
-    failed: Its value once the job has failed for good, quoted.
+        failed: Its value once the job has failed for good, quoted.
         worker: Who holds the job.
         attempts: How often it was claimed.
         token: The column of the claim's answer with that count.
@@ -88,6 +89,7 @@ class Columns:
         priority: How urgent.
         lease: When the lease began, or ends.
         until: Whether that is its end.
+        asked: What operations on a claimed job ask of its row, each in the words of the file.
     """
 
     table: Name = _NONE
@@ -105,6 +107,7 @@ class Columns:
     priority: Name = _NONE
     lease: Name = _NONE
     until: bool = False
+    asked: tuple[str, ...] = ()
 
 
 class Draft:
@@ -202,13 +205,28 @@ class Draft:
         if "lease" not in found and (given := self._given()):
             found["lease"], until = given, True
         found.setdefault("lease", self._beaten(found.get("due", "")))
-        found |= self._states(found.get("status", ""))
+        flag = found.pop("flag", "")
+        if flag and "status" not in found:
+            found |= {"status": flag, "running": "true", "free": "false"}
+        else:
+            found |= self._states(found.get("status", ""))
         known: dict[str, Any] = {
             role: value if role in _VALUES or isinstance(value, Name) else Name(value)
             for role, value in found.items()
             if role in Columns.__slots__
         }
-        return Columns(**known, until=until)
+        return Columns(**known, until=until, asked=tuple(self._asked(found.get("table", ""))))
+
+    def _asked(self, table: str) -> dict[str, None]:
+        return {
+            " ".join(site.parsed.source(site.parsed.span(part)).split()): None
+            for site in self.sites
+            if site.own and site.block in HELD - {"complete_many"}
+            for change in site.parsed.tree.find_all(exp.Update, exp.Delete)
+            if change.this.name == table
+            for part in site.where(change)
+            if not part.find(exp.Select)
+        }
 
     def _counted_later(self) -> dict[str, str]:
         """The count of attempts that `fail` or the recovery raises, and the claim does not."""
@@ -310,6 +328,8 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
             if value.this in _ENDS or "error" in name:  # of a job that the claim buries
                 continue
             found |= {"status": name, "running": value.sql("postgres")}
+        elif isinstance(value, exp.Boolean) and value.this:
+            found.setdefault("flag", name)
         elif isinstance(value, exp.Placeholder) and value.this == "worker":
             found["worker"] = name
         elif isinstance(value, exp.Add | exp.Sub) and value.this.name == name:

@@ -8,11 +8,9 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from queueproof.mend.draft import Columns, Site
+from queueproof.mend.draft import HELD, Columns, Site
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Edit, Span
-
-HELD = frozenset({"complete", "complete_many", "fail", "heartbeat"})  # operations on a claimed job
 
 Offer: TypeAlias = tuple[str, Sequence[Edit]]
 """What a form does, and the edits of the text that it was given."""

@@ -119,7 +119,7 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
         if known.status and own and own in sql:
             found.append((rf"status = '{state}'", f"{known.status} = {own}"))
     for state, own in (("queued", known.free), ("completed", known.done), ("failed", known.failed)):
-        if own and own in sql:
+        if own.startswith("'") and own in sql:
             found.append((f"'{state}'", own))
     if known.status:
         found.append((r"\bstatus(?= IN)", f"{known.status}"))

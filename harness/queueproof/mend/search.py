@@ -47,7 +47,7 @@ from queueproof.search.tokens import decode_token
 from queueproof.space.pieces import Pieces
 
 MOST = 120  # candidates for each broken guarantee
-ADVISED, OF_ALL = 8, 24  # the same where a check only looks for what to say, and for all together
+ADVISED, OF_ALL = 12, 32  # the same where a check only looks for what to say, and for all together
 DEAR = frozenset({"steady-cost", "old-snapshot", "pooler-safe", "crash-safe"})
 """Their stories take seconds each: a check does not look for what mends them."""
 DEPTH = 3  # changes that go together

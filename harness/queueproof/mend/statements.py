@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from queueproof.mend.draft import Columns, Site
+from queueproof.mend.draft import HELD, Columns, Site
 from queueproof.mend.edits import (
-    HELD,
     Offer,
     added,
     assigned,
@@ -72,6 +71,18 @@ def _read_first(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
             "chooses rows FOR UPDATE SKIP LOCKED first",
             [Edit(span, f"WHERE id = ANY (ARRAY({chosen}))")],
         )
+
+
+def _as_others(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """What another operation on a claimed job asks of its row, and this one does not."""
+    if not site.own or site.block not in HELD - {"complete_many"}:
+        return
+    for node in changes_of(site, known.table):
+        parts = (site.parsed.source(site.parsed.span(part)) for part in site.where(node))
+        mine = {" ".join(part.split()) for part in parts}
+        for asked in known.asked:
+            if asked not in mine and (edit := added(site, node, asked)) is not None:
+                yield f"asks for {asked}", [edit]
 
 
 def _asked_again(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
@@ -460,6 +471,7 @@ TWICE = "single-claim fencing live-lease final-state crash-safe retry-given conc
 FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], str, bool]] = (
     (_locked, f"{TWICE} non-blocking no-deadlock isolation", False),
     (_read_first, "non-blocking no-deadlock", False),
+    (_as_others, f"{TWICE} stale-recovery backoff no-lost-job", False),
     (_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound", False),
     (_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff", False),
     (_row_by_row, "fencing", False),

@@ -214,7 +214,7 @@ def _targets(text: str) -> list[str]:
 def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
     """The mutants that are known to be no defects, from the file beside the queue's.
 
-    `my_queue.equivalent.toml` maps mutants' names to the reason that they cannot matter.
+    `jobs.equivalent.toml` maps mutants' names to the reason that they cannot matter.
 
     Raises:
         QueueError: The file is malformed, or names a mutant that there is none.

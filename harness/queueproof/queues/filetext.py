@@ -165,9 +165,7 @@ def blocks_of(file: QueueText) -> list[Block]:
     if found and found[0].start < first:
         how = "begin it with `-- name: schema#`"
         if not markers:
-            how += (
-                "; `queueproof init my_queue.sql --from-schema FILE` makes a queue file of a schema"
-            )
+            how += "; `queueproof init jobs.sql --from-schema FILE` makes a queue file of a schema"
         if found[0].raw.startswith("\\"):
             how += f". {OF_PSQL}"
         file.fail(found[0].start, f"text before the first block; {how}")

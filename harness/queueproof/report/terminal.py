@@ -129,15 +129,15 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
 
 
 def print_story(out: Output, story: str) -> None:
-    """Print a story, its first line as its title.
+    """Print a story, what its guarantee says as its title.
 
     Args:
         out: Where.
         story: As text.
     """
-    head, _, rest = story.partition("\n")
+    head, gap, rest = story.partition("\n\n")
     out.say(Text(head, style="bold"))
-    out.say(rest)
+    out.say(gap[1:] + rest)
 
 
 def tried(card: Card) -> str:
