@@ -38,6 +38,7 @@ FORMS = {
     "stale_recovery_null_lease": "claim: sets locked_at = now()",
     "non_blocking_for_update": "claim: SKIP LOCKED added",
     "non_blocking_recover": "recover: SKIP LOCKED added",
+    "no_starvation_nowait_held": "claim: SKIP LOCKED instead of NOWAIT",
     "no_deadlock_one_statement": "complete_many: ORDER BY id added",
     "backoff_overflow": "fail: exponent capped",
     "backoff_error_too_long": "fail: error cut to 200 characters",

@@ -36,9 +36,12 @@ def _locked(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     for select in reads_of(site, known.table):
         parsed = site.parsed
         for lock in select.args.get("locks") or ():
+            span = parsed.span(lock)
             if lock.args["wait"] is None:
-                end = parsed.span(lock).end
-                yield "SKIP LOCKED added", [Edit(Span(end, end), " SKIP LOCKED")]
+                yield "SKIP LOCKED added", [Edit(Span(span.end, span.end), " SKIP LOCKED")]
+            elif lock.args["wait"] is True:
+                last = parsed.tokens(span)[-1]
+                yield "SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED")]
         if not select.args.get("locks") and select.args.get("where") is not None:
             parts = (select.args.get(one) for one in ("limit", "order", "where"))
             end = max(parsed.span(part).end for part in parts if part is not None)
@@ -469,7 +472,7 @@ _LOST = "stale-recovery no-starvation no-lost-job retry-given"
 TWICE = "single-claim fencing live-lease final-state crash-safe retry-given concurrency-limit"
 
 FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], str, bool]] = (
-    (_locked, f"{TWICE} non-blocking no-deadlock isolation", False),
+    (_locked, f"{TWICE} non-blocking no-deadlock no-starvation isolation", False),
     (_read_first, "non-blocking no-deadlock", False),
     (_as_others, f"{TWICE} stale-recovery backoff no-lost-job", False),
     (_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound", False),
