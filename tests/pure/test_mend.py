@@ -29,6 +29,7 @@ FORMS = {
     "claim_limit_from_subselect": "claim: a CTE instead of FROM (SELECT …)",
     "fencing_id_only": "complete: asks for attempts = :attempt",
     "fencing_batch_attempts": "complete_many: job.attempts = batch.attempt asked instead",
+    "fencing_batch_receipts": "complete: asks for attempts = :attempt, which the claim returns",
     "final_state_completed_lease": "recover: asks for status = 'running'",
     "live_lease_recover_all": "recover: asks for locked_at < now() - :lease",
     "live_lease_fresh_start": "start: asks for locked_at < now() - interval '30 seconds'",

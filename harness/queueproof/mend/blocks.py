@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from queueproof.mend.draft import Draft
-from queueproof.mend.edits import Offer
+from queueproof.mend.draft import HELD, Draft
+from queueproof.mend.edits import Offer, added, changes_of, moved
 from queueproof.mend.statements import TWICE
 from queueproof.probes.serving import serving_index
 from queueproof.queues import sqltext
@@ -32,6 +32,33 @@ def _fresh(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
         if statement.text.upper() in {"BEGIN", "START TRANSACTION"}:
             end = start + len(statement.text)
             yield "READ COMMITTED", [Edit(Span(end, end), " ISOLATION LEVEL READ COMMITTED")]
+
+
+def _tokened(block: Block, _: Sequence[int], draft: Draft) -> Iterator[Offer]:
+    """The count of attempts, which the claim does not return yet, is a token for each attempt."""
+    known = draft.columns
+    if block.name not in HELD - {"complete_many"} or known.token or not known.attempts:
+        return
+    own = [site for site in draft.sites if site.own]
+    answers = [
+        (claim, update.args["returning"].expressions[-1])
+        for claim in own
+        if claim.block == "claim"
+        for update in changes_of(claim, known.table)
+        if update.args.get("returning") is not None
+    ]
+    for site in (site for site in own if site.block == block.name):
+        for change in changes_of(site, known.table):
+            asked = added(site, change, f"{known.attempts} = :attempt")
+            if asked is None:
+                continue
+            for claim, last in answers:
+                end = claim.parsed.span(last).end
+                told = Edit(Span(end, end), f", {known.attempts} AS attempt")
+                yield (
+                    f"asks for {known.attempts} = :attempt, which the claim returns",
+                    [moved(told, claim.start), moved(asked, site.start)],
+                )
 
 
 def _swapped(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
@@ -180,6 +207,7 @@ def _indexes(draft: Draft) -> list[str]:
 WHOLE: Sequence[tuple[Callable[[Block, Sequence[int], Draft], Iterator[Offer]], str, bool]] = (
     (_as_one, f"{TWICE} no-lost-job not-early stale-recovery", False),
     (_fresh, "isolation", False),
+    (_tokened, TWICE, False),
     (_swapped, "no-deadlock", False),
     (_locked_first, "no-deadlock", False),
     (_answered, "pooler-safe", False),

@@ -17,9 +17,10 @@ from sqlglot.errors import SqlglotError
 from queueproof.errors import QueueError
 from queueproof.mend.blocks import WHOLE
 from queueproof.mend.draft import Draft
+from queueproof.mend.edits import moved
 from queueproof.mend.statements import FORMS
 from queueproof.queues import sqltext
-from queueproof.queues.sqltree import Edit, Span, applied
+from queueproof.queues.sqltree import Edit, applied
 
 
 class Fix(NamedTuple):
@@ -79,16 +80,16 @@ def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, str, list[Edit]
             except SqlglotError:  # a position that the parser did not note
                 continue
             for what, edits in offered:
-                yield what, site.block, [_moved(edit, site.start) for edit in edits], last
+                yield what, site.block, [moved(edit, site.start) for edit in edits], last
     for block in draft.blocks:
         starts = [draft.start(block, index) for index in range(len(block.statements))]
         for whole, last in wholes:
-            for what, edits in whole(block, starts, draft):
+            try:
+                offered = list(whole(block, starts, draft))
+            except SqlglotError:
+                continue
+            for what, edits in offered:
                 yield what, block.name, list(edits), last
-
-
-def _moved(edit: Edit, start: int) -> Edit:
-    return Edit(Span(start + edit.span.start, start + edit.span.end), edit.new)
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:

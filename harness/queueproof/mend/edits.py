@@ -16,6 +16,16 @@ Offer: TypeAlias = tuple[str, Sequence[Edit]]
 """What a form does, and the edits of the text that it was given."""
 
 
+def moved(edit: Edit, start: int) -> Edit:
+    """An edit of a statement as one of the file.
+
+    Args:
+        edit: Of the statement's text.
+        start: Where in the file the statement begins.
+    """
+    return Edit(Span(start + edit.span.start, start + edit.span.end), edit.new)
+
+
 def added(site: Site, node: exp.Expr, *asked: str) -> Edit | None:
     """What adds conditions to a query, laid out as those that it has.
 
