@@ -39,8 +39,7 @@ CREATE FUNCTION count_completed() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
 BEGIN
-  INSERT INTO completed_counts AS c VALUES (NEW.priority, 1)
-  ON CONFLICT (priority) DO UPDATE SET n = c.n + 1;
+  INSERT INTO completed_counts AS c VALUES (NEW.priority, 1) ON CONFLICT (priority) DO UPDATE SET n = c.n + 1;
   RETURN NULL;
 END
 $$;

@@ -101,16 +101,10 @@ def test_the_line_is_told(
     assert told[guarantee].endswith(" With that the story does not happen.")
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("backoff_held_now", "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of"),
-        ("backoff_overflow", "2 ^ LEAST(attempts - 1, 10)),` instead of `* LEAST("),
-    ],
-)
-def test_what_an_author_wrote_stays(server: Server, name: str, advice: str) -> None:
+def test_what_an_author_wrote_stays(server: Server) -> None:
     """Of the forms with which a story does not happen, one that replaces least is told."""
-    queue = load(BROKEN / f"{name}.sql")
+    queue = load(BROKEN / "backoff_held_now.sql")
     with open_lab(queue, server) as lab:
         card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)
-    assert advice in advise(queue, card, server, lambda _what, _done: None)["backoff"]
+    told = advise(queue, card, server, lambda _what, _done: None)["backoff"]
+    assert "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of" in told

@@ -75,7 +75,7 @@ def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
     from queueproof.queues.sqlfile import load  # noqa: PLC0415 - beside what it is for
 
     (tmp_path / "q.sql").write_text(MERGE)
-    text = "UPDATE jobs SET ... WHERE id = $1 AND status = 'running' AND attempts = $2"
+    text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
     told = in_own_names(text, load(str(tmp_path / "q.sql")))
     assert told == "UPDATE item SET ... WHERE id = :id AND state = 'running' AND round = :round"
 
