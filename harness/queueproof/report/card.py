@@ -237,7 +237,7 @@ class Mended:
     card: Card | None
 
 
-_WORST: Sequence[Verdict] = ("broken", "inconclusive", "accepted", "holds", "not-offered")
+WORST_FIRST: Sequence[Verdict] = ("broken", "inconclusive", "accepted", "holds", "not-offered")
 
 
 def together(cards: Sequence[Card]) -> Card:
@@ -252,5 +252,5 @@ def together(cards: Sequence[Card]) -> Card:
 
 
 def _worst(found: Sequence[Judgement]) -> Judgement:
-    worst = min(found, key=lambda one: _WORST.index(one.verdict))
+    worst = min(found, key=lambda one: WORST_FIRST.index(one.verdict))
     return replace(worst, seconds=sum(one.seconds for one in found))

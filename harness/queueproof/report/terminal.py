@@ -15,7 +15,7 @@ from rich.text import Text
 
 from queueproof.errors import Aside
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report.card import Card, Judgement, Mended, MutantJudgement
+from queueproof.report.card import WORST_FIRST, Card, Judgement, Mended, MutantJudgement
 from queueproof.report.text import WIDTH, Legend, counted, remedy, to_text
 
 STYLES = {
@@ -27,7 +27,6 @@ STYLES = {
 }
 _FIRST_SENTENCE = re.compile(r"\. (?=[A-Z])")
 _INSTEAD = re.compile(r" instead of `[^`]*`")
-_WORST_FIRST = ("broken", "inconclusive", "accepted", "holds", "not-offered")
 _NOT_KILLED = {"equivalent": "equivalent", "unjudged": "not judged", "survived": "survived"}
 
 
@@ -254,7 +253,7 @@ def _table(judgements: Sequence[Judgement]) -> Table:
     table.add_column("guarantee", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("because", overflow="fold")
-    for judgement in sorted(judgements, key=lambda one: _WORST_FIRST.index(one.verdict)):
+    for judgement in sorted(judgements, key=lambda one: WORST_FIRST.index(one.verdict)):
         style = STYLES[judgement.verdict]
         faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
         table.add_row(judgement.id, Text(judgement.verdict, style), Text(judgement.reason, faint))
