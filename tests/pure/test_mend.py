@@ -16,7 +16,7 @@ from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.draft import Draft
 from queueproof.mend.names import in_own_names, with_remedies
-from queueproof.mend.search import Tries, as_diff, source
+from queueproof.mend.search import Tries, as_diff, said, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
@@ -294,3 +294,13 @@ def test_an_operation_asks_what_others_ask(tmp_path: Path, claimed: str, asked: 
     found = fixes(Draft(path.read_text(), path), "final-state")
     beats = [fix.text for fix in found if fix.what.startswith("heartbeat: asks for")]
     assert any(f"WHERE id = :id AND {asked};" in text for text in beats)
+
+
+def test_a_change_behind_the_last_line_is_told() -> None:
+    """A COMMIT at the end of a file is one."""
+    before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
+    after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
+    told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
+    assert told.startswith(
+        "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
+    )

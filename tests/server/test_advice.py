@@ -102,7 +102,7 @@ def test_the_line_is_told(
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:
-    """Of the forms with which a story does not happen, one that replaces least is told."""
+    """The form that replaces least is told, of those with which a story does not happen."""
     queue = load(BROKEN / "backoff_held_now.sql")
     with open_lab(queue, server) as lab:
         card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)

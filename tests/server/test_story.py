@@ -23,7 +23,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.programs import JobSpec, Program, claim, crash, in_turn, script
 from queueproof.search.shrink import Failure, find
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, judged
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import queue_file
 
@@ -157,6 +157,13 @@ def test_a_pass_says_what_was_not_asked(
         seen = PROBES[name].watch(lab, calibrate(lab), 0, untold)
         said = [*(f"{n} {what}" for what, n in seen.evidence.items()), seen.remark]
         assert (seen.broken, words in "; ".join(said)) == ("", True), said
+
+
+def test_a_card_has_what_a_probe_did_not_ask(lab_of: LabOf) -> None:
+    """The remark stands beside the verdict that it is about."""
+    backoff = judged(lab_of(SKIP_LOCKED), "backoff", profile="glance")["backoff"]
+    assert backoff.verdict == "holds"
+    assert "none after attempt 2, where a wait may overflow: max_attempts is 3" in backoff.reason
 
 
 def test_every_story_of_a_guarantee_stands_in_every_report(tmp_path: Path) -> None:

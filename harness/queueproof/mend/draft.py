@@ -225,7 +225,7 @@ class Draft:
             for change in site.parsed.tree.find_all(exp.Update, exp.Delete)
             if change.this.name == table
             for part in site.where(change)
-            if not part.find(exp.Select)
+            if not part.find(exp.Select) and "span" in part.meta
         }
 
     def _counted_later(self) -> dict[str, str]:

@@ -209,18 +209,18 @@ def advise(
                 kept = next((other for other in smaller if ask(other.text).is_sound), fix)
                 # What extends another file has no lines of its own there.
                 name = Path(queue.name).name if queue.own == text else ""
-                found[one.id] = _said(text, kept, name)
+                found[one.id] = said(text, kept, name)
                 break
     return found
 
 
 def _replaced(text: str, fix: Fix) -> int:
-    """How many words of a file a form replaces: an author keeps most of what stands there."""
+    """The words of a file that a form replaces, counted: an author keeps most of them."""
     same = SequenceMatcher(None, text.split(), fix.text.split(), autojunk=False)
     return len(text.split()) - sum(block.size for block in same.get_matching_blocks())
 
 
-def _said(before: str, fix: Fix, name: str) -> str:
+def said(before: str, fix: Fix, name: str) -> str:
     """A form in words: which lines to write, or what it does where that is longer.
 
     Args:
@@ -231,7 +231,7 @@ def _said(before: str, fix: Fix, name: str) -> str:
     old, new = before.splitlines(), fix.text.splitlines()
     changes = [one for one in SequenceMatcher(None, old, new).get_opcodes() if one[0] != "equal"]
     # What a block takes stands above its statement, and is told after it.
-    changes.sort(key=lambda one: old[one[1]].startswith("-- name:"))
+    changes.sort(key=lambda one: any(line.startswith("-- name:") for line in old[one[1] : one[2]]))
     told = []
     for _, at, upto, begin, end in changes:
         instead, written = (" ".join(map(_bare, one)) for one in (old[at:upto], new[begin:end]))

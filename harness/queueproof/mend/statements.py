@@ -77,7 +77,7 @@ def _read_first(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
 
 
 def _as_others(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
-    """What another operation on a claimed job asks of its row, and this one does not."""
+    """The row is asked what another operation on a claimed job asks, and this one does not."""
     if not site.own or site.block not in HELD - {"complete_many"}:
         return
     for node in changes_of(site, known.table):
