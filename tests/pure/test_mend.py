@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import shutil
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
+from queueproof.mend.causes import cause_of
 from queueproof.mend.draft import Draft
 from queueproof.mend.names import in_own_names, with_remedies
 from queueproof.mend.search import Tries, as_diff, said, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import load
+from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.card import Card, Judgement
 from tests.fix_places import BROKEN, REFERENCE
+from tests.fix_queues import FREE, queue_file
 
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",
@@ -304,3 +307,88 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     assert told.startswith(
         "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
     )
+
+
+LISTED = """
+SELECT id FROM jobs WHERE status = 'queued' AND ended IS NULL LIMIT :limit;
+UPDATE jobs SET status = 'running' WHERE id = ANY (:ids) RETURNING id;"""
+JOINED = """
+UPDATE jobs SET status = 'running' WHERE id = (
+SELECT j.id FROM jobs j JOIN bodies ON bodies.id = j.id LIMIT 1 FOR UPDATE OF bodies SKIP LOCKED)
+RETURNING id;"""
+NOTED = """
+WITH gone AS (UPDATE jobs SET status = 'queued' WHERE beat < now() - interval '1 h' RETURNING id)
+INSERT INTO lapses SELECT id FROM gone RETURNING id;"""
+MERGED = """(payload)
+INSERT INTO jobs (key, due) VALUES (:payload, now()) ON CONFLICT (key) DO UPDATE
+SET due = EXCLUDED.due RETURNING id;"""
+COUNTS = {
+    "fail": "(id)!\nUPDATE jobs SET status = 'queued', tries = tries + 1 WHERE id = :id;",
+    "recover": "\nUPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;",
+}
+PAIRS = """(ids, receipts)
+UPDATE jobs SET status = 'completed' WHERE id = ANY (:ids) AND receipt = ANY (:receipts)
+RETURNING id;"""
+HOLDER = (
+    "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
+)
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "blocks", "lines"),
+    [
+        ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
+        ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
+        ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
+        (
+            "single-claim",
+            {"enqueue": MERGED, "complete": HOLDER},
+            "SET due = CASE WHEN jobs.receipt IS NULL THEN EXCLUDED.due ELSE jobs.due END",
+        ),
+        (
+            "retry-bound",
+            COUNTS,
+            "SET status = 'queued', tries = tries + 1 WHERE status = 'running'",
+        ),
+        (
+            "fencing",
+            {"complete_many": PAIRS},
+            "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
+        ),
+    ],
+    ids=["listed", "of another table", "met", "upserted", "as a failure", "pairs"],
+)
+def test_a_form_is_made_of_the_file_s_own_words(
+    tmp_path: Path, guarantee: str, blocks: Mapping[str, str], lines: str
+) -> None:
+    """Of what it asks elsewhere, of the count that fail has, of the types in its schema."""
+    path = tmp_path / "q.sql"
+    path.write_text(queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks))
+    found = fixes(Draft(path.read_text(), path), guarantee)
+    assert any(lines in fix.text for fix in found), [fix.what for fix in found]
+
+
+NOWHERE = f"\n{FREE} FOR UPDATE SKIP LOCKED;\nINSERT INTO held SELECT;"
+DROPPED = "(id)!\nINSERT INTO jobs VALUES (:id) ON CONFLICT DO NOTHING;"
+CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "blocks", "safe"),
+    [
+        ("not-early", {"schema#": "\nCREATE TABLE j (\n  due timestamptz(0));"}, "due is rounded"),
+        ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held: an"),
+        ("claim-limit", {"claim": "\n(SELECT 1 LIMIT 1) UNION (SELECT 2 LIMIT 1);"}, "One LIMIT"),
+        ("isolation", {"claim": NOWHERE}, "open rows of held refuse"),
+        ("single-claim", {}, "The row that FOR UPDATE SKIP LOCKED locks is the one"),
+        ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "Two claims"),
+        ("retry-given", {"fail": DROPPED}, "ON CONFLICT DO NOTHING drops"),
+        ("no-lost-job", {"schema#": CASCADES}, "the row of lanes"),
+        ("fencing", {}, ""),
+    ],
+)
+def test_what_stands_in_the_sql_has_its_own_remedy(
+    guarantee: str, blocks: Mapping[str, str], safe: str
+) -> None:
+    """It names that, and not what the file has already."""
+    assert safe in (cause_of(guarantee, load_text(queue_file(**blocks), "q.sql")) or "")

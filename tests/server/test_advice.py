@@ -97,8 +97,8 @@ def test_the_line_is_told(
         card = check_queue(lab, select([guarantee]), seed=0, profile="quick", fail_fast=True)
     assert [one.verdict for one in card.guarantees] == ["broken"]
     told = advise(queue, card, server, lambda _what, _done: None)
-    assert advice in told[guarantee]
-    assert told[guarantee].endswith(" With that the story does not happen.")
+    assert advice in told[guarantee].text
+    assert told[guarantee].text.endswith(" With that the story does not happen.")
 
 
 def test_what_an_author_wrote_stays(server: Server) -> None:
@@ -106,5 +106,5 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
     queue = load(BROKEN / "backoff_held_now.sql")
     with open_lab(queue, server) as lab:
         card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)
-    told = advise(queue, card, server, lambda _what, _done: None)["backoff"]
+    told = advise(queue, card, server, lambda _what, _done: None)["backoff"].text
     assert "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of" in told

@@ -22,6 +22,7 @@ from queueproof.errors import Exit
 if TYPE_CHECKING:
     from queueproof.examine.work import Helpers
     from queueproof.guarantees.guarantee import Guarantee
+    from queueproof.mend.search import Advice
     from queueproof.postgres import Server
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card
@@ -122,7 +123,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
         beyond.refuse(target)
     with on_behalf_of(target):
         cards: list[Card] = []
-        advice: dict[str, str] = {}
+        advice: Mapping[str, Advice] = {}
         for way in target.ways:
             with open_target(way, asked.where, _LATER) as lab:
                 from queueproof.report.terminal import print_whole
@@ -221,7 +222,7 @@ def print_summary(
 
 def _advice(
     target: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
-) -> dict[str, str]:
+) -> Mapping[str, Advice]:
     """The line to change for each broken guarantee; nothing where looking for it went wrong."""
     with beside_the_verdict("which line mends what is broken"):
         from queueproof.mend.search import advise
@@ -230,7 +231,9 @@ def _advice(
     return {}
 
 
-def _printed(out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, str]) -> Card:
+def _printed(
+    out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, Advice]
+) -> Card:
     """Print one card of all the ways in which a queue was judged."""
     from queueproof.mend.names import with_remedies
     from queueproof.report.card import together

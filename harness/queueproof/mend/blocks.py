@@ -86,7 +86,8 @@ def _locked_first(block: Block, starts: Sequence[int], draft: Draft) -> Iterator
         for start, statement in zip(starts, block.statements, strict=True)
         if sqltext.first_keyword(statement.text) not in {"BEGIN", "START", "SET"}
     )
-    ids = f"SELECT id FROM {table} WHERE id = ANY (:ids) ORDER BY id FOR UPDATE;\n"
+    key = draft.columns.key
+    ids = f"SELECT {key} FROM {table} WHERE {key} = ANY (:ids) ORDER BY {key} FOR UPDATE;\n"
     yield "the batch locked by id first", [Edit(Span(at, at), ids)]
 
 
@@ -152,6 +153,7 @@ def _of_transaction(block: Block, starts: Sequence[int], draft: Draft) -> Iterat
 
 
 _TYPES = (
+    (r"\b(timestamp\w*)\s*\(\d\)", r"\1"),
     (r"\btimestamp\b(?! with)(?= *[,\s])", "timestamptz"),
     (r"\bUNLOGGED ", ""),
     (r" CACHE \d+", ""),
@@ -171,7 +173,7 @@ def _retyped(block: Block, starts: Sequence[int], _: Draft) -> Iterator[Offer]:
             for m in re.finditer(pattern, statement.text)
         ]
         if edits:
-            yield f"{new.split()[0] if new.strip() else 'default'} in the schema", edits
+            yield f"{edits[0].new.strip() or 'default'} in the schema", edits
 
 
 def _indexed(block: Block, starts: Sequence[int], draft: Draft) -> Iterator[Offer]:
@@ -199,7 +201,8 @@ def _indexes(draft: Draft) -> list[str]:
         keys = [f"{known.queue}"] if known.queue and "queue" in queue.takes("claim") else []
         keys += [f"{known.priority} DESC"] if known.priority and "priority" in queue.order else []
         keys += [f"{known.due}"] if known.due else []
-        of = f"{known.table} ({', '.join([*keys, 'id'])}) WHERE {known.status} = {known.free}"
+        by = ", ".join([*keys, f"{known.key}"])
+        of = f"{known.table} ({by}) WHERE {known.status} = {known.free}"
         found.append(f"CREATE INDEX ON {of}")
     return list(dict.fromkeys(found))
 
@@ -212,7 +215,7 @@ WHOLE: Sequence[tuple[Callable[[Block, Sequence[int], Draft], Iterator[Offer]], 
     (_locked_first, "no-deadlock", False),
     (_answered, "pooler-safe", False),
     (_of_transaction, "pooler-safe", False),
-    (_retyped, "server-clock crash-safe order", False),
+    (_retyped, "server-clock crash-safe order live-lease not-early backoff", False),
     (_indexed, "steady-cost order", False),
     (
         _shortened,

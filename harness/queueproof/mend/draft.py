@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -41,7 +42,7 @@ class Name(str):
         return format(self.sql, spec)
 
 
-_NONE = Name()
+_NONE, _ID = Name(), Name("id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Columns:
 
     Attributes:
         table: The table.
+        key: The column that the claim answers as `id`.
         status: The job's state.
         running: Its value while the job is claimed, quoted.
         free: Its value while the job waits, quoted.
@@ -89,10 +91,14 @@ class Columns:
         priority: How urgent.
         lease: When the lease began, or ends.
         until: Whether that is its end.
-        asked: What operations on a claimed job ask of its row, each in the words of the file.
+        asked: What each block asks of the job's row, in the words of the file; of the operations on
+            a claimed job, what any of them asks.
+        failing: What a failed attempt writes into the row, without what it is told.
+        types: The type of each column, as the schema has it.
     """
 
     table: Name = _NONE
+    key: Name = _ID
     status: Name = _NONE
     running: str = ""
     free: str = ""
@@ -107,7 +113,9 @@ class Columns:
     priority: Name = _NONE
     lease: Name = _NONE
     until: bool = False
-    asked: tuple[str, ...] = ()
+    asked: Mapping[str, Collection[str]] = field(default_factory=dict)
+    failing: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
 
 
 class Draft:
@@ -215,18 +223,49 @@ class Draft:
             for role, value in found.items()
             if role in Columns.__slots__
         }
-        return Columns(**known, until=until, asked=tuple(self._asked(found.get("table", ""))))
+        table = found.get("table", "")
+        known |= {"asked": self._asked(table), "failing": self._failing(table)}
+        return Columns(**known, until=until, types=self._types())
 
-    def _asked(self, table: str) -> dict[str, None]:
+    def _failing(self, table: str) -> dict[str, str]:
         return {
-            " ".join(site.parsed.source(site.parsed.span(part)).split()): None
+            part.this.name: site.parsed.source(site.parsed.span(part)).partition("=")[2].strip()
             for site in self.sites
-            if site.own and site.block in HELD - {"complete_many"}
-            for change in site.parsed.tree.find_all(exp.Update, exp.Delete)
+            if site.own and site.block == "fail"
+            for change in site.parsed.tree.find_all(exp.Update)
             if change.this.name == table
-            for part in site.where(change)
-            if not part.find(exp.Select) and "span" in part.meta
+            for part in change.expressions
+            if not part.find(exp.Placeholder)
         }
+
+    def _asked(self, table: str) -> dict[str, dict[str, None]]:
+        """The conditions that blocks have of a table's rows alone: of the held ones as of one."""
+        asked: dict[str, dict[str, None]] = {}
+        for site in self.sites:
+            if not site.own or site.block == "complete_many":
+                continue
+            of = asked.setdefault("held" if site.block in HELD else site.block, {})
+            for node in site.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
+                source = node.args.get("from_") if isinstance(node, exp.Select) else node
+                if source is None or source.this.name != table or node.args.get("joins"):
+                    continue
+                for part in site.where(node):
+                    alone = all(
+                        one.table in {"", source.this.alias_or_name}
+                        for one in part.find_all(exp.Column)
+                    )
+                    if alone and not part.find(exp.Select) and "span" in part.meta:
+                        text = " ".join(site.parsed.source(site.parsed.span(part)).split())
+                        of[text.replace(f"{source.this.alias_or_name}.", "")] = None
+        return asked
+
+    def _types(self) -> dict[str, str]:
+        """The columns' types by their names; of two tables' columns of one name, the first's."""
+        found: dict[str, str] = {}
+        for statement in self.queue.blocks["schema"].statements:
+            for name, kind in _COLUMN.findall(statement.text):
+                found.setdefault(name, _SERIAL.get(kind.lower(), kind))
+        return found
 
     def _counted_later(self) -> dict[str, str]:
         """The count of attempts that `fail` or the recovery raises, and the claim does not."""
@@ -291,6 +330,8 @@ class Draft:
         ]
 
 
+_COLUMN = re.compile(r'(?:^|[(,])\s*"?(\w+)"?\s+(\w+)', re.MULTILINE)
+_SERIAL = {"bigserial": "bigint", "serial": "int"}
 _VALUES = frozenset({"running", "free", "done", "failed", "token"})  # of the columns
 
 
@@ -336,6 +377,8 @@ def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
             found["attempts"] = name
     for one in getattr(whole.args.get("returning"), "expressions", ()):
         column = one.find(exp.Column)
+        if column is not None and one.alias_or_name == "id":
+            found["key"] = str(column.name)
         if column is not None and column.name == found.get("attempts"):
             found["token"] = str(one.alias_or_name)
     return found

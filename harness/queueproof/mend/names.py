@@ -11,9 +11,11 @@ from pathlib import Path
 from sqlglot import exp
 
 from queueproof.errors import Aside, QueueproofError
+from queueproof.mend.causes import cause_of
 from queueproof.mend.draft import Columns, Draft
-from queueproof.mend.search import source
+from queueproof.mend.search import Advice, source
 from queueproof.queues.model import Queue
+from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.report.card import Card, Judgement
 from queueproof.report.text import remedy
 
@@ -26,7 +28,7 @@ def with_remedies(
     card: Card,
     queue: Queue,
     aside: Aside = nullcontext,
-    advice: Mapping[str, str] | None = None,
+    advice: Mapping[str, Advice] | None = None,
 ) -> Card:
     """A card that says how each broken guarantee is kept, in the queue's own names.
 
@@ -42,7 +44,8 @@ def with_remedies(
         with aside(f"what mends {one.id}, in the queue's own names"):
             told = _remedy(one, queue) if one.stories else None
         if told and advice and one.id in advice:
-            told = f"{advice[one.id]} In general: {told}"
+            own = advice[one.id]
+            told = own.text if own.adds else f"{own.text} In general: {told}"
         judgements.append(replace(one, remedy=told))
     return replace(card, guarantees=judgements)
 
@@ -72,6 +75,8 @@ def _draft(queue: Queue) -> Draft | None:
 
 
 def _remedy(judgement: Judgement, queue: Queue) -> str:
+    if isinstance(queue, SqlFileQueue) and (told := cause_of(judgement.id, queue)):
+        return told
     text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
     draft = _draft(queue) if judgement.id == "live-lease" else None
     if draft is None or not _adds_up(draft):
@@ -115,6 +120,7 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
         found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", f"{known.table}"))
     if not known.status:
         found.append((r"\bstatus = 'running' AND ", ""))
+        found.append((r"\bfor status = 'running'", "whether the job still runs"))
     for state, own in (("running", known.running), ("queued", known.free)):
         if known.status and own and own in sql:
             found.append((rf"status = '{state}'", f"{known.status} = {own}"))

@@ -177,9 +177,22 @@ def mend(
         return _Search(text, queue.name, card, server, profile, jobs, progress, kept).mended()
 
 
+class Advice(NamedTuple):
+    """What to write in a queue's file.
+
+    Attributes:
+        text: The lines, in words.
+        adds: Whether the file only asks or sets more with it. What takes something away may have
+            been there for another reason, so that the general way to keep a guarantee is told too.
+    """
+
+    text: str
+    adds: bool
+
+
 def advise(
     queue: Queue, card: Card, server: Server, progress: Callable[[str, float | None], None]
-) -> dict[str, str]:
+) -> dict[str, Advice]:
     """Advice for each broken guarantee: one safe form with which its stories do not happen.
 
     Args:
@@ -190,7 +203,8 @@ def advise(
     """
     if not isinstance(queue, SqlFileQueue):
         return {}
-    text, found, left = source(queue), {}, OF_ALL
+    text, left = source(queue), OF_ALL
+    found: dict[str, Advice] = {}
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     for one in (one for one in broken if one.id not in DEAR):
         stories = tuple(story.replay for story in one.stories if story.replay)
@@ -209,7 +223,7 @@ def advise(
                 kept = next((other for other in smaller if ask(other.text).is_sound), fix)
                 # What extends another file has no lines of its own there.
                 name = Path(queue.name).name if queue.own == text else ""
-                found[one.id] = said(text, kept, name)
+                found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
                 break
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from queueproof.mend.draft import HELD, Columns, Site
+from queueproof.mend.draft import HELD, Columns, Name, Site
 from queueproof.mend.edits import (
     Offer,
     added,
@@ -42,6 +42,12 @@ def _locked(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
             elif lock.args["wait"] is True:
                 last = parsed.tokens(span)[-1]
                 yield "SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED")]
+            mine = select.args["from_"].this.alias_or_name
+            of = [one for one in lock.expressions if one.name != mine]
+            if of and len(of) == len(lock.expressions):  # it locks rows of other tables alone
+                wanted = re.sub(r"\bOF\s+[\w.,\s]+?(?=\s*(SKIP|NOWAIT|$))", f"OF {mine}",
+                                parsed.source(span))  # fmt: skip
+                yield f"{wanted} instead", [Edit(span, wanted)]
         if not select.args.get("locks") and select.args.get("where") is not None:
             parts = (select.args.get(one) for one in ("limit", "order", "where"))
             end = max(parsed.span(part).end for part in parts if part is not None)
@@ -68,24 +74,29 @@ def _read_first(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
         deeper = "\n" + (indent[0] if indent else "") + "  "
         asked = parsed.source(span).replace("\n", "\n  ")
         table = node.this.sql("postgres")
-        rows = f"SELECT id{deeper}FROM {table}{deeper}{asked}{deeper}ORDER BY id"
+        key = known.key
+        rows = f"SELECT {key}{deeper}FROM {table}{deeper}{asked}{deeper}ORDER BY {key}"
         chosen = f"{deeper}{rows}{deeper}FOR UPDATE SKIP LOCKED{deeper[:-2]}"
         yield (
             "chooses rows FOR UPDATE SKIP LOCKED first",
-            [Edit(span, f"WHERE id = ANY (ARRAY({chosen}))")],
+            [Edit(span, f"WHERE {key} = ANY (ARRAY({chosen}))")],
         )
 
 
 def _as_others(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
-    """The row is asked what another operation on a claimed job asks, and this one does not."""
-    if not site.own or site.block not in HELD - {"complete_many"}:
+    """The row is asked what the block asks of it elsewhere, or another operation on a held job."""
+    if not site.own:
         return
-    for node in changes_of(site, known.table):
+    pool = known.asked.get("held" if site.block in HELD else site.block, ())
+    for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
+        prefix = prefix_of(node)
         parts = (site.parsed.source(site.parsed.span(part)) for part in site.where(node))
-        mine = {" ".join(part.split()) for part in parts}
-        for asked in known.asked:
-            if asked not in mine and (edit := added(site, node, asked)) is not None:
-                yield f"asks for {asked}", [edit]
+        mine = {" ".join(part.split()).removeprefix(prefix) for part in parts}
+        for asked in pool:
+            if site.block == "complete_many" and ":" in asked:  # it takes several of each
+                continue
+            if asked not in mine and (edit := added(site, node, f"{prefix}{asked}")) is not None:
+                yield f"asks for {prefix}{asked}", [edit]
 
 
 def _asked_again(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
@@ -123,7 +134,7 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
         if known.queue and "queue" in queue.takes("claim"):
             values[known.queue] = ":queue"
     if site.block in HELD - {"complete_many"} and site.own:
-        values["id"] = ":id"
+        values[known.key] = ":id"
     if stale := run_out(site, known, queue):
         values[known.lease] = stale.removeprefix(f"{known.lease}").strip()
     for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
@@ -131,13 +142,74 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
             for column, value in values.items():
                 if not mentions(part, column) or is_test(part, column, value):
                     continue
-                if part.find(exp.Select) and column != "id":
+                if part.find(exp.Select) and column != known.key:
                     continue
                 test = f"{column} {'' if value[:2] in {'<=', '< ', 'IN'} else '= '}{value}"
                 span = site.parsed.span(part)
                 wanted = f"{prefix_of(node)}{test}"
                 if site.parsed.source(span).split() != wanted.split():
                     yield f"{wanted} asked instead", [Edit(span, wanted)]
+
+
+def _in_pairs(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """A batch's jobs are compared each with its own token, where both were compared with any."""
+    for node in site.parsed.tree.find_all(exp.Select, exp.Update, exp.Delete):
+        anys = [
+            (part, part.this.name, site.parsed.source(site.parsed.span(part)))
+            for part in site.where(node)
+            if isinstance(part, exp.EQ) and isinstance(part.expression, exp.Any)
+        ]
+        if site.block != "complete_many" or len(anys) != 2:  # noqa: PLR2004
+            continue
+        given = [re.search(r":\w+", text) for _, _, text in anys]
+        kinds = [known.types.get(column, "text") for _, column, _ in anys]
+        columns = ", ".join(text.partition("=")[0].strip() for _, _, text in anys)
+        lists = ", ".join(
+            f"{one and one[0]}::{kind}[]" for one, kind in zip(given, kinds, strict=True)
+        )
+        spans = [site.parsed.span(part) for part, _, _ in anys]
+        whole = Span(spans[0].start, spans[1].end)
+        if site.parsed.text[spans[0].end : spans[1].start].split() == ["AND"] and all(given):
+            pairs = f"({columns}) IN (SELECT * FROM unnest({lists}))"
+            yield "id and token compared in pairs", [Edit(whole, pairs)]
+
+
+def _met(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
+    """A row that is there already does not end the statement."""
+    whole = Span(0, len(site.parsed.text))
+    tokens, words = site.parsed.tokens(whole), site.parsed.words(whole)
+    for begin in (n for n, word in enumerate(words) if word == "INSERT"):
+        depth, end = 0, begin
+        for end in range(begin, len(words)):
+            depth += {"(": 1, ")": -1}.get(words[end], 0)
+            if depth < 0 or (not depth and words[end] in {"RETURNING", "ON", ";"}):
+                break
+        else:
+            end = len(words)
+        if site.block != "enqueue" and words[end : end + 2] != ["ON", "CONFLICT"]:
+            at = tokens[end - 1].end
+            yield "ON CONFLICT DO NOTHING", [Edit(Span(at, at), " ON CONFLICT DO NOTHING")]
+
+
+def _upserted(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """An enqueue that meets a job leaves alone what is in somebody's hands."""
+    for insert in site.parsed.tree.find_all(exp.Insert):
+        conflict = insert.args.get("conflict")
+        if site.block != "enqueue" or conflict is None:
+            continue
+        table = format(Name(known.table))
+        free = [f"{table}.{known.status} = {known.free}"] if known.status else []
+        free += [
+            f"{table}.{given[1]} IS NULL"
+            for asked in known.asked.get("held", ())
+            if (given := re.match(r"(\w+) = :(?!id\b)", asked))
+        ]
+        for part in conflict.expressions:
+            span = site.parsed.span(part)
+            column, value = map(str.strip, site.parsed.source(span).split("=", 1))
+            for test in free:
+                kept = f"{column} = CASE WHEN {test} THEN {value} ELSE {table}.{column} END"
+                yield f"{column} of what is held stays", [Edit(span, kept)]
 
 
 def _row_by_row(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
@@ -168,6 +240,19 @@ def _due(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
                 edit = added(site, node, f"{prefix_of(node)}{text}")
                 if edit is not None:
                     yield f"asks for {text}", [edit]
+
+
+def _as_failed(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """A crash counts as a failed attempt does: recover writes what `fail` writes."""
+    for update in changes_of(site, known.table):
+        if site.block != "recover" or not isinstance(update, exp.Update) or not update.expressions:
+            continue
+        written = {part.this.name for part in update.expressions}
+        lacking = {name: text for name, text in known.failing.items() if name not in written}
+        if lacking:
+            end = site.parsed.span(update.expressions[-1]).end
+            more = "".join(f", {name} = {text}" for name, text in lacking.items())
+            yield f"sets {', '.join(lacking)} as fail does", [Edit(Span(end, end), more)]
 
 
 def _written(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
@@ -272,7 +357,7 @@ def _ordered(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]
         limit, where = select.args.get("limit"), select.args.get("where")
         if limit is None or where is None:
             continue
-        keys = ", ".join(f"{prefix_of(select)}{key}" for key in [*by, "id"])
+        keys = ", ".join(f"{prefix_of(select)}{key}" for key in [*by, f"{known.key}"])
         if (order := select.args.get("order")) is not None:
             span = parsed.span(order)
             if parsed.source(span).split() != f"ORDER BY {keys}".split():
@@ -284,7 +369,7 @@ def _ordered(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]
             yield f"ORDER BY {keys}", [Edit(Span(begin, begin), f"ORDER BY {keys}{joint}")]
 
 
-def _in_one_order(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
+def _in_one_order(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     """A batch is locked in the order of its ids."""
     if site.block not in {"complete_many", "cleanup", "recover"}:
         return
@@ -293,9 +378,10 @@ def _in_one_order(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
         if source is None or select.args.get("order") or select.args.get("limit"):
             continue
         last = where if where is not None else source
-        if any(one.alias_or_name == "id" for one in select.expressions):
+        if any(one.find(exp.Column) and one.name == known.key for one in select.expressions):
             end = site.parsed.span(last).end
-            yield "ORDER BY id added", [Edit(Span(end, end), " ORDER BY id")]
+            order = f"ORDER BY {prefix_of(select)}{known.key}"
+            yield f"{order} added", [Edit(Span(end, end), f" {order}")]
 
 
 def _capped(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
@@ -445,7 +531,7 @@ def _dropped(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     """A condition less, but for those that every such operation needs."""
     if site.block not in {"claim", "recover", *HELD}:
         return
-    needed = [known.due, known.worker, known.status, "id"]
+    needed = [known.due, known.worker, known.status, known.key]
     if site.block == "claim":
         needed.append(known.queue)
     if site.block != "recover":  # which ends what has no attempt left, too
@@ -478,12 +564,16 @@ FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], 
     (_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound", False),
     (_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff", False),
     (_row_by_row, "fencing", False),
+    (_in_pairs, "fencing", False),
+    (_met, f"{TWICE} stale-recovery no-lost-job no-starvation", False),
+    (_upserted, f"{TWICE} order", False),
     (_due, "not-early routing retry-bound no-starvation", False),
     (
         _written,
         "live-lease stale-recovery retry-bound retry-given backoff no-lost-job not-early fencing",
         False,
     ),
+    (_as_failed, "retry-bound stale-recovery no-lost-job", False),
     (_counted, "retry-bound retry-given stale-recovery no-lost-job", False),
     (_null_safe, _LOST, False),
     (_once, "claim-limit order no-starvation", False),
