@@ -105,6 +105,11 @@ class Row:
             for one in found.stories
         ]
 
+    @property
+    def broken(self) -> list[str]:
+        """The guarantees that it breaks, but for what its own file declares."""
+        return [id_ for id_, verdict in self.verdicts.items() if verdict == "broken"]
+
     def mark(self, guarantee: str) -> str:
         """The cell of a guarantee; empty where it was not asked for."""
         if guarantee not in self.verdicts:
@@ -326,35 +331,21 @@ def render(rows: Iterable[Row], failures: Iterable[Failure] = (), pooler: str = 
         keep_trailing_newline=True,
         trim_blocks=True,
     )
-    sound = [row for row in rows if row.name.startswith("sound/")]
     others = [row for row in rows if row.peer is not None]
-    tables = [
-        (
-            "Strategies",
-            "The reference, and queues that differ from it in one idea.",
-            [row for row in rows if "/" not in row.name],
-        ),
-        ("Sound designs", "Quite different ones, so that a false alarm would show.", sound),
-        (
-            "Real queues",
-            "Driven through their own code.",
-            [row for row in others if row.name in PROGRAMS],
-        ),
-        (
-            "Designs of real queues",
-            "As SQL files: each says what it models and where it differs.",
-            [row for row in others if row.name not in PROGRAMS],
-        ),
-    ]
+    planted = [row for row in rows if row.defect]
     return environment.get_template("conformance.md.j2").render(
         seed=SEED,
         pooler=pooler,
         failures=list(failures),
         postgres=rows[0].card.postgres,
-        tables=tables,
         peers=others,
+        real=[row for row in others if row.name in PROGRAMS],
+        models=[row for row in others if row.name not in PROGRAMS],
+        strategies=[row for row in rows if "/" not in row.name],
+        sound=[row for row in rows if row.name.startswith("sound/")],
         guarantees=list(CATALOGUE),
-        planted=[row for row in rows if row.defect],
+        planted=planted,
+        found=sum(row.verdicts[row.defect] in {"broken", "accepted"} for row in planted),
     )
 
 
