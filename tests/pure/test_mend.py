@@ -329,6 +329,9 @@ COUNTS = {
 PAIRS = """(ids, receipts)
 UPDATE jobs SET status = 'completed' WHERE id = ANY (:ids) AND receipt = ANY (:receipts)
 RETURNING id;"""
+SLOTS = """(id)!
+WITH ended AS (UPDATE jobs SET status = 'completed' WHERE id = :id RETURNING id),
+free AS (UPDATE slots SET job = NULL WHERE job = :id) SELECT id FROM ended;"""
 HOLDER = (
     "(id, receipt)!\nUPDATE jobs SET status = 'completed' WHERE id = :id AND receipt = :receipt;"
 )
@@ -355,8 +358,13 @@ HOLDER = (
             {"complete_many": PAIRS},
             "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
         ),
+        (
+            "concurrency-limit",
+            {"complete": SLOTS},
+            "AND EXISTS (SELECT FROM ended))",
+        ),
     ],
-    ids=["listed", "of another table", "met", "upserted", "as a failure", "pairs"],
+    ids=["listed", "of another table", "met", "upserted", "as a failure", "pairs", "beside"],
 )
 def test_a_form_is_made_of_the_file_s_own_words(
     tmp_path: Path, guarantee: str, blocks: Mapping[str, str], lines: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -280,15 +281,14 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
         return any(column and column in fix.what for column in about)
 
     found = fixes(draft, guarantee)
-    found.sort(
-        key=lambda fix: (
-            bool(blocks) and fix.block not in mine,
-            fix.last,
-            not speaks(fix),
-            fix.size,
-        )
-    )
-    return [(fix, speaks(fix)) for fix in found]
+    # Of each block one in turn: nobody knows which operation is to blame, and some have many forms.
+    turns = Counter[tuple[object, ...]]()
+    order: dict[str, tuple[object, ...]] = {}
+    for fix in sorted(found, key=lambda fix: fix.size):
+        kind = (bool(blocks) and fix.block not in mine, fix.last, not speaks(fix))
+        turns[*kind, fix.block] += 1
+        order[fix.text] = (*kind, turns[*kind, fix.block], fix.size)
+    return [(fix, speaks(fix)) for fix in sorted(found, key=lambda fix: order[fix.text])]
 
 
 def source(queue: Queue) -> str:

@@ -88,7 +88,10 @@ def _as_others(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
     if not site.own:
         return
     pool = known.asked.get("held" if site.block in HELD else site.block, ())
-    for node in (*changes_of(site, known.table), *reads_of(site, known.table)):
+    read = list(reads_of(site, known.table))
+    # A row that the statement has locked is as it was when it was asked.
+    locked = any(one.args.get("locks") for one in read)
+    for node in (*(() if locked else changes_of(site, known.table)), *read):
         prefix = prefix_of(node)
         parts = (site.parsed.source(site.parsed.span(part)) for part in site.where(node))
         mine = {" ".join(part.split()).removeprefix(prefix) for part in parts}
@@ -149,6 +152,25 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
                 wanted = f"{prefix_of(node)}{test}"
                 if site.parsed.source(span).split() != wanted.split():
                     yield f"{wanted} asked instead", [Edit(span, wanted)]
+
+
+def _with_the_job(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
+    """What is changed beside the job is changed only where the job was."""
+    with_ = site.parsed.tree.args.get("with_")
+    ctes = with_.expressions if with_ is not None else []
+    job = [one.alias for one in ctes for change in (one.this,) if _changes(change, known.table)]
+    if site.block not in HELD or len(job) != 1:
+        return
+    for change in site.parsed.tree.find_all(exp.Update, exp.Delete):
+        read = {table.name for table in change.find_all(exp.Table)}
+        if not _changes(change, known.table) and job[0] not in read:
+            edit = added(site, change, f"EXISTS (SELECT FROM {job[0]})")
+            if edit is not None:
+                yield f"{change.this.name} changed only where {job[0]} has the job", [edit]
+
+
+def _changes(node: exp.Expr, table: str) -> bool:
+    return isinstance(node, exp.Update | exp.Delete) and node.this.name == table
 
 
 def _in_pairs(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
@@ -565,6 +587,7 @@ FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], 
     (_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff", False),
     (_row_by_row, "fencing", False),
     (_in_pairs, "fencing", False),
+    (_with_the_job, f"{TWICE} no-lost-job", False),
     (_met, f"{TWICE} stale-recovery no-lost-job no-starvation", False),
     (_upserted, f"{TWICE} order", False),
     (_due, "not-early routing retry-bound no-starvation", False),
