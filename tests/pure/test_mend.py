@@ -21,7 +21,7 @@ from queueproof.mend.names import in_own_names, with_remedies
 from queueproof.mend.search import Tries, as_diff, said, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import load, load_text
+from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement
 from tests.fix_places import BROKEN, REFERENCE
 from tests.fix_queues import FREE, queue_file
@@ -399,4 +399,4 @@ def test_what_stands_in_the_sql_has_its_own_remedy(
     guarantee: str, blocks: Mapping[str, str], safe: str
 ) -> None:
     """It names that, and not what the file has already."""
-    assert safe in (cause_of(guarantee, load_text(queue_file(**blocks), "q.sql")) or "")
+    assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")

@@ -350,8 +350,8 @@ def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     if _past_bound(job):
         return Breach(
             "retry-bound",
-            f"{who} started attempt {job.claims + 1} of a job that may be attempted {job.bound} "
-            f"time{'s' if job.bound != 1 else ''}",
+            f"{who} started attempt {job.claims + 1} of a job that may run "
+            f"{'once' if job.bound == 1 else f'{job.bound} times'}",
         )
     if job.claims == 0 and call.ended < job.due:
         early = _shown(job.due - call.ended)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.mend.draft import Draft
 
 
 class Cause(NamedTuple):
@@ -84,16 +84,18 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
 )
 
 
-def cause_of(guarantee: str, queue: SqlFileQueue) -> str | None:
-    """The remedy for what the queue's SQL has, if that breaks the guarantee.
+def cause_of(guarantee: str, draft: Draft) -> str | None:
+    """The remedy for what a file's SQL has, if that breaks the guarantee.
 
     Args:
         guarantee: The guarantee.
-        queue: The queue that breaks it; functions count as part of the block that calls them.
+        draft: The file that breaks it; functions count as part of the block that calls them.
     """
     for cause in CAUSES:
-        if guarantee in cause.guarantees.split() and (block := queue.blocks.get(cause.block)):
-            text = "\n".join(statement.text for statement in block.statements)
-            if seen := re.search(cause.pattern, text, re.IGNORECASE | re.DOTALL):
+        if guarantee in cause.guarantees.split():
+            block = draft.queue.blocks.get(cause.block)
+            texts = [statement.text for statement in block.statements] if block else []
+            texts += [site.parsed.text for site in draft.sites if site.block == cause.block]
+            if seen := re.search(cause.pattern, "\n".join(texts), re.IGNORECASE | re.DOTALL):
                 return cause.safe.format(seen[0], *seen.groups())
     return None

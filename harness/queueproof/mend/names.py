@@ -15,7 +15,6 @@ from queueproof.mend.causes import cause_of
 from queueproof.mend.draft import Columns, Draft
 from queueproof.mend.search import Advice, source
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.report.card import Card, Judgement
 from queueproof.report.text import remedy
 
@@ -75,11 +74,11 @@ def _draft(queue: Queue) -> Draft | None:
 
 
 def _remedy(judgement: Judgement, queue: Queue) -> str:
-    if isinstance(queue, SqlFileQueue) and (told := cause_of(judgement.id, queue)):
+    draft = _draft(queue)
+    if draft is not None and (told := cause_of(judgement.id, draft)):
         return told
     text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
-    draft = _draft(queue) if judgement.id == "live-lease" else None
-    if draft is None or not _adds_up(draft):
+    if draft is None or judgement.id != "live-lease" or not _adds_up(draft):
         return text
     lease = draft.columns.lease
     anew = _time(f"now(){' + lease' if _ends(draft.columns) else ''}", lease, draft.text)
