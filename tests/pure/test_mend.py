@@ -387,6 +387,13 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
         ("not-early", {"schema#": "\nCREATE TABLE j (\n  due timestamptz(0));"}, "due is rounded"),
         ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held: an"),
         ("claim-limit", {"claim": "\n(SELECT 1 LIMIT 1) UNION (SELECT 2 LIMIT 1);"}, "One LIMIT"),
+        ("claim-limit", {"claim": "\nSELECT 1 FETCH FIRST 1 ROW WITH TIES;"}, "adds every job"),
+        (
+            "claim-limit",
+            {"claim": "\nSELECT 1 WHERE a = :worker;"},
+            "not all that the worker holds",
+        ),
+        ("server-clock", {"claim": "\nSELECT id FROM j WHERE at < :now;"}, "now() instead of :now"),
         ("isolation", {"claim": NOWHERE}, "open rows of held refuse"),
         ("single-claim", {}, "The row that FOR UPDATE SKIP LOCKED locks is the one"),
         ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "Two claims"),

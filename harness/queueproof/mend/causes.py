@@ -45,6 +45,26 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "is added.",
     ),
     Cause(
+        "claim-limit",
+        "claim",
+        r"\bWITH\s+TIES\b",
+        "LIMIT, or FETCH FIRST ... ROWS ONLY. WITH TIES adds every job that stands in line just as "
+        "the last one does.",
+    ),
+    Cause(
+        "claim-limit",
+        "claim",
+        r"\bSELECT\b.*\bWHERE\b.*=\s*:worker\b",
+        "Answer what this claim has taken, by RETURNING, and not all that the worker holds.",
+    ),
+    Cause(
+        "server-clock",
+        "claim",
+        r":now\b",
+        "now() instead of :now: the worker's clock is another one than the server's, and than "
+        "other workers'.",
+    ),
+    Cause(
         "single-claim isolation concurrency-limit",
         "claim",
         r"SKIP\s+LOCKED.*\bINSERT\s+INTO\s+([\w.]+)",

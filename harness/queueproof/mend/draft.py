@@ -204,6 +204,8 @@ class Draft:
                     found.setdefault("bound", less.expression.name)
         if "attempts" not in found:
             found |= self._counted_later()
+        if "due" not in found and (due := self._awaited()):
+            found["due"] = due
         for site in (one for one in self.sites if one.block == "recover"):
             for less in site.parsed.tree.find_all(exp.LT, exp.LTE):
                 column, now = less.this, less.expression.find(NOW)
@@ -276,6 +278,15 @@ class Draft:
                         if add.this.name == part.this.name and add.expression.is_int:
                             return {"attempts": str(part.this.name)}
         return {}
+
+    def _awaited(self) -> str:
+        """The column that `fail` sets to a time to come."""
+        for site in (one for one in self.sites if one.block == "fail"):
+            for update in site.parsed.tree.find_all(exp.Update):
+                for part in update.expressions:
+                    if part.expression.find(NOW) and part.expression.find(exp.Interval):
+                        return str(part.this.name)
+        return ""
 
     def _given(self) -> str:
         """The column that the heartbeat, else the claim computes from `:lease`."""

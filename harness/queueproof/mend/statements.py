@@ -259,9 +259,11 @@ def _due(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
     for node in reads_of(site, known.table):
         for column, text in wanted.items():
             if column and not any(mentions(part, column) for part in site.where(node)):
-                edit = added(site, node, f"{prefix_of(node)}{text}")
-                if edit is not None:
-                    yield f"asks for {text}", [edit]
+                test = f"{prefix_of(node)}{text}"
+                # Of a job that never failed nobody may have said when it is due.
+                for asked in (test, f"({test.split(' ', 1)[0]} IS NULL OR {test})"):
+                    if (edit := added(site, node, asked)) is not None:
+                        yield f"asks for {asked}", [edit]
 
 
 def _as_failed(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
@@ -590,7 +592,7 @@ FORMS: Sequence[tuple[Callable[[Site, Columns, SqlFileQueue], Iterator[Offer]], 
     (_with_the_job, f"{TWICE} no-lost-job", False),
     (_met, f"{TWICE} stale-recovery no-lost-job no-starvation", False),
     (_upserted, f"{TWICE} order", False),
-    (_due, "not-early routing retry-bound no-starvation", False),
+    (_due, "not-early routing retry-bound no-starvation backoff", False),
     (
         _written,
         "live-lease stale-recovery retry-bound retry-given backoff no-lost-job not-early fencing",
