@@ -115,7 +115,8 @@ def cause_of(guarantee: str, draft: Draft) -> str | None:
         if guarantee in cause.guarantees.split():
             block = draft.queue.blocks.get(cause.block)
             texts = [statement.text for statement in block.statements] if block else []
-            texts += [site.parsed.text for site in draft.sites if site.block == cause.block]
+            calls = (site for site in draft.sites if site.block == cause.block and not site.own)
+            texts += [site.parsed.text for site in calls]
             if seen := re.search(cause.pattern, "\n".join(texts), re.IGNORECASE | re.DOTALL):
                 return cause.safe.format(seen[0], *seen.groups())
     return None
