@@ -173,7 +173,7 @@ def test_a_later_init_takes_back_what_an_earlier_one_promised(described: WorkerQ
         ({"order": "lifo"}, "order: 'lifo' is none of"),
         ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),
         ({"retry_on": ["40"]}, "'40' is no SQLSTATE"),
-        ({"breaks": ["order"]}, r"breaks: it is an object such as \{\"order\""),
+        ({"breaks": ["order"]}, r"breaks: .* is not a table; write \{\"order\""),
         ({"takes": ["claim"]}, '"takes" is an object such as'),
         ({"takes": {"clame": []}}, "'clame'; did you mean 'claim'"),
         ({"takes": {"claim": "limit"}}, r'needs a list such as \["lease", "limit"'),

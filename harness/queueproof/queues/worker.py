@@ -35,7 +35,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError, nearest
 from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
-from queueproof.queues.facts import HEADER_KEYS, within_reach
+from queueproof.queues.facts import readers, within_reach
 from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value
 
 Json: TypeAlias = Mapping[str, Any]
@@ -778,30 +778,5 @@ def _seconds(value: object) -> timedelta:
         raise ValueError(f"{value} seconds are more than a clock can tell") from None
 
 
-def _lease(value: object) -> timedelta | str:
-    if value == "session":
-        return "session"
-    if (lease := _seconds(value)) <= timedelta(0):
-        raise ValueError("it must be longer than zero; leave it out, or write 30")
-    return lease
-
-
-def _backoff(value: object) -> timedelta:
-    if (wait := _seconds(value)) < timedelta(0):
-        raise ValueError("it cannot be less than zero")
-    return wait
-
-
-def _breaks(value: object) -> object:
-    if not isinstance(value, dict):
-        raise ValueError('it is an object such as {"order": "why it is accepted"}')  # noqa: TRY004 - as every wrong value
-    return HEADER_KEYS["breaks"](value)
-
-
-_FACTS: Mapping[str, Callable[[object], object]] = {
-    **HEADER_KEYS,
-    "lease": _lease,
-    "backoff": _backoff,
-    "breaks": _breaks,
-}
+_FACTS = readers(_seconds, "30", '{"order": "why it is accepted"}')
 """How each key of the header is read: as in an SQL file, but for durations, which are numbers."""
