@@ -20,7 +20,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import NOW, Operation, Queue, Step, T
+from queueproof.queues.model import NOW, Operation, Queue, Step, T, watched
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
@@ -538,7 +538,7 @@ class Lab:
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self.ahead(actor))
         if self.has_own_clock:
-            return wallclock.watched(steps, self._see_time)
+            return watched(steps, self._see_time)
         return steps
 
     def _see_time(self, step: Step) -> None:

@@ -107,6 +107,7 @@ class ClientSession(Session):
 
     def __init__(self, lab: ClientLab, key: str, talk: _Conversation) -> None:
         self.name = key
+        self.conninfo = lab.conninfo
         self._lab = lab
         self._wire = lab.wire
         self._settings: dict[str, str] = {}
@@ -324,15 +325,7 @@ class ClientSession(Session):
             connection.run(sql)
 
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement that it offers, as a session beside it would have it now.
-
-        Args:
-            step: The statement.
-            options: Of EXPLAIN.
-
-        Raises:
-            ServerError: The server refused.
-        """
+        """See `Session.explain`: as a session beside it would have it."""
         return self._lab.explain_beside(step, options, self._settings)
 
     def cancel(self) -> None:
@@ -343,14 +336,6 @@ class ClientSession(Session):
         limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
         while not self.ready(limit.left(_LOOK)):
             self._lab.cancel(self.waiting)
-
-    def probe(self) -> None:
-        """See whether its server takes another connection.
-
-        Raises:
-            LimitError: It does not answer.
-        """
-        waits.connect(self._lab.conninfo).finish()
 
     def close(self) -> None:
         """Kill the worker, and close its connections."""
@@ -597,6 +582,7 @@ class ClientLab(Lab):
         for session in clients.values():
             self._lose(session, session.pids)
             session.forget_gates()
+            session.conninfo = self.conninfo
             del self._sessions[session.name]
         used = self._used & clients.keys()
         super()._reconnect()
