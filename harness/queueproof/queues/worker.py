@@ -443,7 +443,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is paused."""
+        """Whether it runs, or is stopped."""
         return self._end() is None
 
     def _end(self) -> os.waitid_result | None:
@@ -591,19 +591,12 @@ class WorkerProcess:
 
     # --- its life -------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Stop it with all that it has started, until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """End it at once with all that it has started, as a crash would; it is gone afterwards."""
         if self._process.returncode is not None:
             return
-        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         with suppress(waits.LimitError):  # the kernel may keep what stands in a call of its own
             waits.until(lambda: not self.alive, waits.GONE, "a killed worker to end", look=0.0001)
         with suppress(WatchdogError):  # it was killed itself, and there is nothing left to watch
@@ -616,10 +609,6 @@ class WorkerProcess:
             cast("IO[bytes]", pipe).close()
         if not self._logger.is_alive():
             self._log_pipe.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
 
 
 @cache

@@ -121,14 +121,6 @@ class ClientSession(Session):
         self.owner = self._talk.owner
         self._process = self._talk.process
 
-    def begin(self) -> None:
-        """Have the worker begin its life.
-
-        Raises:
-            WorkerError: It does not.
-        """
-        self._lab.greet(self._talk)
-
     @property
     def settings(self) -> list[str]:
         """What a new connection of it is told first."""
@@ -326,7 +318,14 @@ class ClientSession(Session):
 
     def explain(self, step: Step, options: str) -> Result:
         """See `Session.explain`: as a session beside it would have it."""
-        return self._lab.explain_beside(step, options, self._settings)
+        session = self._lab.own_session("explainer")
+        for name, value in self._settings.items():
+            session.run(f"SET {name} = {value}")
+        try:
+            return session.explain(step, options)
+        finally:
+            for name in self._settings:
+                session.run(f"RESET {name}")
 
     def cancel(self) -> None:
         """Cancel its running statements; its library is told of a deadlock."""
@@ -464,7 +463,7 @@ class ClientLab(Lab):
         session = ClientSession(self, key, talk)
         self._sessions[key] = session  # whose connections ask for their settings
         try:
-            session.begin()
+            self.greet(talk)
         except BaseException:
             del self._sessions[key]
             session.close()
@@ -667,26 +666,6 @@ class ClientLab(Lab):
         return WorkerError(
             f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
         )
-
-    def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
-        """The plan of a worker's statement, made under the same settings.
-
-        Args:
-            step: The statement.
-            options: Of EXPLAIN.
-            settings: What its session had set.
-
-        Raises:
-            ServerError: The server refused.
-        """
-        session = self.own_session("explainer")
-        for name, value in settings.items():
-            session.run(f"SET {name} = {value}")
-        try:
-            return session.explain(step, options)
-        finally:
-            for name in settings:
-                session.run(f"RESET {name}")
 
     def close(self) -> None:
         """Kill every worker and close every connection."""
