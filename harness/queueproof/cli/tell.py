@@ -6,7 +6,7 @@ import json as jsonlib
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import QueueName
 from queueproof.cli.talk import columns, output
 from queueproof.errors import QueueproofError, nearest
-
-if TYPE_CHECKING:
-    pass
 
 
 def guarantees() -> None:

@@ -798,7 +798,6 @@ class _Cap(Watcher):
         self._lease = FOREVER if declared.lease is None else declared.lease
         self._findings = findings
         self._running: dict[Ref, str] = {}  # to its worker
-        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
         self._stale: list[tuple[float, Ref]] = []  # a heap by the ends that leases had
         self._ends: dict[Ref, float] = {}  # of their leases now
         self._copies: Counter[str] = Counter()  # how often a job is running
@@ -816,7 +815,7 @@ class _Cap(Watcher):
                     self._end(ref)
                     self._lapsed.pop(ref.job, None)
             case "crash":
-                for ref in self._of_actor.pop(call.actor, ()):
+                for ref in [ref for ref, one in self._running.items() if one == call.actor]:
                     self._end(ref)
                 gone = [job for job, (_, actor) in self._lapsed.items() if actor == call.actor]
                 for job in gone:
@@ -824,10 +823,7 @@ class _Cap(Watcher):
 
     def _end(self, ref: Ref) -> None:
         self._ends.pop(ref, None)
-        actor = self._running.pop(ref, None)
-        if actor is not None:
-            if actor in self._of_actor:
-                self._of_actor[actor].discard(ref)
+        if self._running.pop(ref, None) is not None:
             self._copies[ref.job] -= 1
             if not self._copies[ref.job]:
                 del self._copies[ref.job]
@@ -862,7 +858,6 @@ class _Cap(Watcher):
         """A job runs from now on."""
         self._lapsed.pop(ref.job, None)
         self._running[ref] = call.actor
-        self._of_actor[call.actor].add(ref)
         self._copies[ref.job] += 1
         self._begin(ref, call)
 
@@ -949,7 +944,6 @@ class _Fresh(Watcher):
         self._all = 0  # claims and recoveries that have begun
         self._own: Counter[str] = Counter()  # of these an actor's
         self._held: dict[Ref, _Held] = {}
-        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
         self._limits: list[tuple[float, Ref]] = []  # ends of leases, in order
 
     def see(self, call: Call) -> None:
@@ -969,7 +963,7 @@ class _Fresh(Watcher):
                 for ref in call.refs:
                     self._let_go(ref)
             case "crash":
-                for ref in self._of_actor.pop(call.actor, ()):
+                for ref in [ref for ref, one in self._held.items() if one.actor == call.actor]:
                     self._let_go(ref)
                 self._own.pop(call.actor, None)
 
@@ -979,8 +973,6 @@ class _Fresh(Watcher):
     def _let_go(self, ref: Ref) -> None:
         held = self._held.pop(ref, None)
         if held is not None:
-            if held.actor in self._of_actor:
-                self._of_actor[held.actor].discard(ref)
             self._findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
                 self._others(held.actor) - held.taken - held.late
             )
@@ -992,7 +984,6 @@ class _Fresh(Watcher):
         for job in call.ids:
             ref = Ref(call.index, job)
             self._held[ref] = _Held(call.actor, self._others(call.actor))
-            self._of_actor[call.actor].add(ref)
             if self._lease < FOREVER:
                 insort(self._limits, (call.began + self._lease, ref))
 

@@ -492,19 +492,15 @@ class Lab:
     def _start_worker(self, session: Session) -> None:
         """Have a worker register, before its session is given any setting."""
         self.started.add(identity(session.name))
-        steps = self.start("start", session.name, worker=identity(session.name))
-        step = None
+        asked = self.start("start", session.name, worker=identity(session.name))
+        sent = [Step("")]
         try:
-            step = next(steps)
-            while True:
-                step = steps.send(execute(session, step))
-        except StopIteration:
-            pass
+            drive(session, watched(asked, sent.append))
         except ServerError as error:
-            raise self.refused("start", step or Step(""), error) from error
+            raise self.refused("start", sent[-1], error) from error
         if session.in_transaction:
-            source = step.source if step else None
-            raise QueueError("start leaves its transaction open: end it with COMMIT", source)
+            message = "start leaves its transaction open: end it with COMMIT"
+            raise QueueError(message, sent[-1].source)
 
     def owner_of(self, pid: int) -> str | None:  # noqa: ARG002 - which a subclass may know
         """The actor of a backend that one of its sessions has opened by itself."""
@@ -743,14 +739,18 @@ class Lab:
         self.conninfo = self.server.for_queue(self.server.restart(self.conninfo))
         self._reconnect()
 
-    def _reconnect(self) -> None:
+    def _disconnect(self) -> None:
+        """Close every connection."""
         for session in (*self._sessions.values(), *self._vacant):
             session.close()
         self._sessions.clear()
         self._vacant.clear()
-        self._used.clear()
         self._control.close()
         self._admin.close()
+
+    def _reconnect(self) -> None:
+        self._disconnect()
+        self._used.clear()
         self._admin = self._connect()
         self._control = self._scheduler()
 
@@ -838,9 +838,4 @@ class Lab:
     def close(self) -> None:
         """Close every connection, and what ends with it."""
         self.resources.close()
-        for session in (*self._sessions.values(), *self._vacant):
-            session.close()
-        self._sessions.clear()
-        self._vacant.clear()
-        self._control.close()
-        self._admin.close()
+        self._disconnect()
