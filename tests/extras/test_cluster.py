@@ -276,7 +276,7 @@ def test_who_helps_begins_without_what_it_does_not_need() -> None:
     """Processes beside a check, and those at a cluster's workers, import what they use alone."""
     code = (
         "import sys, queueproof.examine.work;"
-        "import queueproof.cluster.process;"
+        "import queueproof.cluster.seat;"
         "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code]

@@ -11,17 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import cloudpickle
 from dask import config
-from distributed import Client, Security, rpc
+from distributed import Client, Security, get_worker, rpc
 from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from queueproof import waits
-from queueproof.cluster.seat import LostError, Seat, do
+from queueproof.cluster.seat import Seat
 from queueproof.errors import QueueproofError
 from queueproof.examine.processes import UnableError
 from queueproof.examine.work import Done, Helpers, Unit, ends
@@ -30,12 +31,17 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.worker import WorkerQueue
 from queueproof.run.lab import Lab
 
+PART = waits.BULK  # seconds for one unit, with the start of a server before the first
 JOIN = waits.BEGIN  # seconds for a worker to come where there is none
 LOOK = 1.0  # seconds between two looks at who is there
 CLOSE = 1.0  # seconds for a scheduler to hear that we go
 TIMES = 3  # that a unit is tried, while it loses its process; of workers, the scheduler has a limit
 
 _ADDRESS = re.compile(r"(tcp|tls)://\S+:\d+")
+
+
+class LostError(Exception):
+    """The process was killed, or was frozen."""
 
 
 @contextmanager
@@ -171,7 +177,7 @@ class _Cluster(Helpers):
             ) from None
         except CancelledError:
             raise self._gone() from None
-        found = pickle.loads(told)  # noqa: S301 - as `process.done` has it
+        found = pickle.loads(told)  # noqa: S301 - as `seat.done` has it
         if isinstance(found, UnableError):
             raise QueueproofError(f"the cluster's worker {worker}: {found}")
         if isinstance(found, Exception):
@@ -216,6 +222,35 @@ class _Cluster(Helpers):
             f"the cluster's scheduler {self._address} went away in the middle of the work, so there"
             " is no result"
         )
+
+
+def do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
+    """Do a unit at a worker.
+
+    Args:
+        seat: Whose process does it.
+        unit: As pickle has it.
+
+    Returns:
+        The worker's address, and what `seat.done` says.
+
+    Raises:
+        LostError: The process was killed, or has not done it in time.
+    """
+    worker = get_worker()
+    task = worker.state.tasks[worker.get_current_task()]
+    future = seat.submit(unit)
+
+    def end_where_unwanted() -> None:
+        if task.state == "cancelled":  # its client has gone
+            seat.kill()
+
+    if not ends(future, PART, end_where_unwanted):
+        seat.kill()
+    try:
+        return worker.address, future.result()
+    except BrokenProcessPool:
+        raise LostError from None
 
 
 def _refuse_others(client: Client) -> None:

@@ -1,29 +1,23 @@
 """A process at a worker of a cluster, which does units there.
 
 It is one because a unit moves clocks and environments, and because it can be killed at any moment:
-then its watchdog removes the server.
+then its watchdog removes the server. It needs nothing of dask's.
 """
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import current_process
 from typing import Any
 
-from distributed import get_worker
+import cloudpickle
 
-from queueproof import waits
-from queueproof.cluster.process import done
 from queueproof.examine.processes import Processes
-from queueproof.examine.work import ends
+from queueproof.examine.work import Done, done_here
 from queueproof.postgres.server import Lent
-
-PART = waits.BULK  # seconds for one unit, with the start of a server before the first
-
-
-class LostError(Exception):
-    """The process was killed, or was frozen."""
 
 
 class Seat:
@@ -68,30 +62,21 @@ class Seat:
         self._process.kill()
 
 
-def do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
-    """Do a unit at a worker.
+def done(given: bytes, unit: bytes) -> bytes:
+    """Do a unit in such a process.
 
     Args:
-        seat: Whose process does it.
-        unit: As pickle has it.
+        given: See `done_here`.
+        unit: The unit, as pickle has it.
 
     Returns:
-        The worker's address, and what `process.done` says.
-
-    Raises:
-        LostError: The process was killed, or has not done it in time.
+        What was found or raised, as cloudpickle has it: a worker has no module of a queue's class.
     """
-    worker = get_worker()
-    task = worker.state.tasks[worker.get_current_task()]
-    future = seat.submit(unit)
-
-    def end_where_unwanted() -> None:
-        if task.state == "cancelled":  # its client has gone
-            seat.kill()
-
-    if not ends(future, PART, end_where_unwanted):
-        seat.kill()
+    found: Done | Exception
     try:
-        return worker.address, future.result()
-    except BrokenProcessPool:
-        raise LostError from None
+        found = done_here(given, pickle.loads(unit))  # noqa: S301 - the client's
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client raises it
+        error.add_note("".join(traceback.format_exception(error)))
+        found = error
+    told: bytes = cloudpickle.dumps(found)
+    return told

@@ -132,19 +132,20 @@ def lab_here() -> Lab:
 
 def end_without_parent() -> None:
     """End this process soon after its parent has ended, however: what it started goes with it."""
-    parent = os.getppid()
+    began = parent_process()  # of a process of multiprocessing's, which may have ended already
+    parent = os.getppid() if began is None else began.pid
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK)
-        os._exit(1)
+        os._exit(1)  # a server's watchdog sees to the rest
 
     Thread(target=watch, daemon=True).start()
 
 
 def _begin(lent: Lent | None, queue: bytes | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_without_parent()
     if lent is not None:
         stack = ExitStack()
         # Before the watchdog goes, which sees to the processes of a queue's workers.
@@ -164,11 +165,3 @@ def _begin(lent: Lent | None, queue: bytes | None) -> None:
                 _lab.append(QueueproofError(needed))
             except QueueproofError as error:
                 _lab.append(error)
-
-
-def _end_with_parent() -> None:
-    """End this process where its parent was killed: nobody would tell it."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)  # a server's watchdog sees to the rest
