@@ -90,13 +90,9 @@ def tell(
 
 def show(queue: QueueName) -> None:
     """Print a queue file whole, with what `extends` brings filled in."""
-    from queueproof.queues.resolve import resolve
-    from queueproof.queues.sqlfile import SqlFileQueue
+    from queueproof.queues.resolve import sql_file
 
-    target = resolve(queue)
-    if not isinstance(target, SqlFileQueue):
-        raise QueueproofError(f"{queue}: show prints an SQL file, and this is none")
-    typer.echo(target.whole.rstrip())
+    typer.echo(sql_file(queue, "show prints").whole.rstrip())
 
 
 def schema() -> None:

@@ -46,6 +46,22 @@ def resolve(name: str) -> Queue:
     return sqlfile.load(name)
 
 
+def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
+    """The queue of an SQL file.
+
+    Args:
+        name: Its path.
+        asked: Who takes nothing else, up to its verb.
+
+    Raises:
+        QueueproofError: It is none.
+    """
+    queue = resolve(name)
+    if not isinstance(queue, sqlfile.SqlFileQueue):
+        raise QueueproofError(f"{name}: {asked} an SQL file, and this is none")
+    return queue
+
+
 def files_of(queue: Queue) -> list[Path]:
     """The files that a queue is made of, as far as its kind tells them."""
     if isinstance(queue, sqlfile.SqlFileQueue):

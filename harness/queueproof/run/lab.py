@@ -123,7 +123,6 @@ class Lab:
         gates: Where inside a statement its sessions can stop.
         ends_transactions: Whether transactions are begun and ended here, as statements are sent.
         chooses_connections: Whether it is said here on which connection a transaction runs.
-        beats_beside: Whether a worker can send a heartbeat while it does something else.
         remembers: Whether its workers may keep something from one run to the next.
         reconnects: Whether its workers see for themselves that a connection is gone, and go on.
         unmoved: Why the queue's time could not be moved with the database's; or nothing.
@@ -136,7 +135,6 @@ class Lab:
     gates: frozenset[Gate] = frozenset({"statement", "row", "every", "query"})
     ends_transactions = True
     chooses_connections = True
-    beats_beside = True
     remembers = False
     reconnects = False
     unmoved = ""

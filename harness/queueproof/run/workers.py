@@ -366,7 +366,6 @@ class ClientLab(Lab):
     gates = frozenset[Gate]({"statement", "row", "every"})  # a worker's queries are its own
     ends_transactions = False
     chooses_connections = False
-    beats_beside = False
     remembers = True
     reconnects = True
 
