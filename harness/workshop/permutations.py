@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
-from queueproof.judge.checker import Declared, check, declare
+from queueproof.judge.checker import check, declare
+from queueproof.judge.spec import Declared
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load_text

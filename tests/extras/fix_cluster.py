@@ -70,9 +70,10 @@ class Cluster:
         return len(client.scheduler_info(n_workers=-1)["workers"])
 
     def at_work(self) -> list[psutil.Process]:
-        """The processes that the workers have begun, and theirs."""
+        """The processes that the workers have begun, and theirs; Python's own tracker stays."""
         living = [one for one in self.workers if one.poll() is None]
-        return [process for one in living for process in one.children(recursive=True)]
+        begun = [process for one in living for process in one.children(recursive=True)]
+        return [one for one in begun if not _is_tracker(one)]
 
     def wait_for_servers(self) -> list[psutil.Process]:
         """Wait until each worker has a server: they are in the middle of their first unit."""
@@ -109,6 +110,13 @@ def _end(process: psutil.Popen) -> None:
     if process.poll() is None:
         process.kill()
         process.wait()
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _is_server(process: psutil.Process) -> bool:

@@ -17,8 +17,7 @@ from distributed.comm import CommClosedError
 
 from queueproof import waits
 from queueproof.cluster import client as cluster_client
-from queueproof.cluster import members
-from queueproof.cluster.client import on_cluster
+from queueproof.cluster.client import joined, on_cluster
 from queueproof.errors import QueueproofError
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
@@ -101,14 +100,14 @@ def test_what_ends_every_worker_is_not_tried_for_ever(
     monkeypatch.setattr(cluster_client, "TIMES", 1)
 
     def kill() -> None:
-        (seat,) = cluster.workers[0].children()
+        (seat,) = [one for one in cluster.at_work() if one.ppid() == cluster.workers[0].pid]
         seat.kill()
 
     with (
         open_lab(load(SOUND), server) as lab,
         cluster.meanwhile(kill),
         on_cluster(cluster.address, lab, lambda _: None) as helpers,
-        pytest.raises(QueueproofError, match=r"1 workers of tcp://.* were lost"),
+        pytest.raises(QueueproofError, match=r"workers of tcp://.* were lost"),
     ):
         judged(lab, helpers=helpers)
 
@@ -139,8 +138,8 @@ def test_an_answer_that_nobody_waits_for_is_not_told(
     async def lose() -> None:
         asyncio.get_running_loop().create_future().set_exception(CommClosedError("gone"))
 
-    with members.joined(cluster.address) as joined:
-        joined.client.sync(lose)
+    with joined(cluster.address) as client:
+        client.sync(lose)
     gc.collect()
     assert caplog.text == ""
 
@@ -238,7 +237,7 @@ def test_who_is_not_there_is_named(
         impatient.setattr(waits, "CONNECT", 0.5)
         said = refused(command, SOUND, "--cluster", "tcp://127.0.0.1:9")
     assert "no dask scheduler answers at tcp://127.0.0.1:9 within 0.5 s" in said
-    monkeypatch.setattr(members, "JOIN", 0.5)
+    monkeypatch.setattr(cluster_client, "JOIN", 0.5)
     cluster = standing()
     cluster.have(0)
     with (
@@ -277,7 +276,7 @@ def test_who_helps_begins_without_what_it_does_not_need() -> None:
     """Processes beside a check, and those at a cluster's workers, import what they use alone."""
     code = (
         "import sys, queueproof.examine.work;"
-        "import queueproof.cluster.process;"
+        "import queueproof.cluster.seat;"
         "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
     )
     command = [sys.executable, "-c", code]

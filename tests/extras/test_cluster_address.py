@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from queueproof import waits
-from queueproof.cluster.members import _matters, joined
+from queueproof.cluster.client import _matters, joined
 from queueproof.errors import QueueproofError
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -26,9 +26,9 @@ from queueproof.history.calls import (
     Timeline,
 )
 from queueproof.judge import checker, spec
-from queueproof.judge.checker import Declared, check
+from queueproof.judge.checker import check
 from queueproof.judge.lives import Hindrances, Life
-from queueproof.judge.spec import Act, Breach, Job, Rules
+from queueproof.judge.spec import Act, Breach, Declared, Job
 from queueproof.queues.model import State
 from queueproof.schedule.moments import DAY, grace
 from tests.fix_histories import LEASE, Case, Told, cases
@@ -816,7 +816,7 @@ def test_the_steps_of_a_check_grow_with_the_history(monkeypatch: pytest.MonkeyPa
     """A history ten times as long takes about ten times the steps, not a power of it."""
     steps = 0
 
-    def counted(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+    def counted(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
         nonlocal steps
         steps += 1
         return original(rules, job, act)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from queueproof.history.calls import Answer, Call, CallKind
-from queueproof.judge.spec import Act, Breach, Job, Phase, Rules, step
+from queueproof.judge.spec import Act, Breach, Declared, Job, Phase, step
 from queueproof.schedule.moments import grace
 from tests.fix_histories import LEASE, Case, Told, cases
 
-LEASED = Rules(lease=LEASE, held=False, worker_heartbeat=False, recovers=True)
+LEASED = Declared(lease=LEASE, held=False, worker_heartbeat=False, recovers=True)
 TAKES_OVER = replace(LEASED, recovers=False)
 HELD = replace(LEASED, lease=None, held=True)
 
@@ -44,7 +44,7 @@ def act(made: Call, holder: Call | None = None, answer: Answer = "accepted") -> 
     return Act(made, made.kind, answer, holder)
 
 
-def life(rules: Rules, *acts: Act) -> list[Job]:
+def life(rules: Declared, *acts: Act) -> list[Job]:
     """The states that a job may be in after some acts, all of them legal."""
     jobs = [Job()]
     for one in acts:
@@ -68,7 +68,7 @@ def phases(jobs: Sequence[Job]) -> set[Phase]:
     return {job.phase for job in jobs}
 
 
-def blamed(rules: Rules, jobs: Sequence[Job], late: Act) -> set[str]:
+def blamed(rules: Declared, jobs: Sequence[Job], late: Act) -> set[str]:
     """The guarantees that an act breaks in some states; empty if it is legal in one of them."""
     outcomes = [step(rules, job, late) for job in jobs]
     breaches = {outcome.guarantee for outcome in outcomes if isinstance(outcome, Breach)}

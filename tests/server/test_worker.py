@@ -173,7 +173,7 @@ def test_a_later_init_takes_back_what_an_earlier_one_promised(described: WorkerQ
         ({"order": "lifo"}, "order: 'lifo' is none of"),
         ({"promises": ["old-snapshots"]}, "unknown guarantee old-snapshots; did you mean"),
         ({"retry_on": ["40"]}, "'40' is no SQLSTATE"),
-        ({"breaks": ["order"]}, r"breaks: it is an object such as \{\"order\""),
+        ({"breaks": ["order"]}, r"breaks: .* is not a table; write \{\"order\""),
         ({"takes": ["claim"]}, '"takes" is an object such as'),
         ({"takes": {"clame": []}}, "'clame'; did you mean 'claim'"),
         ({"takes": {"claim": "limit"}}, r'needs a list such as \["lease", "limit"'),
@@ -437,22 +437,6 @@ def test_the_end_of_a_talkative_workers_log_is_shown(spawn: Spawn) -> None:
     assert "begin" not in str(caught.value)
 
 
-def test_a_paused_worker_answers_after_it_goes_on(spawn: Spawn) -> None:
-    """SIGSTOP holds it, SIGCONT lets it go on where it was."""
-    worker = spawn(ECHO)
-    worker.ask({"op": "x"})
-    worker.pause()
-    os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
-    worker.send({"op": "y"})
-    assert worker.alive
-    assert select.select([worker.stdout], [], [], 0.05) == ([], [], [])
-    worker.resume()
-    while worker.answer is None:
-        select.select([worker.stdout], [], [])
-        worker.receive()
-    assert worker.take() == {"op": "y"}
-
-
 FAMILY = (
     "import json, subprocess, sys; input()\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
@@ -460,17 +444,17 @@ FAMILY = (
 )
 
 
-@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
 def test_kill_ends_the_worker_and_all_that_it_started(
     spawn: Spawn,
     eventually: Eventually,
-    paused: bool,  # noqa: FBT001 - a parameter of the test
+    stopped: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """A crash leaves nothing of a worker behind, and the worker is reaped."""
     worker = spawn(FAMILY)
     child = worker.ask({"op": "x"})["pid"]
-    if paused:
-        worker.pause()
+    if stopped:
+        os.killpg(worker.pid, signal.SIGSTOP)
     worker.kill()
     worker.kill()
     assert not worker.alive
@@ -483,13 +467,13 @@ def test_kill_ends_the_worker_and_all_that_it_started(
 def test_a_killed_harness_leaves_no_worker_behind(
     tmp_path: Path, begin: Begin, eventually: Eventually
 ) -> None:
-    """Not even those that are paused, or do not look at their stdin."""
+    """Not even those that are stopped, or do not look at their stdin."""
     code = (
-        "import sys; from queueproof.queues.worker import WorkerQueue\n"
+        "import os, signal, sys; from queueproof.queues.worker import WorkerQueue\n"
         f"family = WorkerQueue('q', [sys.executable, '-c', {FAMILY!r}])\n"
         "workers = [family.spawn(name) for name in ('w1', 'w2')]\n"
         "pids = [w.ask({'op': 'x'})['pid'] for w in workers] + [w.pid for w in workers]\n"
-        "workers[0].pause()\n"
+        "os.killpg(workers[0].pid, signal.SIGSTOP)\n"
         "print(*pids, flush=True); input()"
     )
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

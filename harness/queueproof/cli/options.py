@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 
@@ -32,129 +32,82 @@ class Annotate(StrEnum):
     none = "none"
 
 
+def _option(panel: str | None, told: str, *names: str, **more: Any) -> object:  # noqa: ANN401 - typer's
+    """An option of a group, with its help."""
+    return typer.Option(*names, help=told, rich_help_panel=panel, **more)
+
+
 Only: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="ID,...",
-        help="Judge these alone; see `queueproof guarantees`.",
-        rich_help_panel=ASKED,
-    ),
+    _option(ASKED, "Judge these alone; see `queueproof guarantees`.", metavar="ID,..."),
 ]
 Skip: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ID,...", help="Judge all but these.", rich_help_panel=ASKED),
+    list[str] | None, _option(ASKED, "Judge all but these.", metavar="ID,...")
 ]
-Require: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="ID,...",
-        help="Exit 2 if one of these cannot be judged, as an operation or a tool is missing.",
-        rich_help_panel=ASKED,
-    ),
-]
-With: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--with",
-        metavar="FILE",
-        help="The new version in a rolling deploy; both run at once. Its schema must equal that of"
-        " QUEUE, or migrate it.",
-        rich_help_panel=ASKED,
-    ),
-]
+_REQUIRE = "Exit 2 if one of these cannot be judged, as an operation or a tool is missing."
+Require: TypeAlias = Annotated[list[str] | None, _option(ASKED, _REQUIRE, metavar="ID,...")]
+_WITH = (
+    "The new version in a rolling deploy; both run at once. Its schema must equal that of QUEUE, or"
+    " migrate it."
+)
+With: TypeAlias = Annotated[str | None, _option(ASKED, _WITH, "--with", metavar="FILE")]
 _PROFILE = (
     "How thoroughly to check. For an SQL file, on two idle cores, quick takes 10 to 20 s, default"
     " half a minute to two minutes, deep many minutes. A worker program takes three to six times"
     " that, a busy machine up to three times."
 )
-Profile: TypeAlias = Annotated[ProfileName, typer.Option(help=_PROFILE, rich_help_panel=HOW)]
+Profile: TypeAlias = Annotated[ProfileName, _option(HOW, _PROFILE)]
 ProfileOrProjects: TypeAlias = Annotated[
-    ProfileName | None,
-    typer.Option(help=_PROFILE + " If not given: `default`.", rich_help_panel=HOW),
+    ProfileName | None, _option(HOW, _PROFILE + " If not given: `default`.")
 ]
-Seed: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        help="Random seed. The same seed and profile give the same verdict.", rich_help_panel=HOW
-    ),
-]
-FailFast: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--fail-fast",
-        help="Stop at the first break. The rest is not judged.",
-        rich_help_panel=HOW,
-    ),
-]
+_SEED = "Random seed. The same seed and profile give the same verdict."
+Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
+_FAIL_FAST = "Stop at the first break. The rest is not judged."
+FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast")]
+_JOBS = "Number of processes, each with its own database. The result does not depend on it."
 Jobs: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        show_default="the processors",
-        help="Number of processes, each with its own database. The result does not depend on it.",
-        rich_help_panel=HOW,
-    ),
+    int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="the processors")
 ]
-Cluster: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="tcp://HOST:PORT",
-        help="A dask scheduler, whose workers do the work, each with its own server. The result"
-        " does not depend on it.",
-        rich_help_panel=HOW,
-    ),
-]
-Postgres: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SOURCE",
-        help=f"{', '.join(SERVERS)} or a DSN. If not given: $QUEUEPROOF_POSTGRES, or embedded.",
-        rich_help_panel=SERVER,
-    ),
-]
-Trust: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--trust",
-        help="Run the queue's SQL as a superuser, who may do anything on the server and its"
-        " machine. Also needed for a superuser's DSN on a server that has other databases.",
-        rich_help_panel=SERVER,
-    ),
-]
+_CLUSTER = (
+    "A dask scheduler, whose workers do the work, each with its own server. The result does not"
+    " depend on it."
+)
+Cluster: TypeAlias = Annotated[str | None, _option(HOW, _CLUSTER, metavar="tcp://HOST:PORT")]
+_POSTGRES = f"{', '.join(SERVERS)} or a DSN. If not given: $QUEUEPROOF_POSTGRES, or embedded."
+Postgres: TypeAlias = Annotated[str | None, _option(SERVER, _POSTGRES, metavar="SOURCE")]
+_TRUST = (
+    "Run the queue's SQL as a superuser, who may do anything on the server and its machine. Also"
+    " needed for a superuser's DSN on a server that has other databases."
+)
+Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust")]
 
 
 def _report(what: str) -> object:
-    return typer.Option(metavar="FILE", help=f"Write {what}.", rich_help_panel=REPORTS)
+    return _option(REPORTS, f"Write {what}.", metavar="FILE")
 
 
 Json: TypeAlias = Annotated[Path | None, _report("the card as JSON; - is stdout")]
 Html: TypeAlias = Annotated[Path | None, _report("the card as a page")]
 Junit: TypeAlias = Annotated[Path | None, _report("the card as JUnit XML")]
 Badge: TypeAlias = Annotated[Path | None, _report("a badge, as SVG")]
+_ANNOTATE = (
+    "For GitHub Actions: show each break at its line, and write the job's summary"
+    " ($GITHUB_STEP_SUMMARY)."
+)
+_ON_GITHUB = "github where $GITHUB_ACTIONS is true"
 AnnotateFor: TypeAlias = Annotated[
-    Annotate | None,
-    typer.Option(
-        help="For GitHub Actions: show each break at its line, and write the job's summary"
-        " ($GITHUB_STEP_SUMMARY).",
-        show_default="github where $GITHUB_ACTIONS is true",
-        rich_help_panel=REPORTS,
-    ),
+    Annotate | None, _option(REPORTS, _ANNOTATE, show_default=_ON_GITHUB)
 ]
-Export: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Write the story as a spec for PostgreSQL's isolationtester (FILE.spec), as a pytest"
-        " test that passes once the queue is mended (FILE.py), or as a Mermaid diagram (FILE.mmd).",
-    ),
-]
+_EXPORT = (
+    "Write the story as a spec for PostgreSQL's isolationtester (FILE.spec), as a pytest test that"
+    " passes once the queue is mended (FILE.py), or as a Mermaid diagram (FILE.mmd)."
+)
+Export: TypeAlias = Annotated[Path | None, _option(None, _EXPORT, metavar="FILE")]
 
 
 DEBUG_OPTION = "--traceback"
-Traceback: TypeAlias = Annotated[
-    bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an internal error.")
-]
+_TRACEBACK = "Show the traceback of an internal error."
+Traceback: TypeAlias = Annotated[bool, _option(None, _TRACEBACK, DEBUG_OPTION)]
 
 
 class Where(NamedTuple):

@@ -6,7 +6,7 @@ import json as jsonlib
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from queueproof.cli.files import refuse_outputs, write
 from queueproof.cli.options import QueueName
 from queueproof.cli.talk import columns, output
 from queueproof.errors import QueueproofError, nearest
-
-if TYPE_CHECKING:
-    pass
 
 
 def guarantees() -> None:
@@ -93,13 +90,9 @@ def tell(
 
 def show(queue: QueueName) -> None:
     """Print a queue file whole, with what `extends` brings filled in."""
-    from queueproof.queues.resolve import resolve
-    from queueproof.queues.sqlfile import SqlFileQueue
+    from queueproof.queues.resolve import sql_file
 
-    target = resolve(queue)
-    if not isinstance(target, SqlFileQueue):
-        raise QueueproofError(f"{queue}: show prints an SQL file, and this is none")
-    typer.echo(target.whole.rstrip())
+    typer.echo(sql_file(queue, "show prints").whole.rstrip())
 
 
 def schema() -> None:

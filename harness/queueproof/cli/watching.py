@@ -63,9 +63,12 @@ def watch(
         KeyboardInterrupt: That is how it ends.
     """
     from queueproof.postgres import open_server
+    from queueproof.queues.resolve import sql_file
 
     if not Path(queue).exists():
-        _sql_file(queue)  # which refuses it: what is not there may be a slip of the pen
+        sql_file(
+            queue, "watch is for"
+        )  # which refuses it: what is not there may be a slip of the pen
     out = output()
     token: str | None = None
     with open_server(where.postgres, trust=where.trust) as server:
@@ -73,7 +76,7 @@ def watch(
         while True:
             seen = stamps(files)
             try:
-                target = _sql_file(queue)
+                target = sql_file(queue, "watch is for")
                 if files != list(target.files):
                     files = list(target.files)
                     continue  # read again: an included file may have changed before it was seen
@@ -83,16 +86,6 @@ def watch(
                 out.say(str(error))
             out.say("\nWaiting for a change; Ctrl-C ends it.")
             wait(seen)
-
-
-def _sql_file(queue: str) -> SqlFileQueue:
-    from queueproof.queues.resolve import resolve
-    from queueproof.queues.sqlfile import SqlFileQueue
-
-    target = resolve(queue)
-    if not isinstance(target, SqlFileQueue):
-        raise QueueproofError(f"{queue}: watch is for an SQL file, and this is none")
-    return target
 
 
 def _once(  # noqa: PLR0917 - what a check is made with

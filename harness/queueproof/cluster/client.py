@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import pickle
+import re
 import sys
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import cloudpickle
-from distributed import Future as Task
+from dask import config
+from distributed import Client, Security, get_worker, rpc
+from distributed.comm import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from queueproof import waits
-from queueproof.cluster.members import Members, joined, refuse_address
-from queueproof.cluster.orders import Brief, SeatError
-from queueproof.cluster.seat import LostError, Seat, do
+from queueproof.cluster.seat import Seat
 from queueproof.errors import QueueproofError
-from queueproof.examine.work import Done, Draws, Exploration, Helpers, Unit
+from queueproof.examine.processes import UnableError
+from queueproof.examine.work import Done, Helpers, Unit, ends
 from queueproof.queues.model import Queue
 from queueproof.queues.offer import Offer
 from queueproof.queues.worker import WorkerQueue
 from queueproof.run.lab import Lab
 
 PART = waits.BULK  # seconds for one unit, with the start of a server before the first
-TIMES = 3  # that a part is tried, while it loses its worker
-AT_ONCE = 2  # parts that a worker is given: the next one waits there while it does the first
-MOST = 16  # units in a part: a way there and back takes as much as half a unit
+JOIN = waits.BEGIN  # seconds for a worker to come where there is none
+LOOK = 1.0  # seconds between two looks at who is there
+CLOSE = 1.0  # seconds for a scheduler to hear that we go
+TIMES = 3  # that a unit is tried, while it loses its process; of workers, the scheduler has a limit
+
+_ADDRESS = re.compile(r"(tcp|tls)://\S+:\d+")
+
+
+class LostError(Exception):
+    """The process was killed, or was frozen."""
 
 
 @contextmanager
@@ -44,7 +56,8 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
     Raises:
         QueueproofError: There is no such cluster, or its workers cannot do this.
     """
-    refuse_address(address)
+    if not _ADDRESS.fullmatch(address):
+        raise QueueproofError(f"--cluster {address!r}: write tcp://host:port of a scheduler")
     if not lab.server.ours:
         raise QueueproofError(
             "--cluster: each worker starts a server of its own, and a DSN names one for all. Leave"
@@ -55,188 +68,219 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
             f"{lab.queue.name} is a program that stands on this machine, and the cluster's workers"
             " may not have it: check it with --jobs N"
         )
-    with joined(address) as members:
-        cluster = _Cluster(members, lab, tell)
+    with joined(address) as client:
+        cluster = _Cluster(client, address, lab, tell)
+        yield cluster
+        with suppress(QueueproofError):  # all has been done
+            cluster.someone_works()
+
+
+@contextmanager
+def joined(address: str) -> Iterator[Client]:
+    """A cluster, until the end of the block; nothing of ours is left there then.
+
+    Args:
+        address: Of its scheduler: `tcp://host:port`.
+
+    Raises:
+        QueueproofError: There is no such cluster.
+    """
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # what matters is told here
+    for name in ("asyncio", "tornado.application"):
+        logging.getLogger(name).addFilter(_matters)
+    try:
+        asyncio.run(_answering(address))
+        client = Client(address, timeout=waits.CONNECT, set_as_default=False)
+    except Exception as error:
+        why = " ".join(str(error).split()) or "it is silent, or no scheduler"
+        if address.startswith("tls:") and not config.get("distributed.comm.tls.client.cert"):
+            why = "tls:// needs certificates: see `distributed.comm.tls` in dask's configuration"
+        raise QueueproofError(
+            f"no dask scheduler answers at {address} within {waits.CONNECT:g} s: {why}\n"
+            "One is started by `dask scheduler`, and its workers by `dask worker ADDRESS`."
+        ) from error
+    try:
+        yield client
+    finally:
+        client.close(timeout=CLOSE)  # the scheduler forgets what we asked for, and seats end
+
+
+async def _answering(address: str) -> None:
+    """See that a scheduler answers: with who does not, dask's client stays for minutes.
+
+    Raises:
+        Exception: Nobody does, in time; what dask raises differs with who is there instead.
+    """
+    security = Security().get_connection_args("client")
+    async with asyncio.timeout(waits.CONNECT):
+        who = rpc(address, connection_args=security)
         try:
-            yield cluster
+            found = await who.identity()
         finally:
-            cluster.close()
+            await who.close_rpc()
+    if found.get("type") != "Scheduler":
+        raise ValueError(f"it is a {found.get('type')}")
 
 
-class _Wanted(NamedTuple):
-    """A unit that is to be done, and what comes of it."""
-
-    unit: Unit
-    future: Future[Done]
-
-    @property
-    def is_long(self) -> bool:
-        """Whether it takes longer than most."""
-        unit = self.unit
-        if isinstance(unit, Exploration):
-            return unit.conditions.killed
-        return not isinstance(unit, Draws)
+def _matters(record: logging.LogRecord) -> bool:
+    """False of what only says that nobody waits any more for an answer of the cluster's."""
+    given_up = (CommClosedError, CancelledError)
+    return not (record.exc_info and isinstance(record.exc_info[1], given_up))
 
 
 class _Cluster(Helpers):
-    """Threads, each of which has some units done by a worker, and waits for them."""
+    """Workers to which dask gives units: the next one waits there while they do the first.
+
+    What a dead worker was at, dask's scheduler gives to another one.
+    """
 
     shares = False
 
-    def __init__(self, members: Members, lab: Lab, tell: Callable[[str], object]) -> None:
-        self._members = members
-        self._client = members.client
+    def __init__(
+        self, client: Client, address: str, lab: Lab, tell: Callable[[str], object]
+    ) -> None:
+        self._client = client
+        self._executor = client.get_executor(pure=False, retries=TIMES - 1)
+        self._address = address
         self._lab = lab
         self._tell = tell
-        self._changed = threading.Condition()
-        self._wanted: deque[_Wanted] = deque()
-        self._given: Counter[str] = Counter()  # parts by worker
-        self._seats: dict[str, Task] = {}
-        self.count = len(members.some())
-        self._threads = ThreadPoolExecutor(self.count * AT_ONCE, "cluster")
+        self._workers: set[str] = set()  # those who were there a moment ago
+        self._looked = -math.inf
+        self._look()
+        self.count = len(self._workers)
 
-    def close(self) -> None:
-        """End the threads."""
-        self._members.leave()
-        for one in self._wanted:
-            one.future.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    def given(self, offer: Offer, seed: int) -> Any:  # noqa: ANN401 - a future of dask's
+        """See `Helpers.given`: a `Seat`."""
+        queue = self._lab.queue
+        brief = (_shipped(queue, what) for what in (queue, (offer, seed)))
+        return self._client.submit(Seat, self._lab.server.lent(), *brief, pure=False)
 
-    def given(self, offer: Offer, seed: int) -> bytes:
-        """See `Helpers.given`."""
-        return pickle.dumps(
-            Brief(
-                self._lab.server.source,
-                self._lab.server.trusted,
-                self._lab.server.version,
-                _shipped(offer, seed),
-            )
-        )
-
-    def submit(self, given: bytes, unit: Unit) -> Future[Done]:
+    def submit(self, given: Any, unit: Unit) -> Future[Any]:  # noqa: ANN401 - the same
         """See `Helpers.submit`."""
-        wanted = _Wanted(unit, Future())
-        self._wanted.append(wanted)
-        self._threads.submit(self._do_some, given)
-        return wanted.future
+        asked: Future[Any] = self._executor.submit(do, given, pickle.dumps(unit))
+        return asked
 
-    def _do_some(self, given: bytes) -> None:
-        """Do some of the units that are wanted, unless others have taken all of them."""
-        if not (part := self._part()):
-            return
-        try:
-            found = self._done(given, pickle.dumps([one.unit for one in part]))
-        except BaseException as error:  # noqa: BLE001 - whoever waits for them raises it
-            for one in part:
-                one.future.set_exception(error)
-            return
-        for one, done in zip(part, found, strict=True):
-            if isinstance(done, Done):
-                one.future.set_result(done)
-            else:
-                one.future.set_exception(done)
+    def result(self, future: Future[Any]) -> Done:
+        """See `Helpers.result`: another process has done it where the first was lost.
 
-    def _part(self) -> Sequence[_Wanted]:
-        """The next units, so many that there are as many parts left for each who does them.
-
-        What takes longer than others goes alone.
+        Raises:
+            QueueproofError: The cluster does not do it.
         """
-        part: list[_Wanted] = []
-        with self._changed:
-            most = min(MOST, len(self._wanted) // (2 * AT_ONCE * self.count))
-            while self._wanted and len(part) < max(1, most):
-                if part and self._wanted[0].is_long:
-                    break
-                one = self._wanted.popleft()
-                if one.future.set_running_or_notify_cancel():
-                    part.append(one)
-                if one.is_long:
-                    break
-        return part
+        ends(future, math.inf, self._look)
+        try:
+            worker, told = future.result()
+        except (LostError, KilledWorker):
+            raise QueueproofError(
+                f"workers of {self._address} were lost one after the other at the same part of the"
+                " check: look into their logs, and whether they have memory enough"
+            ) from None
+        except CancelledError:
+            raise self._gone() from None
+        found = pickle.loads(told)  # noqa: S301 - as `seat.done` has it
+        if isinstance(found, UnableError):
+            raise QueueproofError(f"the cluster's worker {worker}: {found}")
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, Done)
+        return found
 
-    def _done(self, given: bytes, part: bytes) -> Sequence[Done | Exception]:
-        """The results of some units, once a worker has lived to tell them."""
-        for _ in range(TIMES):
-            with self._worker() as worker:
-                found = self._done_at(worker, given, part)
-            if found is not None:
-                done: list[Done | Exception] = pickle.loads(found)  # noqa: S301 - as its seat has it
-                return done
-        raise QueueproofError(
-            f"{TIMES} workers of {self._members.address} were lost one after the other at the same"
-            " part of the check: look into their logs, and whether they have memory enough"
+    def _look(self) -> None:
+        """See now and then who works there.
+
+        Raises:
+            LimitError: Nobody does, and nobody joins.
+            QueueproofError: The scheduler has gone, or a worker is another version.
+        """
+        if time.monotonic() > self._looked + LOOK:
+            waits.until(
+                self.someone_works, JOIN, f"a worker to join the cluster of {self._address}"
+            )
+            self._looked = time.monotonic()
+
+    def someone_works(self) -> bool:
+        """Whether there is a worker; who is lost is told.
+
+        Raises:
+            QueueproofError: See `_look`.
+        """
+        try:
+            there = self._client.nthreads().keys() if self._client.status == "running" else None
+        except (OSError, CancelledError):
+            there = None
+        if there is None:
+            raise self._gone()
+        for worker in self._workers - there:
+            self._tell(f"lost the cluster's worker {worker}: what it was at is done again")
+        if there - self._workers:
+            _refuse_others(self._client)
+        self._workers = set(there)
+        return bool(there)
+
+    def _gone(self) -> QueueproofError:
+        return QueueproofError(
+            f"the cluster's scheduler {self._address} went away in the middle of the work, so there"
+            " is no result"
         )
 
-    def _done_at(self, worker: str, given: bytes, part: bytes) -> bytes | None:
-        """The results of some units; None where the worker or its process was lost.
 
-        Raises:
-            QueueproofError: The worker cannot do it, or there is no scheduler any more.
-        """
-        at = self._client.get_executor(workers=[worker], pure=False)
-        seat = self._seat(worker, given)
-        # An executor's future can be waited for with a limit again and again; dask's own is let
-        # go of in the middle of its answer then.
-        task: Future[bytes] = at.submit(do, seat, part)
-        limit = waits.Limit(PART, "a worker of the cluster")
-        try:
-            while not wait([task], limit.left()).done and worker in self._members.there():
-                pass
-        except waits.StoppedError:
-            raise
-        except waits.LimitError:
-            pass  # it is frozen
-        if task.done():
-            try:
-                return task.result()
-            except SeatError as error:
-                raise QueueproofError(f"the cluster's worker {worker}: {error}") from None
-            except (LostError, KilledWorker, CancelledError):
-                self._members.there()  # which says so where it is the scheduler that has gone
-        task.cancel()
-        with self._changed:
-            if self._seats.get(worker) is not seat:
-                return None  # whoever lost another part there has seen to it
-            del self._seats[worker]
-        self._client.cancel([seat], force=True)
-        self._tell(f"lost the cluster's worker {worker}: what it was at is done again")
-        return None
+def do(seat: Seat, unit: bytes) -> tuple[str, bytes]:
+    """Do a unit at a worker.
 
-    def _seat(self, worker: str, given: bytes) -> Task:
-        """The process at a worker, which begins with its first unit."""
-        with self._changed:
-            if worker not in self._seats:
-                brief = pickle.loads(given)  # noqa: S301 - our own
-                self._seats[worker] = self._client.submit(Seat, brief, workers=[worker], pure=False)
-            return self._seats[worker]
+    Args:
+        seat: Whose process does it.
+        unit: As pickle has it.
 
-    @contextmanager
-    def _worker(self) -> Iterator[str]:
-        """A worker that has the fewest parts, and not yet as many as it may have.
+    Returns:
+        The worker's address, and what `seat.done` says.
 
-        Raises:
-            LimitError: There is none any more.
-        """
-        with self._changed:
-            while not (free := [one for one in self._members.some() if self._given[one] < AT_ONCE]):
-                self._changed.wait(waits.SLICE)
-            worker = min(free, key=lambda one: (self._given[one], one))
-            self._given[worker] += 1
-        try:
-            yield worker
-        finally:
-            with self._changed:
-                self._given[worker] -= 1
-                self._changed.notify()
+    Raises:
+        LostError: The process was killed, or has not done it in time.
+    """
+    worker = get_worker()
+    task = worker.state.tasks[worker.get_current_task()]
+    future = seat.submit(unit)
+
+    def end_where_unwanted() -> None:
+        if task.state == "cancelled":  # its client has gone
+            seat.kill()
+
+    if not ends(future, PART, end_where_unwanted):
+        seat.kill()
+    try:
+        return worker.address, future.result()
+    except BrokenProcessPool:
+        raise LostError from None
 
 
-def _shipped(offer: Offer, seed: int) -> bytes:
-    """What a queue brings, with the module of its class where it has one of its own.
+def _refuse_others(client: Client) -> None:
+    """Refuse workers of another version than this process.
+
+    Raises:
+        QueueproofError: There is one.
+    """
+    found = client.get_versions(packages=["queueproof"])
+    versions = {at: _version(found["workers"][at]) for at in found["workers"]}
+    here = _version(found["client"])
+    for at, there in versions.items():
+        if there != here:
+            raise QueueproofError(
+                f"the cluster's worker {at} has {there}, and here it is {here}: the same would not"
+                " be found. Install the same there."
+            )
+
+
+def _version(found: dict[str, dict[str, str | None]]) -> str:
+    python = ".".join(str(found["host"]["python"]).split(".")[:2])
+    return f"Python {python} and queueproof {found['packages']['queueproof'] or '(none)'}"
+
+
+def _shipped(queue: Queue, what: object) -> bytes:
+    """A queue or what it brings, with the module of its class where it has one of its own.
 
     Raises:
         QueueproofError: It cannot be sent.
     """
-    queue = offer.queue
     queue.digest  # noqa: B018 - from its source, which stands here
     kinds = type(queue).__mro__
     names = {kind.__module__ for kind in kinds[: kinds.index(Queue)]}
@@ -244,7 +288,7 @@ def _shipped(offer: Offer, seed: int) -> bytes:
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        sent: bytes = cloudpickle.dumps((offer, seed))
+        sent: bytes = cloudpickle.dumps(what)
     except Exception as error:
         raise QueueproofError(
             f"{queue.name} cannot be sent to the cluster's workers: {error}. Its module holds"

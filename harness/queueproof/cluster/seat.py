@@ -1,91 +1,82 @@
 """A process at a worker of a cluster, which does units there.
 
 It is one because a unit moves clocks and environments, and because it can be killed at any moment:
-then its watchdog removes the server. What is imported here, workers import in their event loop.
+then its watchdog removes the server. It needs nothing of dask's.
 """
 
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-import threading
-import time
-from multiprocessing import Pipe
+import traceback
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import current_process
 from typing import Any
 
-from distributed import get_worker
+import cloudpickle
 
-from queueproof.cluster.orders import Brief
-
-_LOOK = 0.1  # seconds
-_WANTED = {"executing", "memory"}  # states of a seat's key while its client wants it
-
-
-class LostError(Exception):
-    """The process was killed, or ended without an answer."""
+from queueproof.examine.processes import Processes
+from queueproof.examine.work import Done, done_here
+from queueproof.postgres.server import Lent
 
 
 class Seat:
-    """A process that does one unit after the other.
+    """A process that does one unit after the other, from the first unit on.
 
-    It stays at the worker at which it began, as a result that the client keeps. Once the client
-    lets go of it, whether it says so or was killed, the process is killed.
+    A client holds one as a result of the cluster's, and each worker that does a unit gets a copy.
+    Once the client lets go of it, whether it says so or was killed, the copies go, and with each
+    its process.
 
     Args:
-        brief: What it begins with.
+        lent: The server that the process has one like.
+        queue: What it installs there, as pickle has it.
+        given: What else goes to it with each unit.
     """
 
-    def __init__(self, brief: Brief) -> None:
-        worker = get_worker()
-        key = worker.get_current_task()
-        self._pipe, there = Pipe()
-        self._turn = threading.Lock()  # a worker may have several threads
-        command = [sys.executable, "-m", "queueproof.cluster.process", str(there.fileno())]
-        process = subprocess.Popen(command, pass_fds=[there.fileno()])  # noqa: S603 - ours
-        there.close()
-
-        def watch() -> None:
-            while (task := worker.state.tasks.get(key)) and task.state in _WANTED:
-                time.sleep(_LOOK)
-            process.kill()
-            process.wait()
-
-        threading.Thread(target=watch, daemon=True).start()
-        self._ask(pickle.dumps(brief))
+    def __init__(self, lent: Lent, queue: bytes, given: bytes) -> None:
+        self._made_from = lent, queue, given
+        self._given = given
+        self._process = Processes(1, lent, queue)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a process stays where it is")
+        return Seat, self._made_from
 
-    def do(self, units: bytes) -> bytes:
-        """Do some units.
+    def __del__(self) -> None:
+        self.kill()
+
+    def submit(self, unit: bytes) -> Future[bytes]:
+        """Have a unit done.
 
         Args:
-            units: As pickle has them.
-
-        Returns:
-            What was found, as a list of `Done` or of what was raised, the same way.
+            unit: As pickle has it.
         """
-        return self._ask(units)
-
-    def _ask(self, what: bytes) -> bytes:
-        """Send something, and raise what comes of it or return it."""
+        current_process().daemon = False  # a nanny's worker is, and may have no process then
         try:
-            with self._turn:
-                self._pipe.send_bytes(what)
-                error = self._pipe.recv()
-                if error is None:
-                    return self._pipe.recv_bytes()
-        except (EOFError, OSError):
-            raise LostError from None
-        raise error
+            return self._process.submit(done, self._given, unit)
+        except BrokenProcessPool:  # by what was done before
+            self._process = Processes(1, *self._made_from[:2])
+            return self._process.submit(done, self._given, unit)
+
+    def kill(self) -> None:
+        """End the process, whatever it is at; the next unit has another one."""
+        self._process.kill()
 
 
-def do(seat: Seat, what: bytes) -> bytes:
-    """See `Seat.do`: a cluster runs functions.
+def done(given: bytes, unit: bytes) -> bytes:
+    """Do a unit in such a process.
 
     Args:
-        seat: Whose process does it.
-        what: The same as there.
+        given: See `done_here`.
+        unit: The unit, as pickle has it.
+
+    Returns:
+        What was found or raised, as cloudpickle has it: a worker has no module of a queue's class.
     """
-    return seat.do(what)
+    found: Done | Exception
+    try:
+        found = done_here(given, pickle.loads(unit))  # noqa: S301 - the client's
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client raises it
+        error.add_note("".join(traceback.format_exception(error)))
+        found = error
+    told: bytes = cloudpickle.dumps(found)
+    return told

@@ -218,9 +218,9 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     """
     if offer.held or offer.queue.lease_seconds is None:
         return True
-    reaper = (script("reaper", RECOVER),) if "recover" in offer.queue.offers else ()
     breaks = script("nemesis", terminate(1))
-    stages = in_turn(SETTLE, script("w1", claim()), breaks, *reaper, script("w2", claim()))
+    begun = SETTLE, script("w1", claim()), breaks
+    stages = in_turn(*begun, *_reaper(offer), script("w2", claim()))
     _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
     return bool(later and later[0].ids)
 

@@ -13,7 +13,8 @@ from typing import TypeAlias
 from queueproof.examine.work import Crew, Search, Tried, runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
-from queueproof.judge.checker import Declared, declare
+from queueproof.judge.checker import declare
+from queueproof.judge.spec import Declared
 from queueproof.probes.probes import Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab

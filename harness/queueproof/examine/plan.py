@@ -46,13 +46,11 @@ class _Part(NamedTuple):
         what: Its name.
         act: Does it.
         units: That it will probably ask for.
-        runs: About how many it takes beside those of its units.
     """
 
     what: str
     act: Callable[[], None]
-    units: Sequence[Unit] = ()
-    runs: int = 0
+    units: Sequence[Unit]
 
 
 class Headway:
@@ -72,19 +70,12 @@ class Headway:
     ) -> None:
         self._progress, self._ahead = progress, ahead
         self._units = {unit: _weight(unit) for part in parts for unit in part.units}
-        self._later = sum(part.runs for part in parts)
-        self._rest = 0  # of the part's runs beside its units
-        self._total = self._left
+        self._total = sum(self._units.values())
         self._what, self._fraction = "", 0.0
-
-    @property
-    def _left(self) -> int:
-        return sum(self._units.values()) + self._later + self._rest
 
     def begin(self, part: _Part) -> None:
         """A part begins."""
-        self._what, self._rest = part.what, part.runs
-        self._later -= part.runs
+        self._what = part.what
         self._tell()
 
     def done(self, unit: Unit) -> None:
@@ -104,12 +95,11 @@ class Headway:
 
     def end(self, part: _Part) -> None:
         """A part is done, whatever it has left out."""
-        self._rest = 0
         for unit in part.units:
             self._units.pop(unit, None)
 
     def _tell(self) -> None:
-        left = self._left - sum(map(_weight, self._ahead()))
+        left = sum(self._units.values()) - sum(map(_weight, self._ahead()))
         done = 1 - left / (self._total or 1)
         self._fraction = max(self._fraction, done)  # of what was given back to be done here
         self._progress(self._what, min(1.0, self._fraction))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ from queueproof.machine import processors
 from queueproof.postgres import Server
 from queueproof.postgres.server import Lent
 from queueproof.postgres.sources import borrowed
-from queueproof.queues.model import Queue
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from queueproof.schedule.actors import call_workers_apart
@@ -29,12 +29,16 @@ _LOOK = 0.2  # seconds
 END = waits.GONE  # seconds for all of them, once nobody asks for anything more
 MOST = 8  # each with some connections, and somebody's server may allow few
 _server: list[Server | QueueproofError] = []  # of this process, or why there is none
-_lab: list[Lab] = []  # which it has made there
+_lab: list[Lab | QueueproofError] = []  # which it has made there, or why it could not
+
+
+class UnableError(QueueproofError):
+    """A process cannot do units, and what it lacks."""
 
 
 @contextmanager
 def processes(
-    server: Server | None = None, count: int | None = None, queue: Queue | None = None
+    server: Server | None = None, count: int | None = None, queue: bytes | None = None
 ) -> Iterator[ProcessPoolExecutor]:
     """Some processes; an error in the block ends what is under way.
 
@@ -42,11 +46,11 @@ def processes(
         server: Like which each of them has one, see `lent_server`; somebody's they share.
         count: How many; None for two for each processor, as each waits for the server half the
             time.
-        queue: What each of them installs when it begins, see `lab_here`.
+        queue: What each of them installs when it begins, as pickle has it; see `lab_here`.
     """
     count = count or min(2 * processors(), MOST)
     lent = server.lent() if server else None
-    pool = _Processes(count, lent, queue)
+    pool = Processes(count, lent, queue)
     try:
         for _ in range(count):
             pool.submit(os.getpid)  # they begin now
@@ -60,10 +64,16 @@ def processes(
         _wait_for_all()
 
 
-class _Processes(ProcessPoolExecutor):
-    """Processes that begin in order whenever a signal comes."""
+class Processes(ProcessPoolExecutor):
+    """Processes that begin in order whenever a signal comes.
 
-    def __init__(self, count: int, lent: Lent | None, queue: Queue | None) -> None:
+    Args:
+        count: How many.
+        lent: The server that each of them has one like; None for none.
+        queue: See `processes`.
+    """
+
+    def __init__(self, count: int, lent: Lent | None, queue: bytes | None) -> None:
         with in_one_piece():
             super().__init__(
                 count,
@@ -73,9 +83,19 @@ class _Processes(ProcessPoolExecutor):
             )
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ANN401 - as its parent's
-        """See `ProcessPoolExecutor.submit`: it may begin a process."""
+        """See `ProcessPoolExecutor.submit`: it may begin a process.
+
+        Args:
+            *args: The same as there.
+            **kwargs: The same.
+        """
         with in_one_piece():
             return super().submit(*args, **kwargs)
+
+    def kill(self) -> None:
+        """End them at once, whatever they are at: what they began goes with them."""
+        for process in [*(self._processes or {}).values()]:
+            process.kill()
 
 
 def _wait_for_all() -> None:
@@ -99,25 +119,33 @@ def lent_server() -> Server:
 
 
 def lab_here() -> Lab:
-    """Where this process has installed the queue that it was given when it began."""
-    return _lab[0]
+    """Where this process has installed the queue that it was given when it began.
+
+    Raises:
+        UnableError: It could not.
+    """
+    (lab,) = _lab
+    if isinstance(lab, QueueproofError):
+        raise UnableError(str(lab))
+    return lab
 
 
 def end_without_parent() -> None:
     """End this process soon after its parent has ended, however: what it started goes with it."""
-    parent = os.getppid()
+    began = parent_process()  # of a process of multiprocessing's, which may have ended already
+    parent = os.getppid() if began is None else began.pid
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK)
-        os._exit(1)
+        os._exit(1)  # a server's watchdog sees to the rest
 
     Thread(target=watch, daemon=True).start()
 
 
-def _begin(lent: Lent | None, queue: Queue | None) -> None:
+def _begin(lent: Lent | None, queue: bytes | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_without_parent()
     if lent is not None:
         stack = ExitStack()
         # Before the watchdog goes, which sees to the processes of a queue's workers.
@@ -130,14 +158,10 @@ def _begin(lent: Lent | None, queue: Queue | None) -> None:
             _server.append(error)
         if queue is not None:
             try:
-                _lab.append(stack.enter_context(open_lab(queue, lent_server())))
-            except QueueproofError:  # what this process was to do, another one does
-                os._exit(1)
-
-
-def _end_with_parent() -> None:
-    """End this process where its parent was killed: nobody would tell it."""
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)  # a server's watchdog sees to the rest
+                own = pickle.loads(queue)  # noqa: S301 - the parent's
+                _lab.append(stack.enter_context(open_lab(own, lent_server())))
+            except ImportError as error:
+                needed = f"the queue's class needs {error.name}, which is not there: install it"
+                _lab.append(QueueproofError(needed))
+            except QueueproofError as error:
+                _lab.append(error)

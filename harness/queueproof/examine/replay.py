@@ -97,10 +97,8 @@ def replay(lab: Lab, token: str) -> Replayed | None:
             run = runner.run(program, data["schedule"], ahead)
             for violation in breaches(run, declare(offer)):
                 if violation.guarantee == data["broken"]:
-                    story = tell(run, violation, conditions, guarantee)
-                    story = of_queue(story, lab.queue, lab.schema)
                     failure = Failure(program, tuple(data["schedule"]), run, violation, conditions)
-                    return Replayed(guarantee, story, data, failure)
+                    return _replayed(lab, guarantee, data, failure)
             if not run.ambiguous:
                 break
     if not edited and not lab.by_clients:  # nobody knows all the files of a program
@@ -109,9 +107,12 @@ def replay(lab: Lab, token: str) -> Replayed | None:
     if found_anew is None:
         return None
     data = {**data, "schedule": list(found_anew.schedule)}
-    story = tell(found_anew.run, found_anew.violation, conditions, guarantee)
-    story = of_queue(story, lab.queue, lab.schema)
-    return Replayed(guarantee, story, data, found_anew)
+    return _replayed(lab, guarantee, data, found_anew)
+
+
+def _replayed(lab: Lab, guarantee: str, data: Mapping[str, Any], failure: Failure) -> Replayed:
+    story = tell(failure.run, failure.violation, failure.conditions, guarantee)
+    return Replayed(guarantee, of_queue(story, lab.queue, lab.schema), data, failure)
 
 
 def _refuse_unfit(queue: Queue, program: Program) -> None:

@@ -7,7 +7,6 @@ what it has found; a crew has done them by then, or they are done now.
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +15,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from queueproof import waits
 from queueproof.errors import OWN_SERVERS, QueueproofError
-from queueproof.examine.processes import MOST, lab_here, processes
+from queueproof.examine.processes import MOST, UnableError, lab_here, processes
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import History
 from queueproof.judge.checker import Violation, check, declare
@@ -297,7 +296,7 @@ class Helpers:
         """The processes."""
         return self._begin()
 
-    def given(self, offer: Offer, seed: int) -> bytes:
+    def given(self, offer: Offer, seed: int) -> Any:  # noqa: ANN401 - theirs alone
         """What goes to them with each unit.
 
         Args:
@@ -306,7 +305,7 @@ class Helpers:
         """
         return pickle.dumps((offer, seed))
 
-    def submit(self, given: bytes, unit: Unit) -> Future[Done]:
+    def submit(self, given: Any, unit: Unit) -> Future[Any]:  # noqa: ANN401 - the same
         """Have a unit done.
 
         Args:
@@ -316,7 +315,21 @@ class Helpers:
         Raises:
             BrokenProcessPool: There are no processes any more.
         """
-        return self.processes.submit(_done, given, unit)
+        return self.processes.submit(done_here, given, unit)
+
+    def result(self, future: Future[Any]) -> Done | None:
+        """What comes of a unit, in the end; None where its process was killed or is frozen.
+
+        Args:
+            future: By `submit`.
+        """
+        if not ends(future, PART):
+            return None
+        try:
+            done: Done = future.result()
+        except (BrokenProcessPool, CancelledError, UnableError):
+            return None
+        return done
 
 
 class Crew:
@@ -378,17 +391,13 @@ class Crew:
     def _take(self, unit: Unit) -> Done | None:
         """The result of a unit that another process has begun; None where none has."""
         future = self._ahead.pop(unit, None)
-        if future is None or (self._shares and future.cancel()):
+        if future is None or self._pool is None or (self._shares and future.cancel()):
             return None
         while self._shares and not future.done() and self._help():
             pass
-        if not _ends(future, PART if self._shares else math.inf):
-            return None
-        try:
-            done = future.result()
-        except (BrokenProcessPool, CancelledError):
-            return None  # one that was killed, say: it is done here, and the same comes of it
-        self._lab.unmoved = self._lab.unmoved or done.unmoved
+        done = self._pool.result(future)
+        if done is not None:  # else it is done here, and the same comes of it
+            self._lab.unmoved = self._lab.unmoved or done.unmoved
         return done
 
     def _help(self) -> bool:
@@ -444,21 +453,30 @@ class Crew:
         return found
 
 
-def _ends(future: Future[Done], seconds: float) -> bool:
-    """Whether a process does its part in time: one may be frozen.
+def ends(
+    future: Future[Any], seconds: float, meanwhile: Callable[[], object] = lambda: None
+) -> bool:
+    """Wait until a process has done its part; False where it has not in time: one may be frozen.
+
+    Args:
+        future: What comes of it.
+        seconds: How long it may take.
+        meanwhile: Called again and again while it is waited for.
 
     Raises:
         StoppedError: The run is to stop.
     """
     limit = waits.Limit(seconds, "a process to do its part of the work")
-    try:
-        while not wait([future], limit.left()).done:
-            pass
-    except waits.StoppedError:
-        raise
-    except waits.LimitError:
-        return False
-    return True
+    while True:
+        try:
+            left = limit.left()
+        except waits.StoppedError:
+            raise
+        except waits.LimitError:
+            return False
+        if wait([future], left).done:
+            return True
+        meanwhile()
 
 
 # --- the other processes ------------------------------------------------------------------------
@@ -490,7 +508,7 @@ def beside(lab: Lab, jobs: int) -> Iterator[Helpers | None]:
         count = _most(lab, jobs) - 1
 
         def begin() -> ProcessPoolExecutor:
-            return stack.enter_context(processes(lab.server, count, lab.queue))
+            return stack.enter_context(processes(lab.server, count, pickle.dumps(lab.queue)))
 
         yield Helpers(count, begin) if count else None
 
@@ -509,11 +527,21 @@ def _most(lab: Lab, jobs: int) -> int:
     return max(1, min(jobs, (spare - CONNECTIONS) // CONNECTIONS))
 
 
-def _done(given: bytes, unit: Unit) -> Done:
+def done_here(given: bytes, unit: Unit) -> Done:
+    """Do a unit where this process has installed the queue.
+
+    Args:
+        given: What the queue brings, and the seed of the schedules, as pickle has them.
+        unit: The unit.
+
+    Raises:
+        UnableError: It could not install it.
+    """
     return _work(given).done(unit)
 
 
 @lru_cache(maxsize=1)
 def _work(given: bytes) -> Work:
+    lab = lab_here()
     offer, seed = pickle.loads(given)  # noqa: S301 - the parent's
-    return Work(lab_here(), offer, seed)
+    return Work(lab, offer, seed)

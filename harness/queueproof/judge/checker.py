@@ -30,9 +30,9 @@ from queueproof.judge.spec import (
     SHORT,
     Act,
     Breach,
+    Declared,
     Job,
     Phase,
-    Rules,
     step,
 )
 from queueproof.queues.model import State
@@ -103,35 +103,6 @@ class CheckResult:
         return {"single-claim": raced} if raced else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared(Rules):
-    """What the checker must know of the queue: the rules of a job's life, and what is beside it.
-
-    Attributes:
-        observable: It offers `jobs`.
-        order: As declared.
-        cap: Most jobs running at once, or None.
-        retries: A job that fails comes back while it has attempts left.
-        signs: Whatever a worker does may beat for all that it holds.
-        waits: A job that was taken back may have to wait.
-        late: Seconds by which a lease may last longer than declared.
-        paced: It declares a backoff, and is judged by it whether its fail works.
-        longest: Seconds that a job which was taken back may be seen to wait.
-        completes: A worker can complete what it holds.
-    """
-
-    observable: bool
-    order: str
-    cap: int | None = None
-    retries: bool = False
-    signs: bool = False
-    waits: bool = False
-    late: float = 0.0
-    paced: bool = False
-    longest: float = DECADE
-    completes: bool = True
-
-
 def declare(offer: Offer) -> Declared:
     """What the checker must know of a queue."""
     queue = offer.queue
@@ -182,20 +153,15 @@ def check(history: History, declared: Declared) -> CheckResult:
         watchers += [_Fresh(declared, findings), errors]
     read(history.calls, watchers)
     lives.see_outcome(history.final)
-    blamed = _check_lives(declared, lives, findings)
+    routing, cleanup, own = _check_lives(declared, lives, findings)
     over_limit = {violation.call for violation in limits.violations}
     findings.violations = [
         *limits.violations,
-        *(violation for one in blamed for violation in one.routing),
+        *routing,
         *deadlocks.violations,
-        *(violation for one in blamed for violation in one.cleanup),
-        *(
-            violation
-            for one in blamed
-            for violation in one.own
-            # What a claim answers beyond its limit may be what its worker has already.
-            if not (violation.alone and violation.call in over_limit)
-        ),
+        *cleanup,
+        # What a claim answers beyond its limit may be what its worker has already.
+        *(found for found in own if not (found.alone and found.call in over_limit)),
     ]
     if lives.waited:
         _check_waits(history, declared, findings)
@@ -222,39 +188,29 @@ def check(history: History, declared: Declared) -> CheckResult:
 # --- the life of one job ------------------------------------------------------------------------
 
 
-class _Blamed(NamedTuple):
-    """What one job shows.
+def _check_lives(
+    declared: Declared, lives: Lives, findings: CheckResult
+) -> tuple[list[Violation], list[Violation], list[Violation]]:
+    """Follow each job, in the order in which they came.
 
-    Attributes:
-        number: See `Life`.
-        routing: Claims from another queue.
-        cleanup: Cleanups that took too much.
-        own: Violations in the job's own life.
+    Returns:
+        Claims from another queue, cleanups that took too much, and violations in the life of jobs
+        with neither.
     """
-
-    number: int
-    job: str
-    routing: list[Violation]
-    cleanup: list[Violation]
-    own: list[Violation]
-
-
-def _check_lives(declared: Declared, lives: Lives, findings: CheckResult) -> list[_Blamed]:
-    """Follow each job, in the order in which they came; those with violations."""
-    found = []
-    for job, life in lives.each():
-        routing = _check_routing(job, life)
-        cleanup = _check_cleanup(job, life, findings)
-        own = []
-        if life.number and not (routing or cleanup):
+    routing: list[Violation] = []
+    cleanup: list[Violation] = []
+    own: list[Violation] = []
+    for job, life in sorted(lives.each(), key=lambda one: (one[1].number, one[0])):
+        moved, removed = _check_routing(job, life), _check_cleanup(job, life, findings)
+        routing += moved
+        cleanup += removed
+        if life.number and not (moved or removed):
             followed = _follow(declared, lives, job, life)
-            own = followed.violations
+            own += followed.violations
             findings.evidence.update(followed.evidence)
-        if routing or cleanup or own:
-            found.append(_Blamed(life.number, job, routing, cleanup, own))
     if len(lives.queues) > 1:
         findings.evidence["routing", "claims beside another queue's jobs"] += lives.claims
-    return sorted(found, key=lambda one: (one.number, one.job))
+    return routing, cleanup, own
 
 
 def _follow(declared: Declared, lives: Lives, job: str, life: Life) -> CheckResult:
@@ -474,18 +430,8 @@ class _JobCheck:
         return None
 
     def _violate(self, breach: Breach, call: Call) -> None:
-        self.findings.violations.append(
-            Violation(
-                breach.guarantee,
-                breach.because,
-                self.job,
-                call.index,
-                breach.plain,
-                breach.doubts,
-                breach.alone,
-                breach.follows,
-            )
-        )
+        violation = Violation(**breach._asdict(), job=self.job, call=call.index)
+        self.findings.violations.append(violation)
 
     def _starved(self, act: Act, configs: list[_Config]) -> Violation | None:
         """A job was free during a whole sweep and not taken, beside jobs that cannot run."""
@@ -852,7 +798,6 @@ class _Cap(Watcher):
         self._lease = FOREVER if declared.lease is None else declared.lease
         self._findings = findings
         self._running: dict[Ref, str] = {}  # to its worker
-        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
         self._stale: list[tuple[float, Ref]] = []  # a heap by the ends that leases had
         self._ends: dict[Ref, float] = {}  # of their leases now
         self._copies: Counter[str] = Counter()  # how often a job is running
@@ -870,7 +815,7 @@ class _Cap(Watcher):
                     self._end(ref)
                     self._lapsed.pop(ref.job, None)
             case "crash":
-                for ref in self._of_actor.pop(call.actor, ()):
+                for ref in [ref for ref, one in self._running.items() if one == call.actor]:
                     self._end(ref)
                 gone = [job for job, (_, actor) in self._lapsed.items() if actor == call.actor]
                 for job in gone:
@@ -878,10 +823,7 @@ class _Cap(Watcher):
 
     def _end(self, ref: Ref) -> None:
         self._ends.pop(ref, None)
-        actor = self._running.pop(ref, None)
-        if actor is not None:
-            if actor in self._of_actor:
-                self._of_actor[actor].discard(ref)
+        if self._running.pop(ref, None) is not None:
             self._copies[ref.job] -= 1
             if not self._copies[ref.job]:
                 del self._copies[ref.job]
@@ -916,7 +858,6 @@ class _Cap(Watcher):
         """A job runs from now on."""
         self._lapsed.pop(ref.job, None)
         self._running[ref] = call.actor
-        self._of_actor[call.actor].add(ref)
         self._copies[ref.job] += 1
         self._begin(ref, call)
 
@@ -1003,7 +944,6 @@ class _Fresh(Watcher):
         self._all = 0  # claims and recoveries that have begun
         self._own: Counter[str] = Counter()  # of these an actor's
         self._held: dict[Ref, _Held] = {}
-        self._of_actor: defaultdict[str, set[Ref]] = defaultdict(set)
         self._limits: list[tuple[float, Ref]] = []  # ends of leases, in order
 
     def see(self, call: Call) -> None:
@@ -1023,7 +963,7 @@ class _Fresh(Watcher):
                 for ref in call.refs:
                     self._let_go(ref)
             case "crash":
-                for ref in self._of_actor.pop(call.actor, ()):
+                for ref in [ref for ref, one in self._held.items() if one.actor == call.actor]:
                     self._let_go(ref)
                 self._own.pop(call.actor, None)
 
@@ -1033,8 +973,6 @@ class _Fresh(Watcher):
     def _let_go(self, ref: Ref) -> None:
         held = self._held.pop(ref, None)
         if held is not None:
-            if held.actor in self._of_actor:
-                self._of_actor[held.actor].discard(ref)
             self._findings.evidence["live-lease", "claims and recoveries during a fresh lease"] += (
                 self._others(held.actor) - held.taken - held.late
             )
@@ -1046,7 +984,6 @@ class _Fresh(Watcher):
         for job in call.ids:
             ref = Ref(call.index, job)
             self._held[ref] = _Held(call.actor, self._others(call.actor))
-            self._of_actor[call.actor].add(ref)
             if self._lease < FOREVER:
                 insort(self._limits, (call.began + self._lease, ref))
 

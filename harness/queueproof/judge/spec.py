@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Answer, Call, CallKind
 from queueproof.queues.model import State
-from queueproof.schedule.moments import grace, spoken
+from queueproof.schedule.moments import DECADE, grace, spoken
 from queueproof.schedule.programs import FaultKind
 
 FOREVER = float("inf")
@@ -144,8 +144,8 @@ class Act(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What a queue declares, as far as the life of a job depends on it.
+class Declared:
+    """What the judge must know of the queue: the rules of a job's life, and what is beside it.
 
     Attributes:
         lease: Seconds; None: a claim never runs out.
@@ -159,6 +159,16 @@ class Rules:
         stale_fails: A crashed worker's job ends failed.
         one_each: A worker that holds a job claims nothing: a claim hands it its own job back.
         backoff: Seconds that a failed job waits at least.
+        observable: It offers `jobs`.
+        order: As declared.
+        cap: Most jobs running at once, or None.
+        retries: A job that fails comes back while it has attempts left.
+        signs: Whatever a worker does may beat for all that it holds.
+        waits: A job that was taken back may have to wait.
+        late: Seconds by which a lease may last longer than declared.
+        paced: It declares a backoff, and is judged by it whether its fail works.
+        longest: Seconds that a job which was taken back may be seen to wait.
+        completes: A worker can complete what it holds.
     """
 
     lease: float | None
@@ -172,6 +182,16 @@ class Rules:
     stale_fails: bool = False
     one_each: bool = False
     backoff: float = 0.0
+    observable: bool = True
+    order: str = "none"
+    cap: int | None = None
+    retries: bool = False
+    signs: bool = False
+    waits: bool = False
+    late: float = 0.0
+    paced: bool = False
+    longest: float = DECADE
+    completes: bool = True
 
     @property
     def takes_over(self) -> bool:
@@ -191,7 +211,7 @@ class Rules:
         return "transaction is open" if self.held else "lease is fresh"
 
 
-def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
+def certainly_fresh(rules: Declared, job: Job, call: Call) -> bool:
     """Whether the holder's lease ran during the whole call.
 
     Args:
@@ -206,7 +226,7 @@ def certainly_fresh(rules: Rules, job: Job, call: Call) -> bool:
     return call.ended < job.fresh_until
 
 
-def step(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+def step(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     """The states that a job may be in after an act, or the guarantee that the act breaks.
 
     Args:
@@ -303,7 +323,7 @@ def _enqueued_again(job: Job, call: Call) -> list[Job]:
     return [job, again._replace(phase=Phase.QUEUED, holder=None, recovered=False, again=None)]
 
 
-def _running(rules: Rules, job: Job, call: Call) -> Job:
+def _running(rules: Declared, job: Job, call: Call) -> Job:
     lease = FOREVER if rules.lease is None else rules.lease
     return job._replace(
         phase=Phase.COMPLETED if rules.at_most_once else Phase.RUNNING,
@@ -321,7 +341,7 @@ def _running(rules: Rules, job: Job, call: Call) -> Job:
     )
 
 
-def _claim(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+def _claim(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     call = act.call
     who = call.actor
     if job.phase == Phase.ABSENT:
@@ -371,7 +391,7 @@ def _shown(seconds: float) -> str:
     return spoken(round(seconds)) if seconds >= LONG else f"{seconds:.2g} s"
 
 
-def _answered_again(rules: Rules, job: Job, call: Call) -> list[Job] | None:
+def _answered_again(rules: Declared, job: Job, call: Call) -> list[Job] | None:
     """The states of a job that its holder is answered as the lease runs out: no attempt may begin.
 
     A claim may have read it before that, and answers what its worker holds.
@@ -397,13 +417,13 @@ def _past_bound(job: Job) -> bool:
     return job.bound is not None and job.claims >= job.bound
 
 
-def _still_held(rules: Rules, job: Job, call: Call) -> bool:
+def _still_held(rules: Declared, job: Job, call: Call) -> bool:
     if rules.lease is None and not rules.tied:
         return not job.crashed
     return certainly_fresh(rules, job, call)
 
 
-def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
+def _double_hold(rules: Declared, job: Job, holder: Call, act: Act) -> Breach:
     """Blame (rule 21): a lease that was taken over, or a claim that raced another."""
     call = act.call
     mine = holder.actor == call.actor
@@ -426,7 +446,7 @@ def _double_hold(rules: Rules, job: Job, holder: Call, act: Act) -> Breach:
     return Breach("single-claim", because, plain=not raced, doubts=own, alone=mine)
 
 
-def _claimed_unseen(rules: Rules, job: Job, act: Act) -> list[Job]:
+def _claimed_unseen(rules: Declared, job: Job, act: Act) -> list[Job]:
     """A claim whose answer was lost may have taken the job; its worker is gone."""
     outcome = _claim(rules, job, act)
     return [] if isinstance(outcome, Breach) else [o._replace(crashed=True) for o in outcome]
@@ -436,7 +456,7 @@ def _is_holder(job: Job, act: Act) -> bool:
     return job.holder is not None and job.holder is act.holder
 
 
-def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+def _finish(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     verb = "complete" if act.kind == "complete" else "fail"
     if job.phase in {Phase.QUEUED, Phase.RUNNING} and _is_holder(job, act):
         if act.kind == "complete":
@@ -453,7 +473,7 @@ def _finish(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     return _accepted_after_its_end(rules, job, act, verb)
 
 
-def _accepted_after_its_end(rules: Rules, job: Job, act: Act, verb: str) -> list[Job] | Breach:
+def _accepted_after_its_end(rules: Declared, job: Job, act: Act, verb: str) -> list[Job] | Breach:
     """An operation was accepted although its claim had ended (rules 5 and 6)."""
     who = act.call.actor
     if act.kind == "heartbeat" and rules.worker_heartbeat:
@@ -510,7 +530,7 @@ def _after_ended_claim(job: Job, act: Act) -> Job:
     return job._replace(unsure=job.unsure or Breach("fencing", because, alone=True))
 
 
-def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+def _reject(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     holds = job.phase == Phase.RUNNING and _is_holder(job, act)
     if holds and act.call.token < job.tokens:
         return [job]  # a heartbeat has changed the token since, and it could not know
@@ -522,7 +542,7 @@ def _reject(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     return [job]
 
 
-def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
+def _extended(rules: Declared, job: Job, act: Act) -> list[Job]:
     lease = FOREVER if rules.lease is None else rules.lease
     # A lease lasts at least the declared time (rule 4): what was left of it may be added, once.
     # Each heartbeat sets the end anew, and they do not add up (rule 32).
@@ -543,7 +563,7 @@ def _extended(rules: Rules, job: Job, act: Act) -> list[Job]:
     ]
 
 
-def _sign(rules: Rules, job: Job, call: Call) -> Job:
+def _sign(rules: Declared, job: Job, call: Call) -> Job:
     """Another operation of the holder: it may have extended the lease of all that it holds."""
     mine = job.holder is not None and job.holder.actor == call.actor
     if not mine or job.phase != Phase.RUNNING or rules.lease is None:
@@ -551,7 +571,7 @@ def _sign(rules: Rules, job: Job, call: Call) -> Job:
     return job._replace(stale_after=max(job.stale_after, call.ended + rules.lease))
 
 
-def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
+def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
     if not act.named:
         same = job.holder is not None and job.holder.actor == act.call.actor
         return _extended(rules, job, act) if same and job.phase == Phase.RUNNING else [job]
@@ -565,7 +585,7 @@ def _heartbeat(rules: Rules, job: Job, act: Act) -> list[Job] | Breach:
     return _accepted_after_its_end(rules, job, act, "extend")
 
 
-def _recover(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
+def _recover(rules: Declared, job: Job, call: Call) -> list[Job] | Breach:
     if job.phase != Phase.RUNNING:
         return [job]
     if certainly_fresh(rules, job, call) and job.holder is not None:
@@ -581,7 +601,7 @@ def _recover(rules: Rules, job: Job, call: Call) -> list[Job] | Breach:
     return [queued, job._replace(phase=Phase.FAILED, holder=None, released=True)]
 
 
-def _crash(rules: Rules, job: Job, call: Call) -> Job:
+def _crash(rules: Declared, job: Job, call: Call) -> Job:
     if job.holder is None or job.holder.actor != call.actor or job.phase in FINISHED:
         return job
     if rules.held and job.phase == Phase.RUNNING:

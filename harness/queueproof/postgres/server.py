@@ -104,12 +104,14 @@ class Lent(NamedTuple):
 
     Attributes:
         source: Of one of ours, of which each process starts its own; empty where it is not ours.
+        version: The server_version_num that it has to have.
         durable: As for `open_server`.
         trust: The same.
         server: Somebody's server, which processes share.
     """
 
     source: str
+    version: int
     durable: bool
     trust: bool
     server: Server | None
@@ -246,8 +248,8 @@ class Server:
     def lent(self) -> Lent:
         """What another process needs to work on a server like this one; see `sources.borrowed`."""
         if self.ours:
-            return Lent(self.source, self.durable, self.trusted, None)
-        return Lent("", self.durable, self.trusted, replace(self, _watchdog=None))
+            return Lent(self.source, self.version, self.durable, self.trusted, None)
+        return Lent("", self.version, self.durable, self.trusted, replace(self, _watchdog=None))
 
     def restart(self, conninfo: str) -> Conninfo:
         """Kill the server as a crash would, with every session, and start it again.

@@ -88,11 +88,20 @@ def borrowed(lent: Lent) -> Iterator[Server]:
 
     It is one of its own where it can be started: a queue sees what belongs to the whole server
     (transaction ids, `pg_stat_activity`, `pg_locks`), and must not see what another process does.
+
+    Raises:
+        ServerUnavailableError: It cannot be started, or is another version on this machine.
     """
     with ExitStack() as stack:
         if lent.server is None:
             own = open_server(lent.source, durable=lent.durable, trust=lent.trust)
-            yield stack.enter_context(own)
+            server = stack.enter_context(own)
+            if server.version != lent.version:
+                here, there = spoken(server.version), spoken(lent.version)
+                raise ServerUnavailableError(
+                    f"its {lent.source} is PostgreSQL {here}, here it is {there}"
+                )
+            yield server
         else:
             yield replace(lent.server, _watchdog=stack.enter_context(Watchdog()))
 

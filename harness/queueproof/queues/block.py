@@ -252,10 +252,14 @@ def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[C
 
 
 def _claimed(block: Block, row: Mapping[str, Value]) -> Claim:
+    return Claim(_id(block, row), dict(row))
+
+
+def _id(block: Block, row: Mapping[str, Value]) -> str:
     if row["id"].text is None:
         message = f"{block.name} returned a row whose id is NULL; {_NO_ROW}"
         raise FormatError(message, block.source)
-    return Claim(str(row["id"]), dict(row))
+    return str(row["id"])
 
 
 def _job_rows(
@@ -266,10 +270,7 @@ def _job_rows(
 
 
 def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
-    if row["id"].text is None:
-        message = f"{block.name} returned a row whose id is NULL; {_NO_ROW}"
-        raise FormatError(message, block.source)
-    found = str(row["state"])
+    job, found = _id(block, row), str(row["state"])
     state = states.get(found) or next((s for s in get_args(State) if s == found), None)
     if state is None:
         known = listed(get_args(State))
@@ -279,7 +280,7 @@ def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]
         )
     attempts = row.get("attempts", Value(None, _INT4))
     try:
-        return JobRow(str(row["id"]), state, None if attempts.text is None else int(attempts))
+        return JobRow(job, state, None if attempts.text is None else int(attempts))
     except ValueError:
         message = f"{block.name} returned the attempts {attempts}, not a whole number"
         raise FormatError(message, block.source) from None

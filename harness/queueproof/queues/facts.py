@@ -14,6 +14,9 @@ from queueproof.queues.model import Delivery, Order, Stale, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    Reader: TypeAlias = Callable[[object], timedelta]
 
 
 class EntryError(ValueError):
@@ -83,17 +86,18 @@ def _unit(word: str) -> timedelta:
     raise KeyError(word)
 
 
-def _positive_duration(value: object) -> timedelta:
-    length = duration(value)
-    if not length:
-        raise ValueError('it must be longer than zero; leave it out, or write "30 seconds"')
+def _lease(read: Reader, example: str, value: object) -> object:
+    if isinstance(value, str) and value.strip().lower() == "session":
+        return "session"
+    if (length := read(value)) <= timedelta(0):
+        raise ValueError(f"it must be longer than zero; leave it out, or write {example}")
     return length
 
 
-def _lease(value: object) -> timedelta | str:
-    if isinstance(value, str) and value.strip().lower() == "session":
-        return "session"
-    return _positive_duration(value)
+def _backoff(read: Reader, value: object) -> timedelta:
+    if (wait := read(value)) < timedelta(0):
+        raise ValueError("it cannot be less than zero")
+    return wait
 
 
 def _only(allowed: object, value: object) -> object:
@@ -175,9 +179,9 @@ def _states(value: object) -> dict[str, State]:
     return value
 
 
-def _breaks(value: object) -> dict[str, str]:
+def _breaks(example: str, value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ValueError(f'{value!r} is not a table; write [breaks] and `order = "why"` below it')  # noqa: TRY004 - one kind of error for every wrong value
+        raise ValueError(f"{value!r} is not a table; write {example}")  # noqa: TRY004 - one kind of error for every wrong value
     for identifier, why in value.items():
         _guarantees([identifier])
         if not isinstance(why, str) or not why.strip():
@@ -186,23 +190,36 @@ def _breaks(value: object) -> dict[str, str]:
     return value
 
 
-HEADER_KEYS: Mapping[str, Callable[[object], object]] = {
-    "lease": _lease,
-    "max_attempts": _count,
-    "backoff": duration,
-    "jitter": _fraction,
-    "order": partial(_one_of, get_args(Order)),
-    "concurrency_limit": _count,
-    "isolation": partial(_one_of, ("read committed", "repeatable read", "serializable")),
-    "promises": _guarantees,
-    "retry_on": _sqlstates,
-    "breaks": _breaks,
-    "delivery": partial(_one_of, get_args(Delivery)),
-    "leader": _truth_value,
-    "jobs_per_worker": partial(_only, 1),
-    "stale": partial(_one_of, get_args(Stale)),
-}
-"""The facts that any queue may declare."""
+def readers(read: Reader, lease: str, breaks: str) -> Mapping[str, Callable[[object], object]]:
+    """What reads each of the facts that any queue may declare; a ValueError says what is wrong.
+
+    A file, a worker and a class differ in how they write a duration and a table.
+
+    Args:
+        read: Reads a duration.
+        lease: An example of one.
+        breaks: An example of `breaks`.
+    """
+    return {
+        "lease": partial(_lease, read, lease),
+        "max_attempts": _count,
+        "backoff": partial(_backoff, read),
+        "jitter": _fraction,
+        "order": partial(_one_of, get_args(Order)),
+        "concurrency_limit": _count,
+        "isolation": partial(_one_of, ("read committed", "repeatable read", "serializable")),
+        "promises": _guarantees,
+        "retry_on": _sqlstates,
+        "breaks": partial(_breaks, breaks),
+        "delivery": partial(_one_of, get_args(Delivery)),
+        "leader": _truth_value,
+        "jobs_per_worker": partial(_only, 1),
+        "stale": partial(_one_of, get_args(Stale)),
+    }
+
+
+HEADER_KEYS = readers(duration, '"30 seconds"', '[breaks] and `order = "why"` below it')
+"""The facts of a queue file."""
 FILE_KEYS: Mapping[str, Callable[[object], object]] = {
     **HEADER_KEYS,
     "extends": _path,

@@ -413,38 +413,69 @@ class Queue(Facts):
             f"{self.name}: {operation} ran for {LONGEST:g} s without a Step or an answer"
         )
 
-        def own(act: Callable[[], Step]) -> Step:
-            return ending.interrupted(act, LONGEST, endless)
+        def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
+            nonlocal sent
+            step = ending.interrupted(act, LONGEST, endless)
+            if not isinstance(step, Step):
+                raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
+            if not isinstance(step.sql, str) or not isinstance(step.params, Mapping):
+                raise ClassError(
+                    f"{self.name}: {operation} yielded Step({step.sql!r}, {step.params!r});"
+                    ' write Step("... :id", {"id": value}), with a name for each parameter'
+                )
+            if (sent := sent + 1) > MOST_STEPS:
+                raise ClassError(
+                    f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"
+                )
+            return step
 
-        try:
-            step = own(partial(next, generator))
-            while True:
-                if not isinstance(step, Step):
-                    raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
-                if not isinstance(step.sql, str) or not isinstance(step.params, Mapping):
-                    raise ClassError(
-                        f"{self.name}: {operation} yielded Step({step.sql!r}, {step.params!r});"
-                        ' write Step("... :id", {"id": value}), with a name for each parameter'
-                    )
-                if (sent := sent + 1) > MOST_STEPS:
-                    raise ClassError(
-                        f"{self.name}: {operation} sent {MOST_STEPS:,} statements without an answer"
-                    )
-                try:
-                    result = yield step
-                except GeneratorExit:
-                    generator.close()
-                    raise
-                except Exception as error:  # noqa: BLE001 - passed on as `yield from` would
-                    step = own(partial(generator.throw, error))
-                else:
-                    step = own(partial(generator.send, result))
-        except StopIteration as stop:
-            answer = stop.value
+        answer = yield from resumed(generator, resume)
         wanted, fits = _ANSWERS.get(operation, ("", lambda _: True))
         if not fits(answer):
             raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
         return answer
+
+
+def resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:
+    """The same operation, whose code runs where somebody wants it to.
+
+    Args:
+        operation: The operation, not begun yet.
+        resume: Given what runs it up to its next step, which is returned, or to its answer, which
+            comes as a StopIteration.
+    """
+    act: Callable[[], Any] = partial(next, operation)
+    while True:
+        try:
+            step = resume(act)
+        except StopIteration as stop:
+            answer: T = stop.value
+            return answer
+        try:
+            result = yield step
+        except GeneratorExit:
+            operation.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - passed on as `yield from` would
+            act = partial(operation.throw, error)
+        else:
+            act = partial(operation.send, result)
+
+
+def watched(operation: Operation[T], see: Callable[[Step], object]) -> Operation[T]:
+    """The same operation; `see` is called with each step before it is sent.
+
+    Args:
+        operation: The operation, not begun yet.
+        see: Who sees each step.
+    """
+
+    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
+        step = act()
+        see(step)
+        return step
+
+    return resumed(operation, resume)
 
 
 def _is_text(value: object) -> bool:

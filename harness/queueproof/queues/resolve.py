@@ -9,19 +9,18 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 from queueproof.errors import ClassError, QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
-from queueproof.queues.facts import LONGEST
-from queueproof.queues.ids import IDS
-from queueproof.queues.model import FACTS, OPERATIONS, Delivery, Order, Queue, Stale
+from queueproof.queues.facts import readers, within_reach
+from queueproof.queues.model import FACTS, OPERATIONS, Queue
 from queueproof.queues.worker import WorkerQueue, from_command
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -45,6 +44,22 @@ def resolve(name: str) -> Queue:
     if hint := _meant(name):
         raise QueueproofError(f"{name}: {hint}")
     return sqlfile.load(name)
+
+
+def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
+    """The queue of an SQL file.
+
+    Args:
+        name: Its path.
+        asked: Who takes nothing else, up to its verb.
+
+    Raises:
+        QueueproofError: It is none.
+    """
+    queue = resolve(name)
+    if not isinstance(queue, sqlfile.SqlFileQueue):
+        raise QueueproofError(f"{name}: {asked} an SQL file, and this is none")
+    return queue
 
 
 def files_of(queue: Queue) -> list[Path]:
@@ -265,69 +280,26 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "nothing"
 
 
-def _is_duration(value: object) -> bool:
-    return isinstance(value, timedelta) and timedelta(0) < value <= LONGEST
+def _timedelta(value: object) -> timedelta:
+    if not isinstance(value, timedelta):
+        raise ValueError(f"{value!r} is no timedelta; write timedelta(seconds=30)")  # noqa: TRY004 - as every wrong value
+    return within_reach(value)
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 1 <= value < 2**31  # it is bound as an int4
-
-
-def _is_set_of(value: object, pattern: str) -> bool:
-    """Whether it is a set, or a list, of strings of one form."""
-    return isinstance(value, frozenset | set | list | tuple) and all(
-        isinstance(one, str) and re.fullmatch(pattern, one) for one in value
-    )
-
-
-def _one_of(*words: str | None) -> Callable[[object], bool]:
-    return lambda value: value in words
-
-
-_FACTS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "lease": (
-        lambda v: v is None or v == "session" or _is_duration(v),
-        "timedelta(seconds=30), 'session', or None",
-    ),
-    "max_attempts": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
-    "backoff": (
-        lambda v: v is None or v == timedelta(0) or _is_duration(v),
-        "timedelta(seconds=5), or None",
-    ),
-    "jitter": (lambda v: isinstance(v, int | float) and 0 <= v <= 1, "a number from 0 to 1"),
-    "order": (
-        _one_of(*get_args(Order)),
-        "'priority, fifo', 'priority', 'fifo' or 'none'",
-    ),
-    "concurrency_limit": (lambda v: v is None or _is_count(v), "a whole number from 1 on, or None"),
-    "isolation": (
-        _one_of("read committed", "repeatable read", "serializable"),
-        "'read committed', 'repeatable read' or 'serializable'",
-    ),
-    "promises": (lambda v: _is_set_of(v, ".+"), "frozenset({'old-snapshot'})"),
-    "retry_on": (lambda v: _is_set_of(v, "[0-9A-Z]{5}"), "frozenset({'55P03'})"),
-    "breaks": (
-        lambda v: isinstance(v, dict) and _is_set_of({*v, *v.values()}, r"(?s).*\S.*"),
-        "{'order': 'why it is accepted'}",
-    ),
-    "delivery": (_one_of(*get_args(Delivery), None), "'at-least-once', 'at-most-once', or None"),
-    "leader": (lambda v: isinstance(v, bool), "True or False"),
-    "jobs_per_worker": (lambda v: v is None or (type(v) is int and v == 1), "1, or None"),
-    "stale": (_one_of(*get_args(Stale), None), "'fails', 'stays', or None"),
-}
+_FACTS = readers(_timedelta, "timedelta(seconds=30)", "{'order': 'why it is accepted'}")
 
 
 def _check_facts(queue: Queue | type[Client], line: Source | None) -> None:
-    for fact, (fits, wanted) in _FACTS.items():
+    for fact, read in _FACTS.items():
         value = getattr(queue, fact)
-        if not fits(value):
-            raise ClassError(f"{fact} = {value!r} is none of its values; write {wanted}", line)
-        if isinstance(value, list | tuple):  # as the header of an SQL file has it
-            setattr(queue, fact, frozenset(value))
-    for identifier in (*queue.promises, *queue.breaks):
-        if identifier not in IDS:
-            message = f"unknown guarantee {identifier!r}{nearest(identifier, IDS)}"
-            raise ClassError(message, line)
+        if value == getattr(Queue, fact):
+            continue
+        try:
+            fit = read([*value] if isinstance(value, frozenset | set | tuple) else value)
+        except ValueError as error:
+            raise ClassError(f"{fact}: {error}", line) from None
+        if fit != value:  # a list where others have a set, as the header of an SQL file
+            setattr(queue, fact, fit)
 
 
 def _source_file(kind: type) -> str:

@@ -35,7 +35,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, QueueproofError, ServerError, nearest
 from queueproof.postgres.environment import without_libpq
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, started
-from queueproof.queues.facts import HEADER_KEYS, within_reach
+from queueproof.queues.facts import readers, within_reach
 from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue, State, Value
 
 Json: TypeAlias = Mapping[str, Any]
@@ -443,7 +443,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is paused."""
+        """Whether it runs, or is stopped."""
         return self._end() is None
 
     def _end(self) -> os.waitid_result | None:
@@ -591,19 +591,12 @@ class WorkerProcess:
 
     # --- its life -------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Stop it with all that it has started, until `resume`."""
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """End it at once with all that it has started, as a crash would; it is gone afterwards."""
         if self._process.returncode is not None:
             return
-        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         with suppress(waits.LimitError):  # the kernel may keep what stands in a call of its own
             waits.until(lambda: not self.alive, waits.GONE, "a killed worker to end", look=0.0001)
         with suppress(WatchdogError):  # it was killed itself, and there is nothing left to watch
@@ -616,10 +609,6 @@ class WorkerProcess:
             cast("IO[bytes]", pipe).close()
         if not self._logger.is_alive():
             self._log_pipe.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
 
 
 @cache
@@ -778,30 +767,5 @@ def _seconds(value: object) -> timedelta:
         raise ValueError(f"{value} seconds are more than a clock can tell") from None
 
 
-def _lease(value: object) -> timedelta | str:
-    if value == "session":
-        return "session"
-    if (lease := _seconds(value)) <= timedelta(0):
-        raise ValueError("it must be longer than zero; leave it out, or write 30")
-    return lease
-
-
-def _backoff(value: object) -> timedelta:
-    if (wait := _seconds(value)) < timedelta(0):
-        raise ValueError("it cannot be less than zero")
-    return wait
-
-
-def _breaks(value: object) -> object:
-    if not isinstance(value, dict):
-        raise ValueError('it is an object such as {"order": "why it is accepted"}')  # noqa: TRY004 - as every wrong value
-    return HEADER_KEYS["breaks"](value)
-
-
-_FACTS: Mapping[str, Callable[[object], object]] = {
-    **HEADER_KEYS,
-    "lease": _lease,
-    "backoff": _backoff,
-    "breaks": _breaks,
-}
+_FACTS = readers(_seconds, "30", '{"order": "why it is accepted"}')
 """How each key of the header is read: as in an SQL file, but for durations, which are numbers."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Protocol
+
+from queueproof.run.gates import Scheduler
 
 # Of a second: a queue that cuts it off is early by as much, and one that rounds to the nearest too.
 FRACTION = 0.42
@@ -18,16 +19,6 @@ SELECT pg_catalog.now()
   + pg_catalog.pg_sequence_last_value('clock.ahead') * interval '1 microsecond'
 $$
 """
-
-
-class _Control(Protocol):
-    """The connection that sets the clock."""
-
-    def run(self, sql: str) -> None: ...
-
-    def move(self, shift: str, earlier: str) -> str: ...
-
-    def hop(self, shift: str) -> str: ...
 
 
 class Clock:
@@ -82,7 +73,7 @@ class Clock:
         shown = datetime.fromisoformat(moment).timestamp() + self.shift
         return round((FRACTION - shown - 0.5) % 1.0 + 0.5, 6)
 
-    def move(self, seconds: float, control: _Control, *, forget: bool) -> None:
+    def move(self, seconds: float, control: Scheduler, *, forget: bool) -> None:
         """Set it forward.
 
         Args:

@@ -243,23 +243,10 @@ class Execution:
             case "rewrite":
                 self.lab.rewrite_tables()
                 self.state.note(actor, "rewrite", call=self.state.instant("rewrite", actor.name))
-            case (
-                "enqueue"
-                | "claim"
-                | "complete"
-                | "complete_many"
-                | "complete_and_claim"
-                | "fail"
-                | "heartbeat"
-                | "recover"
-                | "jobs"
-                | "cleanup"
-                | "promote"
-                | "start"
-            ):
-                return self._begin(actor, do, kind)
-            case _:
+            case "lose" | "terminate" | "restart":
                 self._inflict(actor, kind, self.state.victim(actor, do))
+            case _:
+                return self._begin(actor, do, kind)
         return None
 
     def _let_pass(self, actor: Actor, seconds: float, told: float | None = None) -> None:

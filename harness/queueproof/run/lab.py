@@ -20,7 +20,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import NOW, Operation, Queue, Step, T
+from queueproof.queues.model import NOW, Operation, Queue, Step, T, watched
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
@@ -123,7 +123,6 @@ class Lab:
         gates: Where inside a statement its sessions can stop.
         ends_transactions: Whether transactions are begun and ended here, as statements are sent.
         chooses_connections: Whether it is said here on which connection a transaction runs.
-        beats_beside: Whether a worker can send a heartbeat while it does something else.
         remembers: Whether its workers may keep something from one run to the next.
         reconnects: Whether its workers see for themselves that a connection is gone, and go on.
         unmoved: Why the queue's time could not be moved with the database's; or nothing.
@@ -136,7 +135,6 @@ class Lab:
     gates: frozenset[Gate] = frozenset({"statement", "row", "every", "query"})
     ends_transactions = True
     chooses_connections = True
-    beats_beside = True
     remembers = False
     reconnects = False
     unmoved = ""
@@ -492,19 +490,15 @@ class Lab:
     def _start_worker(self, session: Session) -> None:
         """Have a worker register, before its session is given any setting."""
         self.started.add(identity(session.name))
-        steps = self.start("start", session.name, worker=identity(session.name))
-        step = None
+        asked = self.start("start", session.name, worker=identity(session.name))
+        sent = [Step("")]
         try:
-            step = next(steps)
-            while True:
-                step = steps.send(execute(session, step))
-        except StopIteration:
-            pass
+            drive(session, watched(asked, sent.append))
         except ServerError as error:
-            raise self.refused("start", step or Step(""), error) from error
+            raise self.refused("start", sent[-1], error) from error
         if session.in_transaction:
-            source = step.source if step else None
-            raise QueueError("start leaves its transaction open: end it with COMMIT", source)
+            message = "start leaves its transaction open: end it with COMMIT"
+            raise QueueError(message, sent[-1].source)
 
     def owner_of(self, pid: int) -> str | None:  # noqa: ARG002 - which a subclass may know
         """The actor of a backend that one of its sessions has opened by itself."""
@@ -538,7 +532,7 @@ class Lab:
         if self.has_own_clock and wallclock.MOVABLE:
             return wallclock.resumed_at(steps, lambda: self.ahead(actor))
         if self.has_own_clock:
-            return wallclock.watched(steps, self._see_time)
+            return watched(steps, self._see_time)
         return steps
 
     def _see_time(self, step: Step) -> None:
@@ -743,14 +737,18 @@ class Lab:
         self.conninfo = self.server.for_queue(self.server.restart(self.conninfo))
         self._reconnect()
 
-    def _reconnect(self) -> None:
+    def _disconnect(self) -> None:
+        """Close every connection."""
         for session in (*self._sessions.values(), *self._vacant):
             session.close()
         self._sessions.clear()
         self._vacant.clear()
-        self._used.clear()
         self._control.close()
         self._admin.close()
+
+    def _reconnect(self) -> None:
+        self._disconnect()
+        self._used.clear()
         self._admin = self._connect()
         self._control = self._scheduler()
 
@@ -838,9 +836,4 @@ class Lab:
     def close(self) -> None:
         """Close every connection, and what ends with it."""
         self.resources.close()
-        for session in (*self._sessions.values(), *self._vacant):
-            session.close()
-        self._sessions.clear()
-        self._vacant.clear()
-        self._control.close()
-        self._admin.close()
+        self._disconnect()

@@ -16,7 +16,7 @@ from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
 from queueproof.errors import COPYING, QueueError, QueueproofError, ServerError, Source
-from queueproof.queues.model import Operation, Parameter, Result, Step, T, Value, Values
+from queueproof.queues.model import Operation, Parameter, Result, Step, T, Value, Values, watched
 from queueproof.queues.sqltext import compile_statement
 
 ARRAYS = """
@@ -42,6 +42,7 @@ class Session(ABC):
 
     Attributes:
         name: Whose it is, for messages.
+        conninfo: Where its server is.
         stepped: Whether it stops before each statement that whoever owns it sends by itself.
         meanwhile: What is done while an answer is waited for that nobody else waits for.
         gate: The setting by which it asks for a gate, and says that it stops there; empty for none.
@@ -49,6 +50,7 @@ class Session(ABC):
     """
 
     name: str
+    conninfo: str
     stepped: bool = True
     gate: str = ""
     said: str = ""
@@ -70,14 +72,14 @@ class Session(ABC):
         """Whether the connection is gone."""
 
     @property
-    @abstractmethod
     def busy(self) -> bool:
         """Whether a transaction is open, be it that of one statement."""
+        return self.in_transaction
 
     @property
-    @abstractmethod
     def waiting(self) -> Sequence[int]:
         """The backends that may wait for others."""
+        return self.pids
 
     @abstractmethod
     def quieten(self) -> bool:
@@ -130,13 +132,13 @@ class Session(ABC):
     def cancel(self) -> None:
         """Ask the server to cancel the running statement, and wait until it has answered."""
 
-    @abstractmethod
     def probe(self) -> None:
         """See whether its server takes another connection.
 
         Raises:
             LimitError: It does not answer.
         """
+        waits.connect(self.conninfo).finish()
 
     @abstractmethod
     def close(self) -> None:
@@ -177,7 +179,7 @@ class LibpqSession(Session):
     ) -> None:
         self.name = name
         self.meanwhile = meanwhile
-        self._conninfo = conninfo
+        self.conninfo = conninfo
         self._arrays = arrays or {}
         self.pgconn: PGconn = waits.connect(conninfo)
         self._pids = (self.pgconn.backend_pid,)
@@ -203,16 +205,6 @@ class LibpqSession(Session):
     def in_transaction(self) -> bool:
         """Whether a transaction is open, failed ones included."""
         return self.pgconn.transaction_status != pq.TransactionStatus.IDLE
-
-    @property
-    def busy(self) -> bool:
-        """Whether a transaction is open, be it that of one statement."""
-        return self.in_transaction
-
-    @property
-    def waiting(self) -> Sequence[int]:
-        """Its backend."""
-        return self._pids
 
     def quieten(self) -> bool:
         """Cancel, drain and roll back; whether it may be used in another run, once emptied."""
@@ -243,12 +235,7 @@ class LibpqSession(Session):
         return self.pgconn.status != pq.ConnStatus.OK
 
     def send(self, step: Step, *, begin: bool = False) -> None:
-        """Start a statement without waiting for its answer.
-
-        Args:
-            step: The statement.
-            begin: Whether a BEGIN goes ahead of it, in the same message.
-        """
+        """See `Session.send`."""
         self.said = ""
         self._forget_untold()  # of what was cancelled, whose answer nobody has taken
         pipelined = begin or bool(self._ahead) or self.prepares
@@ -411,12 +398,7 @@ class LibpqSession(Session):
         return False
 
     def result(self) -> Result:
-        """The answer of a statement that is ready.
-
-        Raises:
-            ServerError: The server answered with an error.
-            ConnectionLostError: The connection broke.
-        """
+        """See `Session.result`."""
         answer, self._answer = self._answer, None
         if answer is not None and answer.status not in _FATAL:
             self._untold.clear()
@@ -454,12 +436,7 @@ class LibpqSession(Session):
         )
 
     def run(self, sql: str) -> None:
-        """Execute statements that cannot wait for a lock, synchronously.
-
-        Raises:
-            ServerError: The server answered with an error.
-            ConnectionLostError: The connection broke.
-        """
+        """See `Session.run`."""
         ahead, self._ahead = self._ahead, []
         for statement in [*ahead, sql]:
             self.pgconn.send_query(statement.encode())
@@ -505,15 +482,7 @@ class LibpqSession(Session):
         return answer
 
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement, as it would be now on this connection.
-
-        Args:
-            step: The statement, which is not run.
-            options: Of EXPLAIN.
-
-        Raises:
-            ServerError: The server refused.
-        """
+        """See `Session.explain`: as it would be on this connection."""
         return execute(self, step._replace(sql=f"EXPLAIN ({options}) {step.sql}"))
 
     def cancel(self, cancels: Callable[[int], None] | None = None) -> None:
@@ -530,14 +499,6 @@ class LibpqSession(Session):
                 waits.cancel(self.pgconn)
             else:
                 cancels(self.pid)
-
-    def probe(self) -> None:
-        """See whether its server takes another connection.
-
-        Raises:
-            LimitError: It does not answer.
-        """
-        waits.connect(self._conninfo).finish()
 
     def close(self) -> None:
         """Close the connection; the server rolls back what was open."""
@@ -639,14 +600,7 @@ def noted(operation: Operation[T], sent: list[str]) -> Operation[T]:
         operation: The operation, not begun yet.
         sent: Where they are noted.
     """
-    try:
-        step = next(operation)
-        while True:
-            sent.append(step.sql)
-            step = operation.send((yield step))
-    except StopIteration as stop:
-        told: T = stop.value
-        return told
+    return watched(operation, lambda step: sent.append(step.sql))
 
 
 @lru_cache(maxsize=4096)

@@ -118,7 +118,7 @@ class RunState:
             do: What it would do.
         """
         match do.kind:
-            case "heartbeat" if actor.beside and not self.lab.beats_beside:
+            case "heartbeat" if actor.beside and self.lab.by_clients:
                 return False  # a worker process does one thing after another
             case "heartbeat" if not actor.has(do.job) and not actor.beside:
                 return self.terms.beats_idle  # one without a job's columns

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from queueproof.queues.model import Operation, Step, T
+from queueproof.queues.model import Operation, Step, T, resumed
 from queueproof.queues.processclock import moved
 
 MOVABLE = find_spec("time_machine") is not None
@@ -48,41 +47,7 @@ def resumed_at(operation: Operation[T], shift: Callable[[], float]) -> Operation
             finally:
                 traveller.stop()
 
-    return _resumed(operation, resume)
-
-
-def watched(operation: Operation[T], see: Callable[[Step], None]) -> Operation[T]:
-    """The same operation; `see` is called with each step before it is sent.
-
-    Args:
-        operation: The operation, not begun yet.
-        see: Who sees each step.
-    """
-
-    def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
-        step = act()
-        see(step)
-        return step
-
-    return _resumed(operation, resume)
-
-
-def _resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:
-    def run() -> Generator[Any, Any, Any]:
-        act: Callable[[], Any] = partial(next, operation)
-        while True:
-            try:
-                step = resume(act)
-            except StopIteration as stop:
-                return stop.value
-            try:
-                result = yield step
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is the operation's
-                act = partial(operation.throw, error)
-            else:
-                act = partial(operation.send, result)
-
-    return run()
+    return resumed(operation, resume)
 
 
 def carries_now(step: Step) -> bool:

@@ -107,6 +107,7 @@ class ClientSession(Session):
 
     def __init__(self, lab: ClientLab, key: str, talk: _Conversation) -> None:
         self.name = key
+        self.conninfo = lab.conninfo
         self._lab = lab
         self._wire = lab.wire
         self._settings: dict[str, str] = {}
@@ -119,14 +120,6 @@ class ClientSession(Session):
         self._talk = talk
         self.owner = self._talk.owner
         self._process = self._talk.process
-
-    def begin(self) -> None:
-        """Have the worker begin its life.
-
-        Raises:
-            WorkerError: It does not.
-        """
-        self._lab.greet(self._talk)
 
     @property
     def settings(self) -> list[str]:
@@ -324,16 +317,15 @@ class ClientSession(Session):
             connection.run(sql)
 
     def explain(self, step: Step, options: str) -> Result:
-        """The plan of a statement that it offers, as a session beside it would have it now.
-
-        Args:
-            step: The statement.
-            options: Of EXPLAIN.
-
-        Raises:
-            ServerError: The server refused.
-        """
-        return self._lab.explain_beside(step, options, self._settings)
+        """See `Session.explain`: as a session beside it would have it."""
+        session = self._lab.own_session("explainer")
+        for name, value in self._settings.items():
+            session.run(f"SET {name} = {value}")
+        try:
+            return session.explain(step, options)
+        finally:
+            for name in self._settings:
+                session.run(f"RESET {name}")
 
     def cancel(self) -> None:
         """Cancel its running statements; its library is told of a deadlock."""
@@ -343,14 +335,6 @@ class ClientSession(Session):
         limit = waits.Limit(waits.CANCEL, f"what {self.name} runs to end, now that it is cancelled")
         while not self.ready(limit.left(_LOOK)):
             self._lab.cancel(self.waiting)
-
-    def probe(self) -> None:
-        """See whether its server takes another connection.
-
-        Raises:
-            LimitError: It does not answer.
-        """
-        waits.connect(self._lab.conninfo).finish()
 
     def close(self) -> None:
         """Kill the worker, and close its connections."""
@@ -382,7 +366,6 @@ class ClientLab(Lab):
     gates = frozenset[Gate]({"statement", "row", "every"})  # a worker's queries are its own
     ends_transactions = False
     chooses_connections = False
-    beats_beside = False
     remembers = True
     reconnects = True
 
@@ -479,7 +462,7 @@ class ClientLab(Lab):
         session = ClientSession(self, key, talk)
         self._sessions[key] = session  # whose connections ask for their settings
         try:
-            session.begin()
+            self.greet(talk)
         except BaseException:
             del self._sessions[key]
             session.close()
@@ -597,6 +580,7 @@ class ClientLab(Lab):
         for session in clients.values():
             self._lose(session, session.pids)
             session.forget_gates()
+            session.conninfo = self.conninfo
             del self._sessions[session.name]
         used = self._used & clients.keys()
         super()._reconnect()
@@ -681,26 +665,6 @@ class ClientLab(Lab):
         return WorkerError(
             f"{self.queue.name}: {operation} failed although nobody disturbed it: {error}{last}"
         )
-
-    def explain_beside(self, step: Step, options: str, settings: Mapping[str, str]) -> Result:
-        """The plan of a worker's statement, made under the same settings.
-
-        Args:
-            step: The statement.
-            options: Of EXPLAIN.
-            settings: What its session had set.
-
-        Raises:
-            ServerError: The server refused.
-        """
-        session = self.own_session("explainer")
-        for name, value in settings.items():
-            session.run(f"SET {name} = {value}")
-        try:
-            return session.explain(step, options)
-        finally:
-            for name in settings:
-                session.run(f"RESET {name}")
 
     def close(self) -> None:
         """Kill every worker and close every connection."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
-from queueproof.judge.checker import Declared
+from queueproof.judge.spec import Declared
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import JobSpec, Program, Schedule, Stage
 from queueproof.search.shrink import Failure, breaches

@@ -17,7 +17,7 @@ from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from queueproof.history.calls import Call, CallKind
-from queueproof.judge.spec import FINISHED, Act, Breach, Job, Phase, Rules, step
+from queueproof.judge.spec import FINISHED, Act, Breach, Declared, Job, Phase, step
 from queueproof.schedule.actors import NEMESIS, PROMOTER
 from queueproof.schedule.moments import APART, DAY, past
 from queueproof.schedule.programs import (
@@ -167,7 +167,7 @@ class Space:
         batch: Jobs that lead one life together.
     """
 
-    def __init__(self, pieces: Pieces, rules: Rules, bound: int = 0, batch: int = 1) -> None:
+    def __init__(self, pieces: Pieces, rules: Declared, bound: int = 0, batch: int = 1) -> None:
         self.pieces, self.rules, self.batch = pieces, rules, batch
         self._jobs = (JobSpec(bound=bound),) * batch
         self._bound = bound or pieces.bound
@@ -585,7 +585,7 @@ def _only_do(one: Script) -> tuple[str, Do]:
 # --- the same life with another job ---------------------------------------------------------------
 
 
-def spaces(pieces: Pieces, rules: Rules) -> list[Space]:
+def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
     """The spaces of a queue: of a job that has one attempt, of one that has more, of a batch.
 
     Args:
