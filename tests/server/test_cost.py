@@ -862,9 +862,9 @@ def test_every_axis_begins_at_zero_or_says_log() -> None:
     panels = [panel for chart in chart.charts(full()) for panel in chart.panels]
     scales = 0
     for panel in panels:
-        for layer in panel["layer"]:
-            encoding = panel["encoding"] | layer.get("encoding", {})
-            for axis in (encoding.get(name) or {} for name in ("x", "y")):
+        for layer in (layer for layer in panel["layer"] if "encoding" in layer):
+            for name in ("x", "y"):
+                axis = panel["encoding"].get(name, {}) | (layer["encoding"].get(name) or {})
                 if axis.get("type") != "quantitative":
                     continue
                 scales += 1
