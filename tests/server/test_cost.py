@@ -83,8 +83,8 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
         reference = strategy("skip_locked")
         for statement in reference.blocks["schema"].statements:
             session.command(statement.text.encode())
-        compiled = compile_queue(reference, session.pgconn, batch=10, hold=0.0, jobs=1)
-        held = compile_queue(reference, session.pgconn, batch=10, hold=HOLD, jobs=1)
+        compiled = compile_queue(reference, session.pgconn, batch=10, hold=0.0)
+        held = compile_queue(reference, session.pgconn, batch=10, hold=HOLD)
         session.pgconn.finish()
     (claim,) = compiled.load.claim.commands
     assert b"LIMIT 10\n" in claim.sql

@@ -5,26 +5,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Self
 
 import psycopg
-from psycopg import pq, sql
-from psycopg.pq.abc import PGresult
+from psycopg import sql
 
 from queueproof import waits
 from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
-from queueproof.bench.fill import OwnSession, fill, promote
+from queueproof.bench.fill import fill, promote
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
 from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
-from queueproof.bench.pool import TICK, Pool
-from queueproof.bench.session import LoadSession, RejectedError, values
-from queueproof.bench.worker import PATIENCE, Tally, Worker
+from queueproof.bench.pool import Pool
+from queueproof.bench.session import LoadSession, values
+from queueproof.bench.worker import TICK, Load, Tally
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
@@ -56,6 +54,11 @@ GROUP BY 1
 
 
 CLOSED = Pace()
+SUMMED = (
+    *("rejected", "empty", "retries", "deadlocks", "round_trips", "worker_cpu"),
+    *("warm", "late", "skipped"),
+)
+"""What all workers have counted is their sum."""
 
 
 class Ground:
@@ -89,7 +92,7 @@ class Ground:
         self._server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
-            self._pool = self._stack.enter_context(Pool(workers))
+            self._pool = self._stack.enter_context(closing(Pool(workers)))
             # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
             given = {"deadlock_timeout": "1s"} if server.superuser else {}
             database = server.database("queueproof_bench", given)
@@ -109,12 +112,7 @@ class Ground:
         """Return the ground."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the processes and drop the database."""
         self._stack.close()
 
@@ -151,24 +149,23 @@ class Ground:
             return self._hosted(queue, shape, jobs)
         compiled, ids = self._install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
-        compiled = replace(
-            compiled,
-            load=replace(
-                compiled.load,
-                jobs=jobs,
-                rate=rate,
-                standing=pace.backlog > 0,
-                exchange=None if rate or self.apart else compiled.load.exchange,
-            ),
+        load = replace(
+            compiled.load,
+            jobs=jobs,
+            rate=rate,
+            standing=pace.backlog > 0,
+            exchange=None if rate or self.apart else compiled.load.exchange,
         )
-        self._pool.prepare(self._conninfo, compiled.load, shape.workers)
+        self._pool.prepare(self._conninfo, load, shape.workers)
         ours = _Ours(self._pool, self._conninfo, compiled, pace.warm_up)
         return Prepared(ours, self._admin, ids, bool(rate))
 
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
         """The same with workers that are programs, started anew."""
         self._clear()
-        hosted = self._load_stack.enter_context(HostedWorkers(queue, self._conninfo, shape))
+        hosted = self._load_stack.enter_context(
+            closing(HostedWorkers(queue, self._conninfo, shape))
+        )
         hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
         self._vacuum()
         hosted.begin()
@@ -189,15 +186,8 @@ class Ground:
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
         compiled, _ = self._install(queue, Shape(batch, 1), jobs)
-        load = compiled.load
-        try:
-            session = OwnSession(self._conninfo, load.setup, load.retry_on)
-            try:
-                return counters.count(self._admin, _work(session, Worker(session, load, 0, [0])))
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+        with self._session(compiled.load) as session:
+            return counters.count(self._admin, counters.Alone(session, compiled.load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
@@ -213,27 +203,33 @@ class Ground:
             QueueError: The server rejected the queue's SQL.
         """
         compiled, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
-        load, known = compiled.load, compiled.constants
         self._autovacuum("on", seconds / endure.NAPS)
         try:
-            session = OwnSession(self._conninfo, load.setup, load.retry_on)
-            try:
-                work = _work(session, Worker(session, load, 0, [0]))
+            with self._session(compiled.load) as session:
+                work = counters.Alone(session, compiled.load)
                 session.prepare(compiled.enqueue)
                 session.prepare(compiled.promote)
 
-                def enqueue(number: int) -> None:
-                    session.run(compiled.enqueue, {**known, "priority": b"%d" % number})
+                def enqueue(priority: int) -> None:
+                    given = {**compiled.constants, "priority": b"%d" % priority}
+                    session.run(compiled.enqueue, given)
                     promote(compiled, session, 1)
 
-                enduring = endure.EnduranceGround(self._admin, work, enqueue, self._old_snapshot)
-                endure.endure(enduring, batch, seconds, points)
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+                endure.endure(
+                    self._admin,
+                    work,
+                    enqueue,
+                    self._old_snapshot,
+                    batch=batch,
+                    seconds=seconds,
+                    points=points,
+                )
         finally:
             self._autovacuum("off")
+
+    def _session(self, load: Load) -> AbstractContextManager[LoadSession]:
+        """A connection of a single worker's, which is closed in the end."""
+        return closing(LoadSession(self._conninfo, load.setup, load.retry_on))
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
@@ -288,57 +284,18 @@ class Ground:
         self, queue: SqlFileQueue, shape: Shape, jobs: int
     ) -> tuple[CompiledLoad, list[bytes]]:
         self._clear()
-        try:
-            setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
-            session = OwnSession(self._conninfo, setup)
-            try:
-                compiled, ids = fill(
-                    queue,
-                    session,
-                    batch=shape.batch,
-                    hold=shape.hold,
-                    jobs=jobs,
-                    payload=self.pace.payload,
-                )
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+        setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
+        with closing(LoadSession(self._conninfo, setup)) as session:
+            filled = fill(
+                queue,
+                session,
+                batch=shape.batch,
+                hold=shape.hold,
+                jobs=jobs,
+                payload=self.pace.payload,
+            )
         self._vacuum()
-        return compiled, ids
-
-
-def _work(session: LoadSession, worker: Worker) -> counters.CountedWork:
-    answers: list[PGresult] = []
-
-    def claim() -> int:
-        answer = session.perform(worker.claim())
-        answers[:] = [answer] if answer else []
-        return answer.ntuples if answer else 0
-
-    def complete() -> None:
-        for answer in answers:
-            session.perform(worker.complete(answer, time.monotonic() + PATIENCE))
-
-    def hand_over() -> bool:
-        if session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            return False
-        session.command(counters.HAND_OVER)
-        return True
-
-    return counters.CountedWork(claim, complete, hand_over, lambda: session.trips)
-
-
-class _Workers(Protocol):
-    """Those of a load, ready to begin."""
-
-    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        """When they began, and what each has done; they have ended then."""
-        ...
-
-    def states(self) -> dict[bytes, bytes] | None:
-        """The state of each job; None where the queue cannot say."""
-        ...
+        return filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,14 +314,9 @@ class _Ours:
         script = self.compiled.jobs
         if script is None:
             return None
-        session = OwnSession(self.conninfo, self.compiled.load.setup)
-        try:
+        with closing(LoadSession(self.conninfo, self.compiled.load.setup)) as session:
             session.prepare(script)
             answer, _ = session.run(script, {})
-        except RejectedError as error:
-            raise QueueError(str(error)) from None
-        finally:
-            session.pgconn.finish()
         if answer is None:
             return {}
         job, state = (values(answer, column) for column in self.compiled.jobs_columns)
@@ -376,7 +328,7 @@ class _Ours:
 class Prepared:
     """A measurement of which everything is ready but the start; made by `Ground.prepare`."""
 
-    _workers: _Workers
+    _workers: _Ours | HostedWorkers
     _admin: psycopg.Connection[tuple[object, ...]]
     _ids: Sequence[bytes]
     _is_open: bool = False
@@ -423,11 +375,13 @@ class Prepared:
             states = {job: b"queued" for job in self._ids if job not in claims}
         finished = {job for job in claims if states.get(job, b"completed") == b"completed"}
         lost = [j for j in self._ids if j not in claims and states.get(j, b"") != b"queued"]
-        rejected = sum(tally.rejected for tally in tallies)
+        counted: dict[str, Any] = {
+            name: sum(getattr(tally, name) for tally in tallies) for name in SUMMED
+        }
         if not finished:
             raise QueueError(
-                f"no job was completed: {claims.total()} were claimed, {rejected} completions"
-                f" rejected, {sum(tally.empty for tally in tallies)} claims empty"
+                f"no job was completed: {claims.total()} were claimed, {counted['rejected']}"
+                f" completions rejected, {counted['empty']} claims empty"
             )
         samples = self._doing.total()
         locks = sum(count for doing, count in self._doing.items() if doing.startswith("Lock:"))
@@ -444,10 +398,6 @@ class Prepared:
             double_claims=claims.total() - len(claims),
             unfinished=len(claims) - len(finished),
             lost=len(lost),
-            rejected=rejected,
-            empty=sum(tally.empty for tally in tallies),
-            retries=sum(tally.retries for tally in tallies),
-            deadlocks=sum(tally.deadlocks for tally in tallies),
             lock_waits=locks / samples if samples else None,
             waits={doing: count / samples for doing, count in self._doing.most_common()},
             p50=percentile(latencies, 0.50),
@@ -457,12 +407,8 @@ class Prepared:
             wal_bytes=self._cost.wal_bytes,
             rows_changed=self._cost.rows,
             dead_rows=self._cost.dead,
-            round_trips=sum(tally.trips for tally in tallies),
-            worker_cpu=sum(tally.own_cpu for tally in tallies),
             server_cpu=sum(server_cpu) if len(server_cpu) == len(tallies) else None,
-            warm=sum(tally.warm for tally in tallies),
-            late=sum(tally.late for tally in tallies),
-            skipped=sum(tally.skipped for tally in tallies),
             histogram=latency.encoded(latencies) if self._is_open else "",
             message=self.message,
+            **counted,
         )

@@ -8,13 +8,16 @@ are summed up: tables, indexes, TOAST, sequences, but not the catalogue.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from queueproof import waits
+from queueproof.bench.session import LoadSession
+from queueproof.bench.worker import PATIENCE, Jobs, Load, SqlWorker
 
 WARM = 3  # claims before those that are counted, so that plans and caches are there
 COUNTED = 20  # claims
@@ -108,24 +111,45 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
     waits.until(alone, waits.GONE, "the workers' sessions to end")
 
 
-class CountedWork(NamedTuple):
-    """One worker's operations, for counting.
+class Alone:
+    """One worker's operations, one by one.
 
     Attributes:
-        claim: Claims once; how many jobs it got.
-        complete: Completes them.
-        hand_over: Has the session hand its counts over; False while a transaction is open.
-        trips: How many statements it has sent so far.
+        session: Its connection.
     """
 
-    claim: Callable[[], int]
-    complete: Callable[[], None]
-    hand_over: Callable[[], bool]
-    trips: Callable[[], int]
+    def __init__(self, session: LoadSession, load: Load) -> None:
+        """Prepare them, and start.
+
+        Args:
+            session: A connection to where the queue is installed.
+            load: What the worker does.
+        """
+        self.session = session
+        self._worker = SqlWorker(session, load, 0, [0])
+        self._held: Jobs = []
+
+    def claim(self) -> int:
+        """Claim once; how many jobs it got."""
+        self._held = self.session.perform(self._worker.claim())
+        return len(self._held[0]) if self._held else 0
+
+    def complete(self) -> None:
+        """Complete what the claim got."""
+        if self._held:
+            until = time.monotonic() + PATIENCE
+            self.session.perform(self._worker.complete(self._held, until))
+
+    def hand_over(self) -> bool:
+        """Have the session hand its counts over; False while a transaction is open."""
+        if self.session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return False
+        self.session.command(HAND_OVER)
+        return True
 
 
 def count(
-    admin: psycopg.Connection[Any], work: CountedWork, *, locking: int = LOCKING
+    admin: psycopg.Connection[Any], work: Alone, *, locking: int = LOCKING
 ) -> dict[str, float]:
     """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
 
@@ -142,12 +166,12 @@ def count(
     jobs = trips = 0
     for number in range(WARM + COUNTED):
         work.hand_over()
-        before, sent = Totals.read(admin), work.trips()
+        before, sent = Totals.read(admin), work.session.trips
         got = work.claim()
         apart = work.hand_over()
         middle = Totals.read(admin)
         work.complete()
-        sent = work.trips() - sent
+        sent = work.session.trips - sent
         work.hand_over()
         after = Totals.read(admin)
         if number < WARM or not got:
@@ -175,7 +199,7 @@ def count(
     return {name: round(counted[name], 3) for name in COUNTERS if name in counted}
 
 
-def _locked(admin: psycopg.Connection[Any], work: CountedWork) -> int | None:
+def _locked(admin: psycopg.Connection[Any], work: Alone) -> int | None:
     """Rows that a claim locks, by their xmax and by what it has changed; None: it got nothing.
 
     Of an open transaction others see the old rows, whose xmax is that of what changes them; once it

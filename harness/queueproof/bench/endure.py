@@ -10,13 +10,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from itertools import count
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import psycopg
 
 from queueproof.bench import counters
-from queueproof.bench.counters import CountedWork
+from queueproof.bench.counters import Alone
 
 PHASES = ("clean", "old snapshot", "recovery")
 POINTS = 6  # measurements in a phase
@@ -57,22 +57,6 @@ class Point(NamedTuple):
     autovacuums: int
 
 
-class EnduranceGround(NamedTuple):
-    """What it takes.
-
-    Attributes:
-        admin: Reads the counts.
-        work: The worker's operations.
-        enqueue: Puts one job of a priority in.
-        snapshot: Holds a snapshot as long as it is open.
-    """
-
-    admin: psycopg.Connection[Any]
-    work: CountedWork
-    enqueue: Callable[[int], object]
-    snapshot: Callable[[], AbstractContextManager[object]]
-
-
 GATES: Mapping[str, str] = {
     "buffers_slope_clean": "by how much buffers per claim grow in 1,000 claims, before",
     "buffers_slope_old_snapshot": "the same while an old snapshot is held",
@@ -96,37 +80,50 @@ def _buffers(point: Point) -> float:
     return point.buffers
 
 
-def endure(ground: EnduranceGround, batch: int, seconds: float, points: list[Point]) -> None:
+def endure(
+    admin: psycopg.Connection[Any],
+    work: Alone,
+    enqueue: Callable[[int], object],
+    snapshot: Callable[[], AbstractContextManager[object]],
+    *,
+    batch: int,
+    seconds: float,
+    points: list[Point],
+) -> None:
     """Go through the phases.
 
     Args:
-        ground: What it takes.
+        admin: Reads the counts.
+        work: The worker's operations.
+        enqueue: Puts one job of a priority in.
+        snapshot: Holds a snapshot as long as it is open.
         batch: Jobs per claim.
         seconds: Of each phase.
         points: What was measured is added here, as soon as it is.
     """
-    began, numbers, claims = time.monotonic(), count(), 0
+    began, claims = time.monotonic(), 0
+    priorities = cycle(range(PRIORITIES))
 
-    def enqueue(jobs: int) -> None:
-        for _ in range(jobs):
-            ground.enqueue(next(numbers) % PRIORITIES)
+    def put_in(jobs: int) -> None:
+        for priority in islice(priorities, jobs):
+            enqueue(priority)
 
     for phase in PHASES:
         with ExitStack() as held:
             if phase == PHASES[1]:
-                held.enter_context(ground.snapshot())
+                held.enter_context(snapshot())
             for _ in range(POINTS):
                 until, times = time.monotonic() + seconds / POINTS, list[float]()
                 while not times or time.monotonic() < until:
-                    enqueue(batch)
+                    put_in(batch)
                     wanted = time.monotonic()
-                    ground.work.claim()
+                    work.claim()
                     times.append(time.monotonic() - wanted)
-                    ground.work.complete()
-                enqueue(JOBS * batch)
-                counted = counters.count(ground.admin, ground.work, locking=0)
+                    work.complete()
+                put_in(JOBS * batch)
+                counted = counters.count(admin, work, locking=0)
                 claims += len(times) + JOBS
-                row = ground.admin.execute(_TABLES).fetchone()
+                row = admin.execute(_TABLES).fetchone()
                 assert row is not None  # an aggregate
                 each = counted.get("buffers_per_job", 0.0) * batch
                 points.append(

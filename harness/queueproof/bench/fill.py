@@ -2,46 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 
 from psycopg import pq
-from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
 from queueproof.bench.load import PAYLOAD, CompiledLoad, compile_queue
-from queueproof.bench.session import Command, LoadSession, RejectedError, values
+from queueproof.bench.session import LoadSession, RejectedError, values
 from queueproof.errors import QueueError
 from queueproof.queues.sqlfile import SqlFileQueue
 
 PIPELINE = 500  # statements between two synchronisations while jobs are put in
-SHOWN = 60  # characters of a statement in a message
-
-
-class OwnSession(LoadSession):
-    """One of this process, which has signals to hear: no answer is waited for without an end."""
-
-    def _connect(self, conninfo: str) -> PGconn:
-        return waits.connect(conninfo)
-
-    def _execute(self, sql: bytes) -> PGresult:
-        self.pgconn.send_query(sql)
-        return self._answer(sql)
-
-    def _prepare(self, command: Command) -> PGresult:
-        self.pgconn.send_prepare(command.name, command.sql, command.types)
-        return self._answer(command.sql)
-
-    def _execute_prepared(self, name: bytes, sent: list[bytes | None]) -> PGresult:
-        self.pgconn.send_query_prepared(name, sent)
-        return self._answer(name)
-
-    def _answer(self, sql: bytes) -> PGresult:
-        what = f"PostgreSQL to answer {textwrap.shorten(sql.decode(), SHOWN)}"
-        answer = waits.answer(self.pgconn, waits.BULK, what)
-        if answer is None:
-            raise RejectedError("the server closed the connection")
-        return answer
 
 
 def fill(
@@ -73,7 +44,7 @@ def fill(
             session.command(statement.text.encode())
         except RejectedError as error:
             raise QueueError(str(error), statement.source) from None
-    compiled = compile_queue(queue, session.pgconn, batch=batch, hold=hold, jobs=jobs)
+    compiled = compile_queue(queue, session.pgconn, batch=batch, hold=hold)
     if payload > len(PAYLOAD):
         filler = b"x" * (payload - len(PAYLOAD))
         long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)

@@ -150,9 +150,7 @@ def literal_limit(text: str, limit: int) -> str:
     return text
 
 
-def compile_queue(
-    queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float, jobs: int
-) -> CompiledLoad:
+def compile_queue(queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float) -> CompiledLoad:
     """Compile an installed queue.
 
     Args:
@@ -161,7 +159,6 @@ def compile_queue(
             their types, and dropped.
         batch: Jobs per claim.
         hold: Seconds for which a claim's transaction is kept open; 0: not at all.
-        jobs: How many there will be.
 
     Raises:
         NotApplicableError: The queue has no such claim.
@@ -169,7 +166,7 @@ def compile_queue(
     """
     if reason := why_not(queue, batch=batch, hold=hold):
         raise NotApplicableError(reason)
-    return _Compiler(queue, pgconn).compile(batch, hold, jobs)
+    return _Compiler(queue, pgconn).compile(batch, hold)
 
 
 def _own(operation: str) -> dict[str, int]:
@@ -192,13 +189,29 @@ class _Compiler:
             NOW: b"now",  # which PostgreSQL reads as the time
         }
 
-    def compile(self, batch: int, hold: float, jobs: int) -> CompiledLoad:
+    def compile(self, batch: int, hold: float) -> CompiledLoad:
         queue = self._queue
         claim_block = queue.blocks["claim"]
         claim, fields = self._script(claim_block, _own("claim"), batch)
         self._column(claim_block, fields, "id")
-        if not queue.completes:
-            return self._at_most_once(claim, fields, jobs)
+        strict = queue.isolation != "read committed"
+        load = Load(
+            setup=self._setup(),
+            start=self._of_itself("start"),
+            claim=claim,
+            complete=Script(()),  # a claim that takes its jobs out for good
+            many=True,
+            token=self._columns(fields, "s", set()),
+            constants={key: self._constants[key] for key in ("queue", "lease", NOW)},
+            retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
+        )
+        return self._compiled(
+            self._completing(load, fields, batch, hold) if queue.completes else load
+        )
+
+    def _completing(self, load: Load, fields: list[Field], batch: int, hold: float) -> Load:
+        """The load with its completion, which takes what a claim answers."""
+        queue = self._queue
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
@@ -216,39 +229,11 @@ class _Compiler:
             needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own.keys()}
         token = self._columns(fields, suffix, needed)
         exchange = self._exchange(both, fields, token, batch) if both else None
+        claim = load.claim
         if hold:
             claim, complete = self._held(claim, complete, hold)
-        strict = queue.isolation != "read committed"
-        return self._compiled(
-            Load(
-                setup=self._setup(),
-                start=self._of_itself("start"),
-                claim=claim,
-                complete=complete,
-                many=many,
-                token=token,
-                constants={key: self._constants[key] for key in ("queue", "lease", NOW)},
-                retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
-                jobs=jobs,
-                exchange=exchange,
-            )
-        )
-
-    def _at_most_once(self, claim: Script, fields: list[Field], jobs: int) -> CompiledLoad:
-        """A claim that takes its jobs out for good."""
-        queue = self._queue
-        return self._compiled(
-            Load(
-                setup=self._setup(),
-                start=self._of_itself("start"),
-                claim=claim,
-                complete=Script(()),
-                many=True,
-                token=self._columns(fields, "s", set()),
-                constants={"queue": b"default", "lease": None, NOW: self._constants[NOW]},
-                retry_on=queue.retry_on | {"40P01"},
-                jobs=jobs,
-            )
+        return replace(
+            load, claim=claim, complete=complete, many=many, token=token, exchange=exchange
         )
 
     def _compiled(self, load: Load) -> CompiledLoad:
