@@ -405,8 +405,8 @@ def _row(entry: Series, panel: object, values: Sequence[float], told: str, **mor
 
 def _rate(entry: Series, panel: object, **more: object) -> Row:
     """A mark that is jobs/s."""
-    rates = [run.rate for run in entry.runs]
-    return _row(entry, panel, rates, f"{numbers.with_spread(rates)} jobs/s", **more)
+    told = f"{numbers.with_spread(entry.rates)} jobs/s"
+    return _row(entry, panel, entry.rates, told, **more)
 
 
 def _height(rows: list[Row]) -> Spec:
@@ -446,7 +446,7 @@ def _held(report: BenchReport) -> set[tuple[float, ...]]:
 def _count(number: int, what: str = "workers") -> str:
     if what == "batch":
         return f"batch size {number:,}"
-    return f"{number} worker{'s' * (number > 1)}"
+    return numbers.workers(number)
 
 
 def _hold(hold: float) -> str:

@@ -44,15 +44,14 @@ class Series:
     endured: list[Point] = field(default_factory=list)
 
     @property
-    def rate(self) -> float:
-        """Jobs per second: the median over the rounds."""
-        return statistics.median(run.rate for run in self.runs)
+    def rates(self) -> list[float]:
+        """Jobs per second, round by round."""
+        return [run.rate for run in self.runs]
 
     @property
-    def spread(self) -> float:
-        """Half the range of the rounds as a share of their median."""
-        rates = [run.rate for run in self.runs]
-        return (max(rates) - min(rates)) / 2 / self.rate
+    def rate(self) -> float:
+        """Jobs per second: the median over the rounds."""
+        return statistics.median(self.rates)
 
     def ratios(self, base: Series) -> list[float]:
         """How many times the base's rate this one's is, round by round."""
