@@ -15,7 +15,7 @@ import pytest
 
 import workshop
 from queueproof.bench import chart, latency, render
-from queueproof.bench.bench import Group, measure, names_of, run
+from queueproof.bench.bench import Group, Setting, groups, measure, names_of
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import compare, unfit
 from queueproof.bench.counters import COUNTED, LEAST_JOBS, LOCKING, WARM
@@ -373,7 +373,7 @@ def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
 def test_a_pace_out_of_range_is_refused(pace: Pace) -> None:
     """Before any server is started."""
     with pytest.raises(BenchError, match="at most"):
-        run([queue()], pace=pace, postgres="nowhere")
+        measure(groups([queue()]), Setting(pace=pace, postgres="nowhere"))
 
 
 @pytest.mark.parametrize(("name", "batch"), [("skip_locked", 1), ("skip_locked", 10)])
@@ -607,9 +607,9 @@ def test_worker_programs_start_and_promote(ground: Ground) -> None:
 def test_a_worker_program_has_a_closed_loop_only(pace: Pace) -> None:
     """What its loop has not is refused before anything starts."""
     with pytest.raises(BenchError, match="worker programs are measured in a closed loop"):
-        run([program()], pace=pace)
+        measure(groups([program()]), Setting(pace=pace))
     with pytest.raises(BenchError, match="worker programs are measured in a closed loop"):
-        compare([program(), program()], Shape(1, 1), pace=pace)
+        compare(groups([program(), program()], [1], [1])[0], Setting(pace=pace))
 
 
 @pytest.mark.parametrize(
@@ -619,13 +619,13 @@ def test_a_worker_program_has_a_closed_loop_only(pace: Pace) -> None:
 def test_numbers_out_of_range_are_refused(shape: Shape, rounds: int, seconds: float) -> None:
     """Before any server is started."""
     with pytest.raises(BenchError):
-        measure([Group(shape, (queue(),))], rounds=rounds, seconds=seconds, postgres="nowhere")
+        measure([Group(shape, (queue(),))], Setting(seconds, postgres="nowhere"), rounds=rounds)
 
 
 def test_nothing_to_measure_is_refused() -> None:
     """A plan without a queue is an error of the user's."""
     with pytest.raises(BenchError, match="name a queue file"):
-        run([])
+        measure(groups([]))
 
 
 def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -912,14 +912,14 @@ def test_the_plan_has_every_strategy_and_load() -> None:
 def test_a_comparison_is_of_two_queues() -> None:
     """Before any server is started."""
     with pytest.raises(BenchError, match="two queues, not 1"):
-        compare([queue()], Shape(10, 1), postgres="nowhere")
+        compare(groups([queue()], [10], [1])[0], Setting(postgres="nowhere"))
 
 
 def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:
     """Both queues are named, and the batch that they take."""
     single = CLAIM.replace(":limit", "1").replace("(limit)", "")
-    old, new = (queue(name, claim=single) for name in ("old.sql", "new.sql"))
+    (pair,) = groups([queue(name, claim=single) for name in ("old.sql", "new.sql")], [10], [1])
     told = "old.sql: its claim .*; new.sql: its claim has no limit: .*; add --batch 1$"
     with pytest.raises(QueueError, match=told):
-        compare([old, new], Shape(10, 1), postgres="nowhere")
-    assert not unfit([old, new], Shape(1, 1))
+        compare(pair, Setting(postgres="nowhere"))
+    assert not unfit(pair._replace(shape=Shape(1, 1)))

@@ -146,7 +146,7 @@ class HostedWorkers:
         init = self._queue.request("init", dsn=lazy, queue="default")
         with ExitStack() as stack:
             fillers = self._started(stack, FILLERS, init)
-            drive([(_Channel(process), put()) for process in fillers])
+            drive([(_Link(process), put()) for process in fillers])
             if "promote" in self._queue.offers:
                 request = self._queue.request("promote")
                 self._read("promote", request, fillers[0].ask(request, waits.BULK))
@@ -169,7 +169,7 @@ class HostedWorkers:
         used = [processor_seconds(process.pid) or 0.0 for process in self._processes]
         began = time.monotonic()
         pairs = zip(self._processes, workers, strict=True)
-        tallies = drive([(_Channel(p), one.work(began + seconds)) for p, one in pairs], tick)
+        tallies = drive([(_Link(p), one.work(began + seconds)) for p, one in pairs], tick)
         for tally, process, before in zip(tallies, self._processes, used, strict=True):
             tally.worker_cpu = (processor_seconds(process.pid) or 0.0) - before
         self.close()
@@ -193,7 +193,7 @@ class HostedWorkers:
         return {row.id.encode(): row.state.encode() for row in rows}
 
 
-class _Channel:
+class _Link:
     """A process that is asked; it is closed by whoever has started it."""
 
     def __init__(self, process: WorkerProcess) -> None:

@@ -400,7 +400,7 @@ class SqlWorker(Worker):
                 return done.ntuples if done else 0
 
 
-class Channel(Protocol):
+class Link(Protocol):
     """What somebody is asked over."""
 
     def fileno(self) -> int:
@@ -417,13 +417,13 @@ class Channel(Protocol):
 
 
 def drive(
-    pairs: Sequence[tuple[Channel, Generator[Any, Any, Any]]],
+    pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]],
     tick: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Go through steps side by side, each over its channel, until all have ended.
+    """Go through steps side by side, each over its link, until all have ended.
 
     Args:
-        pairs: Channels, and what is done over each.
+        pairs: Links, and what is done over each.
         tick: Called again and again meanwhile.
 
     Returns:
@@ -438,7 +438,7 @@ def drive(
     silence: waits.Limit | None = None
 
     def go_on(number: int, answer: object) -> None:
-        channel, steps = pairs[number]
+        link, steps = pairs[number]
         try:
             asked = next(steps) if answer is None else steps.send(answer)
         except StopIteration as end:
@@ -447,8 +447,8 @@ def drive(
         if isinstance(asked, float):
             heapq.heappush(pauses, (time.monotonic() + asked, number))
         else:
-            channel.send(asked)
-            due[channel.fileno()] = number
+            link.send(asked)
+            due[link.fileno()] = number
 
     for number in range(len(pairs)):
         go_on(number, None)
