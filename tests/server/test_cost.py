@@ -86,13 +86,13 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
         compiled = compile_queue(reference, session.pgconn, batch=10, hold=0.0)
         held = compile_queue(reference, session.pgconn, batch=10, hold=HOLD)
         session.pgconn.finish()
-    (claim,) = compiled.load.claim.commands
+    (claim,) = compiled.claim.commands
     assert b"LIMIT 10\n" in claim.sql
     assert {"worker", "queue"} == set(claim.parameters)
-    assert compiled.load.many
-    assert [column.name for column in compiled.load.token] == ["ids", "attempts"]
+    assert compiled.many
+    assert [column.name for column in compiled.token] == ["ids", "attempts"]
     assert [(b"BEGIN", 0.0), (claim.sql, 0.0), (b"COMMIT", HOLD)] == [
-        (command.sql, command.wait) for command in held.load.claim.commands
+        (command.sql, command.wait) for command in held.claim.commands
     ]
 
 

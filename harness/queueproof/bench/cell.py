@@ -16,9 +16,8 @@ from queueproof import waits
 from queueproof.bench import counters, endure, latency, yardstick
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
-from queueproof.bench.fill import fill, promote
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
-from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
+from queueproof.bench.load import SCHEMA, Loaded, NotApplicableError, fill, promote
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool
 from queueproof.bench.session import LoadSession, values
@@ -147,17 +146,17 @@ class Ground:
         pace = self.pace
         if isinstance(queue, WorkerQueue):
             return self._hosted(queue, shape, jobs)
-        compiled, ids = self._install(queue, shape, jobs + pace.backlog)
+        load, ids = self._install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
         load = replace(
-            compiled.load,
+            load,
             jobs=jobs,
             rate=rate,
             standing=pace.backlog > 0,
-            exchange=None if rate or self.apart else compiled.load.exchange,
+            exchange=None if rate or self.apart else load.exchange,
         )
         self._pool.prepare(self._conninfo, load, shape.workers)
-        ours = _Ours(self._pool, self._conninfo, compiled, pace.warm_up)
+        ours = _Ours(self._pool, self._conninfo, load, pace.warm_up)
         return Prepared(ours, self._admin, ids, bool(rate))
 
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
@@ -185,9 +184,9 @@ class Ground:
         if isinstance(queue, WorkerQueue):
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
-        compiled, _ = self._install(queue, Shape(batch, 1), jobs)
-        with self._session(compiled.load) as session:
-            return counters.count(self._admin, counters.Alone(session, compiled.load))
+        load, _ = self._install(queue, Shape(batch, 1), jobs)
+        with self._session(load) as session:
+            return counters.count(self._admin, counters.Alone(session, load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
@@ -202,18 +201,18 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
-        compiled, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
+        load, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
         try:
-            with self._session(compiled.load) as session:
-                work = counters.Alone(session, compiled.load)
-                session.prepare(compiled.enqueue)
-                session.prepare(compiled.promote)
+            with self._session(load) as session:
+                work = counters.Alone(session, load)
+                session.prepare(load.enqueue)
+                session.prepare(load.promote)
 
                 def enqueue(priority: int) -> None:
-                    given = {**compiled.constants, "priority": b"%d" % priority}
-                    session.run(compiled.enqueue, given)
-                    promote(compiled, session, 1)
+                    given = {**load.constants, "priority": b"%d" % priority}
+                    session.run(load.enqueue, given)
+                    promote(load, session, 1)
 
                 endure.endure(
                     self._admin,
@@ -257,12 +256,12 @@ class Ground:
         claims = max(1, jobs // (shape.batch * shape.workers))
         spare = shape.batch * shape.workers
         filled = int(claims * spare * yardstick.SPARE) + spare
-        compiled, _ = self._install(queue, shape, filled)
-        script = yardstick.script(queue, compiled, shape.batch)
+        load, _ = self._install(queue, shape, filled)
+        script = yardstick.script(queue, load, shape.batch)
         if script is None:
             return None
         return shape.batch * yardstick.rate(
-            pgbench, self._conninfo, script, compiled, workers=shape.workers, claims=claims
+            pgbench, self._conninfo, script, load, workers=shape.workers, claims=claims
         )
 
     def _clear(self) -> None:
@@ -280,9 +279,7 @@ class Ground:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
 
-    def _install(
-        self, queue: SqlFileQueue, shape: Shape, jobs: int
-    ) -> tuple[CompiledLoad, list[bytes]]:
+    def _install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
         self._clear()
         setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
         with closing(LoadSession(self._conninfo, setup)) as session:
@@ -304,23 +301,23 @@ class _Ours:
 
     pool: Pool
     conninfo: str
-    compiled: CompiledLoad
+    load: Load
     warm_up: float
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         return self.pool.release(seconds, tick, warm_up=self.warm_up)
 
     def states(self) -> dict[bytes, bytes] | None:
-        script = self.compiled.jobs
+        script = self.load.observed
         if script is None:
             return None
-        with closing(LoadSession(self.conninfo, self.compiled.load.setup)) as session:
+        with closing(LoadSession(self.conninfo, self.load.setup)) as session:
             session.prepare(script)
             answer, _ = session.run(script, {})
         if answer is None:
             return {}
-        job, state = (values(answer, column) for column in self.compiled.jobs_columns)
-        named = self.compiled.states
+        job, state = (values(answer, column) for column in self.load.observed_columns)
+        named = self.load.states
         return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import psycopg
@@ -123,10 +124,10 @@ class Alone:
 
         Args:
             session: A connection to where the queue is installed.
-            load: What the worker does.
+            load: What the worker does, each operation by a statement of its own.
         """
         self.session = session
-        self._worker = SqlWorker(session, load, 0, [0])
+        self._worker = SqlWorker(session, replace(load, exchange=None), 0, [0])
         self._held: Jobs = []
 
     def claim(self) -> int:

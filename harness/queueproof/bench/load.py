@@ -1,4 +1,6 @@
-"""From the blocks of a queue file to what a load executes: the limit a literal, all types known.
+"""From the blocks of a queue file to what a load executes, and jobs put in through its `enqueue`.
+
+The limit is a literal, and all types are known.
 
 The limit is written into the statement because a parameter there is planned anew each time, which
 costs a quarter of the throughput of a claim (findings: throughput).
@@ -7,13 +9,21 @@ costs a quarter of the throughput of a claim (findings: throughput).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
-from queueproof.bench.session import AnswerColumn, Command, Script
+from queueproof import waits
+from queueproof.bench.session import (
+    AnswerColumn,
+    Command,
+    LoadSession,
+    RejectedError,
+    Script,
+    values,
+)
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
@@ -23,6 +33,7 @@ from queueproof.queues.sqltext import compile_statement, first_keyword, position
 from queueproof.queues.worker import WorkerQueue
 
 SCHEMA = "queue"
+PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
 _PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})  # int8, int2, int4, oid, float4, float8, uuid
@@ -52,31 +63,6 @@ class Field(NamedTuple):
 
     name: str
     oid: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledLoad:
-    """The blocks of a queue that a measurement takes.
-
-    Attributes:
-        load: For the workers.
-        enqueue: For the preload.
-        enqueue_id: Where the id stands in the answer of enqueue.
-        promote: For what was put in; no command where the queue does not offer it.
-        jobs: What the table says at the end; None where the queue does not offer it.
-        jobs_columns: Where id and state stand in the answer of jobs.
-        states: What the queue's own names of states stand for.
-        constants: The parameters of all of these.
-    """
-
-    load: Load
-    enqueue: Script
-    enqueue_id: int
-    promote: Script
-    jobs: Script | None
-    jobs_columns: tuple[int, int]
-    states: Mapping[bytes, bytes]
-    constants: Mapping[str, bytes | None]
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -150,7 +136,7 @@ def literal_limit(text: str, limit: int) -> str:
     return text
 
 
-def compile_queue(queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float) -> CompiledLoad:
+def compile_queue(queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float) -> Load:
     """Compile an installed queue.
 
     Args:
@@ -189,25 +175,43 @@ class _Compiler:
             NOW: b"now",  # which PostgreSQL reads as the time
         }
 
-    def compile(self, batch: int, hold: float) -> CompiledLoad:
+    def compile(self, batch: int, hold: float) -> Load:
         queue = self._queue
         claim_block = queue.blocks["claim"]
         claim, fields = self._script(claim_block, _own("claim"), batch)
         self._column(claim_block, fields, "id")
         strict = queue.isolation != "read committed"
+        enqueue_block = queue.blocks["enqueue"]
+        enqueue, enqueued = self._script(enqueue_block, _own("enqueue"))
+        observed, columns = self._observed()
         load = Load(
-            setup=self._setup(),
+            setup=(
+                f"SET search_path = {SCHEMA}, public;"
+                f"SET default_transaction_isolation = '{queue.isolation}'"
+            ).encode(),
             start=self._of_itself("start"),
             claim=claim,
             complete=Script(()),  # a claim that takes its jobs out for good
             many=True,
             token=self._columns(fields, "s", set()),
-            constants={key: self._constants[key] for key in ("queue", "lease", NOW)},
+            constants=self._constants,
             retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
+            enqueue=enqueue,
+            enqueue_id=self._column(enqueue_block, enqueued, "id"),
+            promote=replace(self._of_itself("promote"), counts=True),
+            observed=observed,
+            observed_columns=columns,
+            states={own.encode(): state.encode() for own, state in queue.states.items()},
         )
-        return self._compiled(
-            self._completing(load, fields, batch, hold) if queue.completes else load
-        )
+        return self._completing(load, fields, batch, hold) if queue.completes else load
+
+    def _observed(self) -> tuple[Script | None, tuple[int, int]]:
+        """What says how the jobs ended, and where its answer has id and state."""
+        block = self._queue.blocks.get("jobs")
+        if block is None:
+            return None, (0, 0)
+        script, answer = self._script(block, {})
+        return script, (self._column(block, answer, "id"), self._column(block, answer, "state"))
 
     def _completing(self, load: Load, fields: list[Field], batch: int, hold: float) -> Load:
         """The load with its completion, which takes what a claim answers."""
@@ -236,26 +240,6 @@ class _Compiler:
             load, claim=claim, complete=complete, many=many, token=token, exchange=exchange
         )
 
-    def _compiled(self, load: Load) -> CompiledLoad:
-        queue = self._queue
-        enqueue_block = queue.blocks["enqueue"]
-        enqueue, answer = self._script(enqueue_block, _own("enqueue"))
-        enqueue_id = self._column(enqueue_block, answer, "id")
-        observed: Script | None = None
-        columns = (0, 0)
-        if "jobs" in queue.offers:
-            jobs_block = queue.blocks["jobs"]
-            observed, answer = self._script(jobs_block, {})
-            columns = (
-                self._column(jobs_block, answer, "id"),
-                self._column(jobs_block, answer, "state"),
-            )
-        states = {own.encode(): state.encode() for own, state in queue.states.items()}
-        promote = replace(self._of_itself("promote"), counts=True)
-        return CompiledLoad(
-            load, enqueue, enqueue_id, promote, observed, columns, states, self._constants
-        )
-
     def _of_itself(self, operation: str) -> Script:
         """A block that takes nothing of any job; no command where the queue does not have it."""
         block = self._queue.blocks.get(operation)
@@ -274,12 +258,6 @@ class _Compiler:
             for name, column in zip(names, token, strict=True)
         )
         return Exchange(script, columns, self._column(block, answer, "completed"))
-
-    def _setup(self) -> bytes:
-        return (
-            f"SET search_path = {SCHEMA}, public;"
-            f"SET default_transaction_isolation = '{self._queue.isolation}'"
-        ).encode()
 
     def _script(
         self, block: Block, types: Mapping[str, int], limit: int | None = None
@@ -370,3 +348,103 @@ class _Compiler:
             commands = (begin, *commands, Command(b"hold_commit", b"COMMIT", (), ()))
         last = replace(commands[-1], wait=hold)
         return replace(claim, commands=(*commands[:-1], last)), complete
+
+
+def fill(
+    queue: SqlFileQueue,
+    session: LoadSession,
+    *,
+    batch: int,
+    hold: float,
+    jobs: int,
+    payload: int = 0,
+) -> tuple[Load, list[bytes]]:
+    """Install a queue and put jobs in; what was compiled, and the jobs' ids.
+
+    Args:
+        queue: The queue.
+        session: A connection to its empty schema.
+        batch: Jobs per claim.
+        hold: Seconds for which a claim's transaction is kept open.
+        jobs: How many.
+        payload: Bytes of each job's payload at least.
+
+    Raises:
+        NotApplicableError: The queue has no such claim.
+        QueueError: The server rejected the schema, or the text of a block.
+        RejectedError: The server rejected an enqueue.
+    """
+    for statement in queue.blocks["schema"].statements:
+        try:
+            session.command(statement.text.encode())
+        except RejectedError as error:
+            raise QueueError(str(error), statement.source) from None
+    load = compile_queue(queue, session.pgconn, batch=batch, hold=hold)
+    if payload > len(PAYLOAD):
+        filler = b"x" * (payload - len(PAYLOAD))
+        long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)
+        load = replace(load, constants={**load.constants, "payload": long})
+    session.prepare(load.enqueue)
+    session.prepare(load.promote)
+    ids = _enqueued(load, session, jobs)
+    promote(load, session, jobs)
+    return load, ids
+
+
+def promote(load: Load, session: LoadSession, jobs: int) -> None:
+    """Make jobs claimable that were put in, where that takes a step of its own.
+
+    Args:
+        load: Of the queue.
+        session: A connection on which its `promote` is prepared.
+        jobs: How many there may be; a function, which does not tell what it has changed, runs once.
+
+    Raises:
+        RejectedError: The server rejected it.
+    """
+    for _ in range(jobs if load.promote.commands else 0):
+        _, changed = session.run(load.promote, {})
+        if not changed:
+            return
+
+
+def _enqueued(load: Load, session: LoadSession, jobs: int) -> list[bytes]:
+    if len(load.enqueue.commands) == 1:
+        return _pipelined(load, session, jobs)
+    ids: list[bytes] = []
+    for _ in range(jobs):
+        answer, _ = session.run(load.enqueue, dict(load.constants))
+        ids += [text or b"" for text in values(answer, load.enqueue_id)] if answer else []
+    return ids
+
+
+def _pipelined(load: Load, session: LoadSession, jobs: int) -> list[bytes]:
+    """Enqueue without waiting for each answer, in one transaction."""
+    (command,) = load.enqueue.commands
+    known = [load.constants[parameter] for parameter in command.parameters]
+    pgconn = session.pgconn
+    ids: list[bytes] = []
+    session.command(b"BEGIN")
+    for start in range(0, jobs, PIPELINE):
+        count = min(PIPELINE, jobs - start)
+        pgconn.enter_pipeline_mode()
+        for _ in range(count):
+            pgconn.send_query_prepared(command.name, known)
+        pgconn.pipeline_sync()
+        limit = waits.Limit(waits.BULK, f"PostgreSQL to enqueue {count} jobs")
+        waits.flush(pgconn, limit)
+        synchronised = False
+        while not synchronised:
+            while pgconn.is_busy():
+                if waits.readable(pgconn.socket, limit.left()):
+                    pgconn.consume_input()
+            result = pgconn.get_result()  # None stands between the answers
+            if result is None:
+                continue
+            synchronised = result.status == pq.ExecStatus.PIPELINE_SYNC
+            if not synchronised:
+                session.check(result, command.where)
+                ids.append(result.get_value(0, load.enqueue_id) or b"")
+        pgconn.exit_pipeline_mode()
+    session.command(b"COMMIT")
+    return ids

@@ -67,7 +67,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Everything that a worker has to know.
+    """The blocks of a queue that a measurement takes, and what a worker has to know of it.
 
     Attributes:
         setup: SQL for a new connection.
@@ -77,12 +77,18 @@ class Load:
             claim itself is the end of its jobs.
         many: Whether it is of all.
         token: Columns of the claim's answer that the completion takes; the id comes first.
-        constants: Parameters of the claim that are the same for every worker.
+        constants: Parameters that are the same for every worker.
         retry_on: SQLSTATEs after which an operation is tried again.
+        enqueue: For the preload.
+        enqueue_id: Where the id stands in the answer of enqueue.
+        promote: For what was put in; no command where the queue does not offer it.
+        observed: What the table says at the end; None where the queue does not offer it.
+        observed_columns: Where id and state stand in that answer.
+        states: What the queue's own names of states stand for.
+        exchange: What completes and claims at once, in a closed loop; None: two statements do.
         jobs: How many are to be completed.
         rate: Claims per second that this worker is to begin; 0: as many as it can.
         standing: Whether there are more jobs, so that claims go on getting some.
-        exchange: What completes and claims at once, in a closed loop; None: two statements do.
     """
 
     setup: bytes
@@ -93,10 +99,16 @@ class Load:
     token: tuple[AnswerColumn, ...]
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
+    enqueue: Script
+    enqueue_id: int
+    promote: Script
+    observed: Script | None
+    observed_columns: tuple[int, int]
+    states: Mapping[bytes, bytes]
+    exchange: Exchange | None = None
     jobs: int = 0
     rate: float = 0.0
     standing: bool = False
-    exchange: Exchange | None = None
 
 
 @dataclass(slots=True)
@@ -178,6 +190,11 @@ class Worker(ABC):
                 break
             if not held:
                 yield self._pause()
+        yield from self._end(until + PATIENCE)
+
+    def _end(self, until: float) -> Generator[Any, Any, None]:  # noqa: ARG002 - some have more to do
+        """Complete what is still held."""
+        yield from ()
 
     def _enough(self) -> bool:
         """Whether all jobs are completed."""
@@ -227,6 +244,7 @@ class SqlWorker(Worker):
         self._own: Known = {"worker": NAME.format(number).encode()}
         self._wanted: Known = {**load.constants, **self._own}
         self._held: Known = dict(self._own)  # the parameters of a completion
+        self._kept: Jobs = []  # what the next claim completes
         session.prepare(load.start)
         self._start()
         session.prepare(load.claim)
@@ -262,63 +280,17 @@ class SqlWorker(Worker):
         """
         server_cpu = server_seconds(self._session)
         if time.monotonic() < begin:
-            yield from self._closed(begin)
+            yield from self._at_once(begin, standing=self._load.standing)
             self.tally.warm = self.tally.accepted
             del self.tally.latencies[:]
         if self._load.rate:
             yield from self._on_time(begin, until)
         else:
-            yield from self._closed(until)
+            yield from self._at_once(until, standing=self._load.standing)
         if server_cpu is not None and (now_used := server_seconds(self._session)) is not None:
             self.tally.server_cpu = now_used - server_cpu
         self.tally.round_trips = self._session.trips
         return self._told()
-
-    def _closed(self, until: float) -> Steps[None]:
-        if self._load.exchange:
-            return self._exchange_at_once(self._load.exchange, until)
-        return self._at_once(until, standing=self._load.standing)
-
-    def _exchange_at_once(self, exchange: Exchange, until: float) -> Steps[None]:
-        """A closed loop in which the completion is the next claim."""
-        held: Jobs = []
-        wanted = now = time.monotonic()
-        while now < until:
-            try:
-                held = yield from (self._exchange(exchange, held) if held else self.claim())
-            except Retryable as error:
-                self._count(error.sqlstate)
-                yield self._pause()
-                now = time.monotonic()
-                continue
-            now = time.monotonic()
-            if held:
-                self.tally.latencies.append(now - wanted)
-                wanted = now
-            if (self._load.standing or not held) and self._enough():
-                break
-            if not held:
-                yield self._pause()
-        if held:
-            yield from self.complete(held, until + PATIENCE)
-
-    def _exchange(self, exchange: Exchange, held: Jobs) -> Steps[Jobs]:
-        """Complete a batch, and claim the next one; nothing where there was nothing."""
-        known: Known = {
-            column.name: array_literal(texts, plain=column.plain)
-            for column, texts in zip(exchange.token, held, strict=True)
-        }
-        answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
-        flags = values(answer, exchange.completed) if answer else []
-        claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
-        if len(claimed) < len(flags):
-            self.tally.ended = time.monotonic()
-        self._note(held[0], len(flags) - len(claimed))
-        if answer is None or not claimed:
-            self.tally.empty += 1
-            return []
-        places = [column.index for column in exchange.token]
-        return [[answer.get_value(row, index) for row in claimed] for index in places]
 
     def _on_time(self, begin: float, until: float) -> Steps[None]:
         """An open loop: claims are due at random times, and whoever is late has waited since then.
@@ -345,8 +317,11 @@ class SqlWorker(Worker):
             due += self._random.expovariate(self._load.rate)
 
     def claim(self) -> Steps[Jobs]:
-        """Claim once; what it got, which is nothing where there was nothing this time."""
+        """Claim once, and complete by that what is kept; nothing where there was nothing."""
+        kept, exchange = self._kept, self._load.exchange
         try:
+            if kept and exchange:
+                return (yield from self._exchange(exchange, kept))
             answer, _ = yield from self._session.steps(self._load.claim, self._wanted.copy())
         except Retryable as error:
             self._count(error.sqlstate)
@@ -356,8 +331,38 @@ class SqlWorker(Worker):
             return []
         return [values(answer, column.index) for column in self._load.token]
 
+    def _exchange(self, exchange: Exchange, kept: Jobs) -> Steps[Jobs]:
+        """Complete a batch, and claim the next one, by one statement."""
+        known: Known = {
+            column.name: array_literal(texts, plain=column.plain)
+            for column, texts in zip(exchange.token, kept, strict=True)
+        }
+        answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
+        self._kept = []
+        flags = values(answer, exchange.completed) if answer else []
+        claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
+        if len(claimed) < len(flags):
+            self.tally.ended = time.monotonic()
+        self._note(kept[0], len(flags) - len(claimed))
+        if answer is None or not claimed:
+            self.tally.empty += 1
+            return []
+        places = [column.index for column in exchange.token]
+        return [[answer.get_value(row, index) for row in claimed] for index in places]
+
     def complete(self, held: Jobs, until: float) -> Steps[None]:
-        """Complete what a claim got."""
+        """Complete what a claim got, or keep it for the next one."""
+        if self._load.exchange:
+            self._kept = held
+        else:
+            yield from self._complete(held, until)
+
+    def _end(self, until: float) -> Steps[None]:
+        if self._kept:
+            kept, self._kept = self._kept, []
+            yield from self._complete(kept, until)
+
+    def _complete(self, held: Jobs, until: float) -> Steps[None]:
         token, known = self._load.token, self._held
         if not self._load.complete.commands:
             self.tally.ended = time.monotonic()

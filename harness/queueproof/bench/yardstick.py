@@ -18,7 +18,8 @@ from pathlib import Path
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from queueproof import waits
-from queueproof.bench.load import CompiledLoad, literal_limit
+from queueproof.bench.load import literal_limit
+from queueproof.bench.worker import Load
 from queueproof.errors import QueueError
 from queueproof.machine import processors
 from queueproof.postgres import Server
@@ -52,15 +53,14 @@ def find(server: Server) -> Path:
     return find_embedded("").directory / "pgbench"
 
 
-def script(queue: SqlFileQueue, compiled: CompiledLoad, batch: int) -> str | None:
+def script(queue: SqlFileQueue, load: Load, batch: int) -> str | None:
     """What pgbench runs; None where it cannot: a start, several statements, batches without an end.
 
     Args:
         queue: The queue.
-        compiled: The same, compiled for the load.
+        load: The same, compiled.
         batch: Jobs per claim.
     """
-    load = compiled.load
     if not load.complete.commands or load.start.commands:
         return None
     claims = queue.blocks["claim"].statements
@@ -89,7 +89,7 @@ def _as_with(text: str, name: str) -> str:
 
 
 def rate(
-    pgbench: Path, conninfo: str, text: str, compiled: CompiledLoad, *, workers: int, claims: int
+    pgbench: Path, conninfo: str, text: str, load: Load, *, workers: int, claims: int
 ) -> float:
     """Run it; transactions per second, without the time to connect.
 
@@ -97,7 +97,7 @@ def rate(
         pgbench: The program.
         conninfo: Where the queue is installed, with jobs in it.
         text: The script.
-        compiled: The queue, for its parameters.
+        load: The queue, for its parameters.
         workers: Clients.
         claims: Of each client.
 
@@ -106,10 +106,10 @@ def rate(
     """
     known = {
         name: value.decode()
-        for name, value in {**compiled.constants, "worker": WORKER.encode()}.items()
+        for name, value in {**load.constants, "worker": WORKER.encode()}.items()
         if value is not None and re.search(rf":{name}\b", text)
     }
-    where, environment = _connection(conninfo, compiled)
+    where, environment = _connection(conninfo, load)
     with tempfile.TemporaryDirectory(prefix="queueproof-") as folder:
         path = Path(folder, "claim.sql")
         path.write_text(text, encoding="utf-8")
@@ -129,10 +129,10 @@ def rate(
     return float(tps[1])
 
 
-def _connection(conninfo: str, compiled: CompiledLoad) -> tuple[str, Mapping[str, str]]:
+def _connection(conninfo: str, load: Load) -> tuple[str, Mapping[str, str]]:
     """How pgbench connects; a password is for its environment, where nobody else reads it."""
     known = conninfo_to_dict(conninfo)
-    settings = compiled.load.setup.decode().split(";")
+    settings = load.setup.decode().split(";")
     options = [str(known.pop("options", None) or "")]
     for setting in settings:
         name, _, value = setting.removeprefix("SET ").partition(" = ")
