@@ -55,6 +55,7 @@ from tests.fix_loads import (
 )
 from tests.fix_places import ROOT, STRATEGIES
 from workshop.__main__ import HOLD, REMARKS, main, peers, plan, strategies
+from workshop.yardstick import compared, pgbench
 
 # What is sent
 
@@ -379,30 +380,41 @@ def test_a_pace_out_of_range_is_refused(pace: Pace) -> None:
 @pytest.mark.parametrize(("name", "batch"), [("skip_locked", 1), ("skip_locked", 10)])
 def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int) -> None:
     """It claims and completes as many jobs, each once: the table shows them."""
-    rate = ground.yardstick(strategy(name), Shape(batch, 2), 100)
+    rate = pgbench(ground, strategy(name), Shape(batch, 2), 100)
     assert rate
     states = ground._admin.execute("SELECT status, count(*) FROM queue.jobs GROUP BY 1").fetchall()
     assert ("completed", 100) in states
 
 
+def test_the_harness_stands_beside_pgbench(ground: Ground) -> None:
+    """Both have a rate in each round, the harness with two statements as pgbench."""
+    try:
+        found = compared(ground, strategy("lease_table"), Shape(10, 2), rounds=2, jobs=100)
+        assert ground.apart
+    finally:
+        ground.apart = False
+    assert len(found) == 2
+    assert all(own > 0 and beside > 0 for own, beside in found)
+
+
 def test_pgbench_moves_rows_from_table_to_table(ground: Ground) -> None:
     """A claim that is a WITH of several changes is gathered without putting one into another."""
-    assert ground.yardstick(strategy("lease_table"), Shape(10, 2), 100)
+    assert pgbench(ground, strategy("lease_table"), Shape(10, 2), 100)
     (done,) = ground._admin.execute("SELECT count(*) FROM queue.history").fetchone() or ()
     assert done == 100
 
 
 def test_what_pgbench_cannot_run_has_no_yardstick(ground: Ground) -> None:
     """Several statements in a block, and a batch without complete_many."""
-    assert ground.yardstick(strategy("select_then_update"), Shape(1, 1), 10) is None
-    assert ground.yardstick(queue(), Shape(10, 1), 10) is None
+    assert pgbench(ground, strategy("select_then_update"), Shape(1, 1), 10) is None
+    assert pgbench(ground, queue(), Shape(10, 1), 10) is None
 
 
 def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
     """Its own first error, not a rate of what was left."""
     failing = queue(claim="SELECT id FROM jobs WHERE 1 / (id - id) = 1;")
     with pytest.raises(QueueError, match=r"pgbench could not run it: .*division by zero"):
-        ground.yardstick(failing, Shape(1, 1), 10)
+        pgbench(ground, failing, Shape(1, 1), 10)
 
 
 # How it ends
@@ -482,7 +494,7 @@ def test_a_worker_that_dies_is_told(server: Server) -> None:
 def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> None:
     """As the process of a cluster's worker that was lost: its sessions are ended before that."""
     assert measured(ground, queue()).exactly_once
-    with psycopg.connect(ground._conninfo) as left:
+    with psycopg.connect(ground.conninfo) as left:
         ground.prepare(queue(), Shape(1, 1), 1).run(PATIENCE)
         with pytest.raises(psycopg.OperationalError):
             left.execute("SELECT")
@@ -504,7 +516,7 @@ def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     assert found.exactly_once
     assert found.rows_changed == found.dead_rows == 60
     assert ground.count(limit, 1)["round_trips_per_job"] == 1
-    assert ground.yardstick(limit, Shape(1, 1), 10) is None
+    assert pgbench(ground, limit, Shape(1, 1), 10) is None
 
 
 def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
@@ -514,7 +526,7 @@ def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
     assert found.exactly_once
     assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote
     assert ground.count(registered(), 1)["round_trips_per_job"] == 2
-    assert ground.yardstick(registered(), Shape(1, 1), 10) is None
+    assert pgbench(ground, registered(), Shape(1, 1), 10) is None
 
 
 def test_a_start_that_never_succeeds_is_told(ground: Ground) -> None:
@@ -818,12 +830,12 @@ EVIL = """</script></svg><script>alert(1)</script>'"><img src=x onerror=alert(1)
 
 
 def full(name: str = "second") -> BenchReport:
-    """What every chart needs: two batch sizes and workers, an open loop, counters, pgbench."""
+    """What every chart needs: two batch sizes and workers, an open loop, counters."""
     found = report()
     found.method = METHOD | {"pace": {"rate": 100.0}}
     paced = replace(RUN, histogram=latency.encoded([0.001, 0.002, 0.2]))
     found.entries += [
-        Series(name, Shape(1, 1), runs(1.0), counted={"buffers_per_job": 9.0}, yardstick=[90.0]),
+        Series(name, Shape(1, 1), runs(1.0), counted={"buffers_per_job": 9.0}),
         Series(name, Shape(5, 2), [paced, paced]),
     ]
     return found
@@ -839,7 +851,7 @@ def test_a_page_of_a_benchmark_says_what_before_how() -> None:
     shown = page(full())
     order = ["Throughput by batch size", "Throughput by workers", "The convoy"]
     order += ["Latency under a given rate", "Latency of a claim", "Counted"]
-    order += ["The harness beside pgbench", "All figures", "Method"]
+    order += ["All figures", "Method"]
     assert order == re.findall("<h2[^>]*>([^<:]+)", shown)
     assert "<td>0.067x (0.067 to 0.067)</td>" in shown
     data = re.search('download="a.json" href="data:application/json;base64,([^"]*)"', shown)

@@ -56,17 +56,6 @@ def test_an_open_loop_is_reported(dsn: str) -> None:
     assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
-def test_the_harness_stands_beside_pgbench_in_the_report(dsn: str) -> None:
-    """One figure for each round, kept in the file."""
-    setting = Setting(0.05, postgres=dsn)
-    found = measure(groups([queue()], [1], [1]), setting, rounds=2, yardstick=True)
-    assert len(found.entries[0].yardstick) == 2
-    text = render.markdown(found)
-    assert "harness ÷ pgbench" in text
-    assert "`complete_and_claim`" not in text  # pgbench cannot, so nobody does
-    assert render.markdown(BenchReport.from_json(found.to_json())) == text
-
-
 @pytest.fixture(scope="module")
 def endured() -> BenchReport:
     """The reference, and a queue that deletes nothing, a tenth of a second a phase."""
@@ -185,7 +174,7 @@ def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
     """In the same rounds, with what asking it costs where it can say; a hold it has not."""
     both = [strategy("skip_locked"), scripted(operations='"complete", "clock"')]
     plan = groups(both, [10], [2], [0.0, HOLD])
-    report = measure(plan, Setting(0.2, postgres=dsn), rounds=1, yardstick=True)
+    report = measure(plan, Setting(0.2, postgres=dsn), rounds=1)
     text = render.markdown(report)
     assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
     assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2

@@ -84,21 +84,18 @@ class Setting(NamedTuple):
     keep: Keep = lambda _report: None
 
     @contextmanager
-    def ground(
-        self, plan: Sequence[Group], report: BenchReport, *, apart: bool = False
-    ) -> Iterator[Ground]:
+    def ground(self, plan: Sequence[Group], report: BenchReport) -> Iterator[Ground]:
         """Where a plan is measured, once counters have been read there.
 
         Args:
             plan: What is to be measured.
             report: Of it, which is kept if a signal comes.
-            apart: Whether completions and claims are statements of their own.
         """
         cells = [(queue, group.shape) for group in plan for queue in group.queues]
         most = max(group.shape.workers for group in plan)
         with (
             open_server(self.postgres, durable=True, trust=self.trust) as server,
-            Ground(server, most, self.pace, apart=apart) as ground,
+            Ground(server, most, self.pace) as ground,
             keeping_whole_rounds(report, self.keep),
         ):
             report.method |= method(server, ground, self.seconds) | {"pace": self.pace._asdict()}
@@ -139,7 +136,6 @@ def measure(
     *,
     endure: float = 0.0,
     rounds: int = ROUNDS,
-    yardstick: bool = False,
 ) -> BenchReport:
     """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
 
@@ -151,7 +147,6 @@ def measure(
         setting: Where and how.
         endure: Seconds of each phase of endurance, without rounds; 0: none.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
-        yardstick: Whether pgbench runs the same SQL in the same rounds.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
@@ -164,7 +159,7 @@ def measure(
     report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
     numbered = iter(report.entries)
     cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
-    with setting.ground(plan, report, apart=yardstick) as ground:
+    with setting.ground(plan, report) as ground:
         report.method["rounds"] = rounds
         if endure:
             report.method["endure"] = endure
@@ -179,7 +174,6 @@ def measure(
             jobs={shape: enough(PILOT_JOBS, shape) for shape, _ in cells},
             own={id(entry): PILOT_JOBS / setting.seconds for entry in report.entries},
             setting=setting,
-            yardstick=yardstick,
         )
         for number in range(rounds + 1 if rounds else 0):
             one.measure(number, partial(_tell, setting.progress, number, rounds))
@@ -203,7 +197,6 @@ class _Round:
         jobs: How many to put in for each load; of the fastest queue of the round before.
         own: Each entry's own jobs/s, by its id.
         setting: Of all rounds.
-        yardstick: Whether pgbench runs the same SQL beside it.
     """
 
     ground: Ground
@@ -211,7 +204,6 @@ class _Round:
     jobs: dict[Shape, int]
     own: dict[int, float]
     setting: Setting
-    yardstick: bool
 
     def measure(self, number: int, progress: Progress) -> None:
         """Measure a round.
@@ -230,7 +222,6 @@ class _Round:
             for queue, entry in (*compared[turn:], *compared[:turn]):
                 progress(f"{entry.queue}, {spoken_shape(shape)}", done / whole)
                 done += 1
-                before = self.yardstick and number % 2 and _beside(ground, queue, entry, jobs)
                 wanted = jobs
                 if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
                     most = SPARE * self.own[id(entry)] * seconds
@@ -239,9 +230,6 @@ class _Round:
                 if measured is None:
                     continue
                 self.own[id(entry)] = measured.rate
-                if number and self.yardstick:
-                    beside = before or _beside(ground, queue, entry, jobs)
-                    entry.yardstick += [beside] if beside else []
                 best = max(best, measured.rate)
                 if number:
                     entry.runs.append(measured)
@@ -270,7 +258,7 @@ def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
             keep(report)
         elif whole:
             for entry in report.entries:
-                del entry.runs[whole:], entry.yardstick[whole:]
+                del entry.runs[whole:]
             report.method |= {"rounds": whole, "interrupted": True}
             keep(report)
         raise
@@ -323,11 +311,6 @@ def measure_once(
         entry.reason, entry.failed = str(error), True
         entry.runs.clear()
         return None
-
-
-def _beside(ground: Ground, queue: Loaded, entry: Series, jobs: int) -> float | None:
-    """The yardstick's jobs/s; it goes first in every other round."""
-    return None if entry.reason or entry.shape.hold else ground.yardstick(queue, entry.shape, jobs)
 
 
 def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport) -> None:

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from queueproof import waits
-from queueproof.bench import counters, endure, latency, yardstick
+from queueproof.bench import counters, endure, latency
 from queueproof.bench.counters import NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
@@ -67,28 +67,22 @@ class Ground:
 
     Attributes:
         pace: Of the next load.
-        apart: Whether a queue that completes and claims in one statement uses two.
+        apart: Whether a queue that completes and claims in one statement uses two, as pgbench does.
+        server: Where it is.
+        conninfo: Of its database.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        workers: int,
-        pace: Pace = CLOSED,
-        *,
-        apart: bool = False,
-    ) -> None:
+    def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
         """Start the processes and create the database.
 
         Args:
             server: Where; with durable settings, or the figures mean little.
             workers: Most workers that a measurement will have.
             pace: Of the loads.
-            apart: Whether completions and claims are statements of their own, as pgbench's are.
         """
         self.pace = pace
-        self.apart = apart
-        self._server = server
+        self.apart = False
+        self.server = server
         self._stack = ExitStack()
         with self._stack:  # so that what is there is undone if the rest fails
             self._pool = self._stack.enter_context(closing(Pool(workers)))
@@ -99,8 +93,8 @@ class Ground:
             if not server.trusted:  # before PostgreSQL 15 it is not the database's owner's
                 with waits.LimitedConnection.open(conninfo) as ours:
                     ours.execute(f"ALTER SCHEMA public OWNER TO {server.owner}")
-            self._conninfo = server.for_queue(conninfo)
-            connection = waits.LimitedConnection.open(self._conninfo)
+            self.conninfo = server.for_queue(conninfo)
+            connection = waits.LimitedConnection.open(self.conninfo)
             connection.seconds = waits.BULK
             self._admin = self._stack.enter_context(connection)
             self._load_stack = self._stack.enter_context(ExitStack())  # of the last load
@@ -122,9 +116,9 @@ class Ground:
 
     def _autovacuum(self, value: str, nap: float = 60.0) -> None:
         """Turn it on or off, on a server of ours; `nap` is in seconds."""
-        if not (self._server.ours and self._server.superuser):
+        if not (self.server.ours and self.server.superuser):
             return
-        self._server.administer(
+        self.server.administer(
             f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'",
             f"ALTER SYSTEM SET autovacuum = {value}",
             "SELECT pg_catalog.pg_reload_conf()",
@@ -146,7 +140,7 @@ class Ground:
         pace = self.pace
         if isinstance(queue, WorkerQueue):
             return self._hosted(queue, shape, jobs)
-        load, ids = self._install(queue, shape, jobs + pace.backlog)
+        load, ids = self.install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
         load = replace(
             load,
@@ -155,16 +149,14 @@ class Ground:
             standing=pace.backlog > 0,
             exchange=None if rate or self.apart else load.exchange,
         )
-        self._pool.prepare(self._conninfo, load, shape.workers)
-        ours = _Ours(self._pool, self._conninfo, load, pace.warm_up)
+        self._pool.prepare(self.conninfo, load, shape.workers)
+        ours = _Ours(self._pool, self.conninfo, load, pace.warm_up)
         return Prepared(ours, self._admin, ids, bool(rate))
 
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
         """The same with workers that are programs, started anew."""
         self._clear()
-        hosted = self._load_stack.enter_context(
-            closing(HostedWorkers(queue, self._conninfo, shape))
-        )
+        hosted = self._load_stack.enter_context(closing(HostedWorkers(queue, self.conninfo, shape)))
         hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
         self._vacuum()
         hosted.begin()
@@ -184,7 +176,7 @@ class Ground:
         if isinstance(queue, WorkerQueue):
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
-        load, _ = self._install(queue, Shape(batch, 1), jobs)
+        load, _ = self.install(queue, Shape(batch, 1), jobs)
         with self._session(load) as session:
             return counters.count(self._admin, counters.Alone(session, load))
 
@@ -201,7 +193,7 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
-        load, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
+        load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
         try:
             with self._session(load) as session:
@@ -228,41 +220,16 @@ class Ground:
 
     def _session(self, load: Load) -> AbstractContextManager[LoadSession]:
         """A connection of a single worker's, which is closed in the end."""
-        return closing(LoadSession(self._conninfo, load.setup, load.retry_on))
+        return closing(LoadSession(self.conninfo, load.setup, load.retry_on))
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
         """A reader elsewhere in the same database, as a report or pg_dump is."""
-        with waits.LimitedConnection.open(self._conninfo) as reader:
+        with waits.LimitedConnection.open(self.conninfo) as reader:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1")
             yield
             reader.execute("ROLLBACK")
-
-    def yardstick(self, queue: Loaded, shape: Shape, jobs: int) -> float | None:
-        """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
-
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many it claims and completes.
-
-        Raises:
-            QueueError: There is no pgbench, or it failed.
-        """
-        if isinstance(queue, WorkerQueue):
-            return None
-        pgbench = yardstick.find(self._server)
-        claims = max(1, jobs // (shape.batch * shape.workers))
-        spare = shape.batch * shape.workers
-        filled = int(claims * spare * yardstick.SPARE) + spare
-        load, _ = self._install(queue, shape, filled)
-        script = yardstick.script(queue, load, shape.batch)
-        if script is None:
-            return None
-        return shape.batch * yardstick.rate(
-            pgbench, self._conninfo, script, load, workers=shape.workers, claims=claims
-        )
 
     def _clear(self) -> None:
         """Leave nothing of the last load, nor anybody who drove it."""
@@ -279,10 +246,21 @@ class Ground:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
 
-    def _install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
+    def install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
+        """Install a queue anew, put jobs in, and vacuum; what was compiled, and the jobs' ids.
+
+        Args:
+            queue: The queue.
+            shape: Of the load.
+            jobs: How many to put in, through the queue's own `enqueue`.
+
+        Raises:
+            NotApplicableError: The queue has no such claim.
+            QueueError: The server rejected the queue's SQL.
+        """
         self._clear()
         setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
-        with closing(LoadSession(self._conninfo, setup)) as session:
+        with closing(LoadSession(self.conninfo, setup)) as session:
             filled = fill(
                 queue,
                 session,

@@ -89,7 +89,6 @@ def charts(report: BenchReport) -> list[Chart]:
         _latency(report),
         _endurance(report),
         _counters(report),
-        _yardstick(report),
     )
     return [chart for chart in found if chart.panels]
 
@@ -138,28 +137,14 @@ def draw(panel: Spec) -> str:
 
 
 def _possible(report: BenchReport) -> Chart:
-    """Each queue's share of what is possible."""
-    return _shares("possible", report.possible(), _names(report))
-
-
-def _yardstick(report: BenchReport) -> Chart:
-    """The harness beside pgbench."""
-    found = [
-        (one, [run.rate / beside for run, beside in zip(one.runs, one.yardstick, strict=True)])
-        for one in report.entries
-        if one.yardstick and len(one.yardstick) == len(one.runs)
-    ]
-    return _shares("yardstick", found, _names(report))
-
-
-def _shares(kind: str, shares: Iterable[tuple[Series, Sequence[float]]], names: list[str]) -> Chart:
-    """Each queue's rate divided by another's, a panel for each number of workers."""
+    """Each queue's share of what is possible, a panel for each number of workers."""
     rows = [
         _row(entry, entry.shape.workers, found, f"{statistics.median(found):.2f}")
-        for entry, found in shares
+        for entry, found in report.possible()
     ]
-    heading = KINDS[kind]["heading"]
-    return _chart(kind, rows, names, lambda key: f"{heading}, {_count(key)}", _height)
+    heading = KINDS["possible"]["heading"]
+    names = _names(report)
+    return _chart("possible", rows, names, lambda key: f"{heading}, {_count(key)}", _height)
 
 
 def _by(kind: str, report: BenchReport) -> Chart:

@@ -30,7 +30,6 @@ class Series:
         reason: Why there is no figure: not applicable by contract, or it failed; else empty.
         failed: Whether the reason is a failure.
         counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
-        yardstick: Jobs/s of pgbench on the same SQL, one for each round; empty where not measured.
         endured: What claims cost before, under and after an old snapshot; empty where not measured.
     """
 
@@ -40,7 +39,6 @@ class Series:
     reason: str = ""
     failed: bool = False
     counted: dict[str, float] = field(default_factory=dict)
-    yardstick: list[float] = field(default_factory=list)
     endured: list[Point] = field(default_factory=list)
 
     @property
@@ -168,7 +166,6 @@ def _benchmark(entry: Series) -> dict[str, Any]:
         "extra_info": {
             "jobs_per_second": round(entry.rate, 1),
             "counted": entry.counted,
-            "yardstick": [_rounded(rate) for rate in entry.yardstick],
             "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
         },
         "options": {"timer": "monotonic", "warmup": False},
@@ -191,6 +188,5 @@ def _entry(params: dict[str, Any], content: dict[str, Any]) -> Series:
         content.get("reason", ""),
         content.get("failed", False),
         content.get("counted", {}),
-        list(content.get("yardstick", ())),
         [Point(**point) for point in content.get("endured", ())],
     )

@@ -71,7 +71,6 @@ def tables(report: BenchReport) -> list[TitledTable]:
         _alone(entries),
         _under_load(entries),
         _programs(entries),
-        _yardstick(entries),
         _correctness(entries),
     ]
     return [table for table in found if table.rows]
@@ -318,23 +317,6 @@ def _programs(entries: Sequence[Series]) -> TitledTable:
         " completed alone). What these queues do beside that for each job (log rows, notifications,"
         " rows that are kept) shows in rows changed and WAL per job. A cell has at most"
         f" {MOST_JOBS:,} jobs, put in through their own enqueue.",
-    )
-
-
-def _yardstick(entries: Sequence[Series]) -> TitledTable:
-    rows = []
-    for entry in entries:
-        if entry.yardstick and len(entry.yardstick) == len(entry.runs):
-            pairs = zip(entry.runs, entry.yardstick, strict=True)
-            ratios = [run.rate / beside for run, beside in pairs]
-            rows.append((*_where(entry), numbers.with_spread(entry.yardstick), _ratios(ratios)))
-    return TitledTable(
-        "The harness beside pgbench",
-        (*LOAD, "pgbench, jobs/s", "harness ÷ pgbench"),
-        rows,
-        "pgbench -M prepared on the queue's own SQL, in the same rounds, every other time first: a"
-        " claim and the completion of what it got are one of its transactions. It takes a single"
-        " row from an answer, so that its claim of a batch gathers the rows in arrays.",
     )
 
 

@@ -97,12 +97,6 @@ def bench(
         float,
         typer.Option(metavar="S", min=0, help="Run the same load first for so long, unmeasured."),
     ] = 0.0,
-    yardstick: Annotated[
-        bool,
-        typer.Option(
-            "--yardstick", help="Run the same SQL through pgbench in the same rounds as well."
-        ),
-    ] = False,
     endure: Annotated[
         float,
         typer.Option(
@@ -138,10 +132,10 @@ def bench(
 
     many = "10" if compare else "1" if rate or endure else "1,10,100"
     batches = counts(batch or many, "--batch")
-    if endure and (compare or rate or yardstick or hold or rounds or workers):
+    if endure and (compare or rate or hold or rounds or workers):
         raise QueueproofError(
-            "--endure is one worker and three phases: of --compare, --rate, --yardstick, --hold,"
-            " --rounds and --workers none goes with it"
+            "--endure is one worker and three phases: of --compare, --rate, --hold, --rounds and"
+            " --workers none goes with it"
         )
     processes = counts(
         workers or ("1" if endure else "4" if compare or rate else "1,4,16"), "--workers"
@@ -152,8 +146,6 @@ def bench(
         raise QueueproofError("--compare is under one load: name one --batch and one --workers")
     if budget is not None and not compare:
         raise QueueproofError("--budget is a comparison's: it goes with --compare")
-    if yardstick and compare:
-        raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
     if rounds is not None and compare:
         raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
     found = [resolve(queue) for queue in queues]
@@ -191,7 +183,6 @@ def bench(
                     setting,
                     endure=endure,
                     rounds=ROUNDS if rounds is None else rounds,
-                    yardstick=yardstick,
                 )
         show(report)
     failing = [told for condition in conditions for told in condition.judge(report.entries)]
