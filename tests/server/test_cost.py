@@ -84,8 +84,8 @@ def test_a_compiled_claim_has_no_limit_parameter(server: Server) -> None:
         reference = strategy("skip_locked")
         for statement in reference.blocks["schema"].statements:
             session.command(statement.text.encode())
-        compiled = compile_queue(reference, session.pgconn, batch=10, hold=0.0)
-        held = compile_queue(reference, session.pgconn, batch=10, hold=HOLD)
+        compiled = compile_queue(reference, session.pgconn, Shape(10, 1))
+        held = compile_queue(reference, session.pgconn, Shape(10, 1, HOLD))
         session.pgconn.finish()
     (claim,) = compiled.claim.commands
     assert b"LIMIT 10\n" in claim.sql
@@ -112,15 +112,15 @@ def test_what_does_not_apply_says_why(
     name: str, batch: int, hold: float, reason: str | None
 ) -> None:
     """A claim that is its transaction takes no batch; a claim in two transactions holds none."""
-    told = why_not(strategy(name), batch=batch, hold=hold)
+    told = why_not(strategy(name), Shape(batch, 1, hold))
     assert told is None if reason is None else told and reason in told
 
 
 def test_a_claim_without_a_limit_takes_one_job() -> None:
     """Larger batches of a claim that takes no limit are not applicable."""
     single = queue(claim=CLAIM.replace(":limit", "1").replace("(limit)", ""))
-    assert why_not(single, batch=1, hold=0.0) is None
-    assert "has no limit" in str(why_not(single, batch=2, hold=0.0))
+    assert why_not(single, Shape(1, 1)) is None
+    assert "has no limit" in str(why_not(single, Shape(2, 1)))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -156,84 +155,93 @@ def measure(
     rounds = 0 if endure else rounds
     refuse_plan(plan, setting, rounds=rounds, endure=endure)
     names = names_of([queue for group in plan for queue in group.queues])
-    report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
-    numbered = iter(report.entries)
-    cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
+    cells = [
+        Compared(
+            group.shape, [(queue, Series(names[queue.name], group.shape)) for queue in group.queues]
+        )
+        for group in plan
+    ]
+    sides = [side for cell in cells for side in cell.sides]
+    report = BenchReport({}, [entry for _, entry in sides])
+    told = count()
     with setting.ground(plan, report) as ground:
         report.method["rounds"] = rounds
         if endure:
             report.method["endure"] = endure
-            for number, (queue, entry) in enumerate(p for _, both in cells for p in both):
-                setting.progress(f"enduring: {entry.queue}", number / len(report.entries))
+            for queue, entry in sides:
+                setting.progress(f"enduring: {entry.queue}", next(told) / len(sides))
                 if isinstance(queue, SqlFileQueue) and not entry.reason:
                     ground.endure(queue, entry.shape.batch, endure, entry.endured)
                     entry.counted = {**entry.counted, **gates(entry.endured)}
-        one = _Round(
-            ground=ground,
-            cells=cells,
-            jobs={shape: enough(PILOT_JOBS, shape) for shape, _ in cells},
-            own={id(entry): PILOT_JOBS / setting.seconds for entry in report.entries},
-            setting=setting,
-        )
-        for number in range(rounds + 1 if rounds else 0):
-            one.measure(number, partial(_tell, setting.progress, number, rounds))
+        for number, cell in product(range(rounds + 1 if rounds else 0), cells):
+            turn = number % len(cell.sides)
+
+            def tell(what: str, number: int = number) -> None:
+                share = next(told) / len(sides) / (rounds + 1)
+                setting.progress(f"round {number}/{rounds}: {what}", share)
+
+            order = [*cell.sides[turn:], *cell.sides[:turn]]
+            best = cell.measure(ground, setting, order, counted=number > 0, tell=tell)
+            cell.jobs = needed(setting.pace, best, setting.seconds, cell.shape)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
     return report
 
 
-def _tell(progress: Progress, number: int, rounds: int, what: str, share: float) -> None:
-    progress(f"round {number}/{rounds}: {what}", (number + share) / (rounds + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """What is measured in each round.
+@dataclass(slots=True)
+class Compared:
+    """Queues under the same load, as they are measured round by round.
 
     Attributes:
-        ground: Where.
-        cells: Loads, each with the queues under it and their entries in the report.
-        jobs: How many to put in for each load; of the fastest queue of the round before.
-        own: Each entry's own jobs/s, by its id.
-        setting: Of all rounds.
+        shape: Of the load.
+        sides: The queues, with their entries in the report.
+        jobs: How many to put in.
+        own: Each queue's own jobs/s, by its name.
     """
 
-    ground: Ground
-    cells: Sequence[tuple[Shape, Sequence[tuple[Loaded, Series]]]]
-    jobs: dict[Shape, int]
-    own: dict[int, float]
-    setting: Setting
+    shape: Shape
+    sides: Sequence[tuple[Loaded, Series]]
+    jobs: int = field(init=False)
+    own: dict[str, float] = field(default_factory=dict)
 
-    def measure(self, number: int, progress: Progress) -> None:
-        """Measure a round.
+    def __post_init__(self) -> None:
+        self.jobs = enough(PILOT_JOBS, self.shape)
+
+    def measure(
+        self,
+        ground: Ground,
+        setting: Setting,
+        order: Sequence[tuple[Loaded, Series]],
+        *,
+        counted: bool,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> float:
+        """Measure a round; jobs/s of the fastest queue.
 
         Args:
-            number: Which; 0 is not counted, and sets the number of jobs.
-            progress: Told what is measured now, and which share of the round is done.
+            ground: Where.
+            setting: Of all rounds.
+            order: The sides, in the order in which they are measured.
+            counted: Whether it counts; the others warm up, and set the number of jobs.
+            tell: Told what is measured now.
         """
-        ground, pace, seconds = self.ground, self.setting.pace, self.setting.seconds
-        ground.pace = pace if number else pace._replace(rate=0.0, warm_up=0.0)
-        done, whole = 0, sum(len(compared) for _, compared in self.cells)
-        for shape, compared in self.cells:
-            turn = number % len(compared)
-            best = 0.0
-            jobs = self.jobs[shape]
-            for queue, entry in (*compared[turn:], *compared[:turn]):
-                progress(f"{entry.queue}, {spoken_shape(shape)}", done / whole)
-                done += 1
-                wanted = jobs
-                if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
-                    most = SPARE * self.own[id(entry)] * seconds
-                    wanted = min(wanted, enough(most, shape))
-                measured = measure_once(ground, queue, entry, wanted, seconds)
-                if measured is None:
-                    continue
-                self.own[id(entry)] = measured.rate
-                best = max(best, measured.rate)
-                if number:
-                    entry.runs.append(measured)
-            self.jobs[shape] = needed(pace, best, seconds, shape)
+        ground.pace = setting.pace if counted else setting.pace._replace(rate=0.0, warm_up=0.0)
+        best = 0.0
+        for queue, entry in order:
+            tell(f"{entry.queue}, {spoken_shape(self.shape)}")
+            jobs = self.jobs
+            if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
+                rate = self.own.get(entry.queue, PILOT_JOBS / setting.seconds)
+                jobs = min(jobs, enough(SPARE * rate * setting.seconds, self.shape))
+            measured = measure_once(ground, queue, entry, jobs, setting.seconds)
+            if measured is None:
+                continue
+            self.own[entry.queue] = measured.rate
+            best = max(best, measured.rate)
+            if counted:
+                entry.runs.append(measured)
+        return best
 
 
 @contextmanager
@@ -299,7 +307,7 @@ def measure_once(
     if entry.reason:
         return None
     shape = entry.shape
-    if reason := why_not(queue, batch=shape.batch, hold=shape.hold):
+    if reason := why_not(queue, shape):
         entry.reason = reason
         return None
     prepared = ground.prepare(queue, shape, jobs)
@@ -327,7 +335,7 @@ def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport
         if (other.queue, other.shape.batch) == (entry.queue, batch) and other.counted:
             entry.counted = other.counted
             return
-    entry.reason = why_not(queue, batch=batch, hold=entry.shape.hold) or ""
+    entry.reason = why_not(queue, entry.shape) or ""
     if not entry.reason:
         try:
             entry.counted = ground.count(queue, batch)

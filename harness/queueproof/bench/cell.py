@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -60,10 +60,10 @@ SUMMED = (
 """What all workers have counted is their sum."""
 
 
-class Ground:
+class Ground(ExitStack):
     """A database and worker processes, for one measurement after another.
 
-    A context manager: the processes end and the database is dropped with it.
+    At its end the processes end and the database is dropped.
 
     Attributes:
         pace: Of the next load.
@@ -80,34 +80,26 @@ class Ground:
             workers: Most workers that a measurement will have.
             pace: Of the loads.
         """
+        super().__init__()
         self.pace = pace
         self.apart = False
         self.server = server
-        self._stack = ExitStack()
-        with self._stack:  # so that what is there is undone if the rest fails
-            self._pool = self._stack.enter_context(closing(Pool(workers)))
+        try:
+            self._pool = self.enter_context(closing(Pool(workers)))
             # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
             given = {"deadlock_timeout": "1s"} if server.superuser else {}
-            database = server.database("queueproof_bench", given)
-            conninfo = self._stack.enter_context(database)
+            conninfo = self.enter_context(server.database("queueproof_bench", given))
             if not server.trusted:  # before PostgreSQL 15 it is not the database's owner's
                 with waits.LimitedConnection.open(conninfo) as ours:
                     ours.execute(f"ALTER SCHEMA public OWNER TO {server.owner}")
             self.conninfo = server.for_queue(conninfo)
-            connection = waits.LimitedConnection.open(self.conninfo)
-            connection.seconds = waits.BULK
-            self._admin = self._stack.enter_context(connection)
-            self._load_stack = self._stack.enter_context(ExitStack())  # of the last load
+            self._admin = self.enter_context(waits.LimitedConnection.open(self.conninfo))
+            self._admin.seconds = waits.BULK
+            self._load_stack = self.enter_context(ExitStack())  # of the last load
             self._autovacuum("off")
-            self._stack = self._stack.pop_all()
-
-    def __enter__(self) -> Self:
-        """Return the ground."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the processes and drop the database."""
-        self._stack.close()
+        except BaseException:
+            self.close()
+            raise
 
     def setting(self, name: str) -> str:
         """A setting of the server."""
@@ -197,7 +189,6 @@ class Ground:
         self._autovacuum("on", seconds / endure.NAPS)
         try:
             with self._session(load) as session:
-                work = counters.Alone(session, load)
                 session.prepare(load.enqueue)
                 session.prepare(load.promote)
 
@@ -206,15 +197,9 @@ class Ground:
                     session.run(load.enqueue, given)
                     promote(load, session, 1)
 
-                endure.endure(
-                    self._admin,
-                    work,
-                    enqueue,
-                    self._old_snapshot,
-                    batch=batch,
-                    seconds=seconds,
-                    points=points,
-                )
+                work = counters.Alone(session, load)
+                enduring = endure.Enduring(self._admin, work, enqueue, self._old_snapshot)
+                enduring.through(batch, seconds, points)
         finally:
             self._autovacuum("off")
 
@@ -261,14 +246,7 @@ class Ground:
         self._clear()
         setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
         with closing(LoadSession(self.conninfo, setup)) as session:
-            filled = fill(
-                queue,
-                session,
-                batch=shape.batch,
-                hold=shape.hold,
-                jobs=jobs,
-                payload=self.pace.payload,
-            )
+            filled = fill(queue, session, shape, jobs=jobs, payload=self.pace.payload)
         self._vacuum()
         return filled
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple, Self
 
 from queueproof.bench import decide
 from queueproof.bench.bench import (
-    PILOT_JOBS,
+    Compared,
     Group,
     Setting,
-    enough,
-    measure_once,
     names_of,
     needed,
     refuse_plan,
 )
-from queueproof.bench.cell import Ground
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import Loaded, why_not
+from queueproof.bench.load import why_not
 from queueproof.errors import QueueError
 
 BUDGET = 180.0  # seconds
@@ -101,9 +97,8 @@ def compare(
         names[1] += " (2)"
     entries = [Series(name, shape) for name in names]
     report = BenchReport({"comparison": None}, entries)
-    sides = list(zip(queues, entries, strict=True))
+    cell = Compared(shape, list(zip(queues, entries, strict=True)))
     lots = random.Random(seed)  # noqa: S311 - who goes first
-    jobs = enough(PILOT_JOBS, shape)
     rule: decide.Rule | None = None
     finding: decide.Finding | None = None
     began = time.monotonic()
@@ -116,15 +111,16 @@ def compare(
     with setting._replace(keep=keep_judged).ground([plan], report) as ground:
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
-            ground.pace = setting.pace if number > 0 else setting.pace._replace(warm_up=0.0)
             planned = f"/{rule.looks[-1]}" if rule else ""
             used = _used(budget, began, number, rule)
             setting.progress(f"round {max(0, number)}{planned}", used)
-            _measure(ground, lots.sample(sides, 2), jobs, setting.seconds)
+            best = cell.measure(ground, setting, lots.sample(cell.sides, 2), counted=number > 0)
+            for queue, entry in cell.sides:
+                if entry.reason:
+                    raise QueueError(f"{queue.name}: {entry.reason}")
             took = time.monotonic() - round_began
             if number < 1:
-                best = max(entry.runs.pop().rate for entry in entries)
-                jobs = needed(setting.pace, best, setting.seconds, shape)
+                cell.jobs = needed(setting.pace, best, setting.seconds, shape)
                 continue
             left = budget.seconds - (time.monotonic() - began) if budget.seconds else MOST * took
             if rule is None:
@@ -139,23 +135,8 @@ def compare(
 
 def unfit(plan: Group) -> str:
     """Which queues cannot be put under their load, and why; empty where all can."""
-    batch, _, hold = plan.shape
-    reasons = {queue.name: why_not(queue, batch=batch, hold=hold) for queue in plan.queues}
+    reasons = {queue.name: why_not(queue, plan.shape) for queue in plan.queues}
     return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
-
-
-def _measure(
-    ground: Ground,
-    order: Sequence[tuple[Loaded, Series]],
-    jobs: int,
-    seconds: float,
-) -> None:
-    """Measure a round."""
-    for queue, entry in order:
-        measured = measure_once(ground, queue, entry, jobs, seconds)
-        if measured is None:
-            raise QueueError(f"{queue.name}: {entry.reason}")
-        entry.runs.append(measured)
 
 
 def _tell(report: BenchReport, finding: decide.Finding | None) -> None:

@@ -80,64 +80,66 @@ def _buffers(point: Point) -> float:
     return point.buffers
 
 
-def endure(
-    admin: psycopg.Connection[Any],
-    work: Alone,
-    enqueue: Callable[[int], object],
-    snapshot: Callable[[], AbstractContextManager[object]],
-    *,
-    batch: int,
-    seconds: float,
-    points: list[Point],
-) -> None:
-    """Go through the phases.
+class Enduring(NamedTuple):
+    """A worker beside which somebody holds a snapshot.
 
-    Args:
+    Attributes:
         admin: Reads the counts.
         work: The worker's operations.
         enqueue: Puts one job of a priority in.
         snapshot: Holds a snapshot as long as it is open.
-        batch: Jobs per claim.
-        seconds: Of each phase.
-        points: What was measured is added here, as soon as it is.
     """
-    began, claims = time.monotonic(), 0
-    priorities = cycle(range(PRIORITIES))
 
-    def put_in(jobs: int) -> None:
-        for priority in islice(priorities, jobs):
-            enqueue(priority)
+    admin: psycopg.Connection[Any]
+    work: Alone
+    enqueue: Callable[[int], object]
+    snapshot: Callable[[], AbstractContextManager[object]]
 
-    for phase in PHASES:
-        with ExitStack() as held:
-            if phase == PHASES[1]:
-                held.enter_context(snapshot())
-            for _ in range(POINTS):
-                until, times = time.monotonic() + seconds / POINTS, list[float]()
-                while not times or time.monotonic() < until:
-                    put_in(batch)
-                    wanted = time.monotonic()
-                    work.claim()
-                    times.append(time.monotonic() - wanted)
-                    work.complete()
-                put_in(JOBS * batch)
-                counted = counters.count(admin, work, locking=0)
-                claims += len(times) + JOBS
-                row = admin.execute(_TABLES).fetchone()
-                assert row is not None  # an aggregate
-                each = counted.get("buffers_per_job", 0.0) * batch
-                points.append(
-                    Point(
-                        phase,
-                        time.monotonic() - began,
-                        claims,
-                        counted.get("buffers_per_claim", each),
-                        statistics.median(times),
-                        int(row[1]),
-                        int(row[2]),
-                        int(row[0]),
+    def through(self, batch: int, seconds: float, points: list[Point]) -> None:
+        """Go through the phases.
+
+        Args:
+            batch: Jobs per claim.
+            seconds: Of each phase.
+            points: What was measured is added here, as soon as it is.
+        """
+        began, claims = time.monotonic(), 0
+        priorities = cycle(range(PRIORITIES))
+
+        def put_in(jobs: int) -> None:
+            for priority in islice(priorities, jobs):
+                self.enqueue(priority)
+
+        for phase in PHASES:
+            with ExitStack() as held:
+                if phase == PHASES[1]:
+                    held.enter_context(self.snapshot())
+                for _ in range(POINTS):
+                    until, times = time.monotonic() + seconds / POINTS, list[float]()
+                    while not times or time.monotonic() < until:
+                        put_in(batch)
+                        wanted = time.monotonic()
+                        self.work.claim()
+                        times.append(time.monotonic() - wanted)
+                        self.work.complete()
+                    put_in(JOBS * batch)
+                    counted = counters.count(self.admin, self.work, locking=0)
+                    claims += len(times) + JOBS
+                    row = self.admin.execute(_TABLES).fetchone()
+                    assert row is not None  # an aggregate
+                    each = counted.get("buffers_per_job", 0.0) * batch
+                    points.append(
+                        Point(
+                            phase,
+                            time.monotonic() - began,
+                            claims,
+                            counted.get("buffers_per_claim", each),
+                            statistics.median(times),
+                            int(row[1]),
+                            int(row[2]),
+                            int(row[0]),
+                        )
                     )
-                )
 
 
 def slope(points: Sequence[Point], of: Callable[[Point], float]) -> float:

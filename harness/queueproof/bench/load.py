@@ -1,9 +1,7 @@
 """From the blocks of a queue file to what a load executes, and jobs put in through its `enqueue`.
 
-The limit is a literal, and all types are known.
-
-The limit is written into the statement because a parameter there is planned anew each time, which
-costs a quarter of the throughput of a claim (findings: throughput).
+All types are known. The limit is written into the statement because a parameter there is planned
+anew each time, which costs a quarter of the throughput of a claim (findings: throughput).
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
 from queueproof import waits
+from queueproof.bench.measured import Shape
 from queueproof.bench.session import (
     AnswerColumn,
     Command,
@@ -59,10 +58,23 @@ class NotApplicableError(QueueproofError):
 
 
 class Field(NamedTuple):
-    """A column of an answer, as the server describes it."""
+    """A column of an answer, as the server describes it.
 
+    Attributes:
+        place: In a row.
+        name: Its name.
+        oid: Of its type.
+        array: Of the array of that.
+    """
+
+    place: int
     name: str
     oid: int
+    array: int
+
+    def as_parameter(self, suffix: str) -> AnswerColumn:
+        """What later steps take of it."""
+        return AnswerColumn(self.place, self.name + suffix, self.oid in _PLAIN)
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -91,14 +103,9 @@ def refuse(queue: Queue) -> Loaded:
     return queue
 
 
-def why_not(queue: Loaded, *, batch: int, hold: float) -> str | None:
-    """Why a queue has no figure for a batch size or a hold; None where it has one.
-
-    Args:
-        queue: The queue.
-        batch: Jobs per claim.
-        hold: Seconds for which a claim's transaction is kept open.
-    """
+def why_not(queue: Loaded, shape: Shape) -> str | None:
+    """Why a queue has no figure for a batch size or a hold; None where it has one."""
+    batch, hold = shape.batch, shape.hold
     if isinstance(queue, WorkerQueue):
         return "its workers' transactions are their own: there is none to hold" if hold else None
     claim = queue.blocks["claim"]
@@ -136,28 +143,32 @@ def literal_limit(text: str, limit: int) -> str:
     return text
 
 
-def compile_queue(queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float) -> Load:
+def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     """Compile an installed queue.
 
     Args:
         queue: The queue.
         pgconn: A connection to where it is installed; statements are prepared there to learn
             their types, and dropped.
-        batch: Jobs per claim.
-        hold: Seconds for which a claim's transaction is kept open; 0: not at all.
+        shape: Of the load.
 
     Raises:
         NotApplicableError: The queue has no such claim.
         QueueError: The server rejected a statement, or an answer lacks a column.
     """
-    if reason := why_not(queue, batch=batch, hold=hold):
+    if reason := why_not(queue, shape):
         raise NotApplicableError(reason)
-    return _Compiler(queue, pgconn).compile(batch, hold)
+    return _Compiler(queue, pgconn).compile(shape)
 
 
 def _own(operation: str) -> dict[str, int]:
     """The types of the parameters that an operation has of itself."""
     return {name: _TYPES[name] for name in (OPERATIONS[operation] | {NOW}) & _TYPES.keys()}
+
+
+def _arrays(fields: list[Field]) -> dict[str, int]:
+    """The parameters that an answer gives to what follows, with their types."""
+    return {f"{field.name}s": field.array for field in fields}
 
 
 class _Compiler:
@@ -175,10 +186,10 @@ class _Compiler:
             NOW: b"now",  # which PostgreSQL reads as the time
         }
 
-    def compile(self, batch: int, hold: float) -> Load:
+    def compile(self, shape: Shape) -> Load:
         queue = self._queue
         claim_block = queue.blocks["claim"]
-        claim, fields = self._script(claim_block, _own("claim"), batch)
+        claim, fields = self._script(claim_block, _own("claim"), shape.batch)
         self._column(claim_block, fields, "id")
         strict = queue.isolation != "read committed"
         enqueue_block = queue.blocks["enqueue"]
@@ -203,7 +214,7 @@ class _Compiler:
             observed_columns=columns,
             states={own.encode(): state.encode() for own, state in queue.states.items()},
         )
-        return self._completing(load, fields, batch, hold) if queue.completes else load
+        return self._completing(load, fields, shape) if queue.completes else load
 
     def _observed(self) -> tuple[Script | None, tuple[int, int]]:
         """What says how the jobs ended, and where its answer has id and state."""
@@ -213,17 +224,13 @@ class _Compiler:
         script, answer = self._script(block, {})
         return script, (self._column(block, answer, "id"), self._column(block, answer, "state"))
 
-    def _completing(self, load: Load, fields: list[Field], batch: int, hold: float) -> Load:
+    def _completing(self, load: Load, fields: list[Field], shape: Shape) -> Load:
         """The load with its completion, which takes what a claim answers."""
-        queue = self._queue
+        queue, batch, hold = self._queue, shape.batch, shape.hold
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
-        passed = {
-            f.name + suffix: self._array_of(f.oid) if many else f.oid
-            for f in fields
-            if f.oid != VOID
-        }
+        passed = _arrays(fields) if many else {f.name: f.oid for f in fields}
         # A parameter of the operation's own wins over a column of the same name.
         own = _own(block.name)
         complete, _ = self._script(block, {**passed, **own})
@@ -250,9 +257,9 @@ class _Compiler:
     ) -> Exchange:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
         own = _own(block.name)
-        arrays = {f"{f.name}s": self._array_of(f.oid) for f in fields if f.oid != VOID}
-        script, answer = self._script(block, {**arrays, **own}, batch)
-        names = [fields[column.index].name for column in token]
+        script, answer = self._script(block, {**_arrays(fields), **own}, batch)
+        named = {field.place: field.name for field in fields}
+        names = [named[column.index] for column in token]
         columns = tuple(
             AnswerColumn(self._column(block, answer, name), f"{name}s", column.plain)
             for name, column in zip(names, token, strict=True)
@@ -275,7 +282,7 @@ class _Compiler:
                 answer = fields
                 arrays = self._columns(fields, "s", needed, leading="")
                 command = replace(command, arrays=arrays)
-                known |= {f"{f.name}s": self._array_of(f.oid) for f in fields if f.oid != VOID}
+                known |= _arrays(fields)
             commands.append(command)
         return Script(tuple(commands), block.mode == "!"), answer
 
@@ -306,8 +313,9 @@ class _Compiler:
             raise QueueError(f"PostgreSQL rejected this SQL: {message}", source)
         told = self._pgconn.describe_prepared(b"")
         fields = [
-            Field((told.fname(column) or b"").decode(), told.ftype(column))
+            Field(column, (told.fname(column) or b"").decode(), oid, self._array_of(oid))
             for column in range(told.nfields)
+            if (oid := told.ftype(column)) != VOID
         ]
         return command, fields
 
@@ -316,16 +324,16 @@ class _Compiler:
     ) -> tuple[AnswerColumn, ...]:
         """The columns that are needed later, the leading one first and in any case."""
         columns = [
-            AnswerColumn(index, field.name + suffix, field.oid in _PLAIN)
-            for index, field in enumerate(fields)
-            if field.oid != VOID and (field.name + suffix in needed or field.name == leading)
+            field.as_parameter(suffix)
+            for field in fields
+            if field.name + suffix in needed or field.name == leading
         ]
         return tuple(sorted(columns, key=lambda column: column.name != leading + suffix))
 
     def _column(self, block: Block, fields: list[Field], name: str) -> int:
-        for index, field in enumerate(fields):
+        for field in fields:
             if field.name == name:
-                return index
+                return field.place
         source = Source(block.statements[0].source.path, block.line)
         raise QueueError(f"{block.name} must return a column {name}", source)
 
@@ -353,9 +361,8 @@ class _Compiler:
 def fill(
     queue: SqlFileQueue,
     session: LoadSession,
+    shape: Shape,
     *,
-    batch: int,
-    hold: float,
     jobs: int,
     payload: int = 0,
 ) -> tuple[Load, list[bytes]]:
@@ -364,8 +371,7 @@ def fill(
     Args:
         queue: The queue.
         session: A connection to its empty schema.
-        batch: Jobs per claim.
-        hold: Seconds for which a claim's transaction is kept open.
+        shape: Of the load.
         jobs: How many.
         payload: Bytes of each job's payload at least.
 
@@ -379,7 +385,7 @@ def fill(
             session.command(statement.text.encode())
         except RejectedError as error:
             raise QueueError(str(error), statement.source) from None
-    load = compile_queue(queue, session.pgconn, batch=batch, hold=hold)
+    load = compile_queue(queue, session.pgconn, shape)
     if payload > len(PAYLOAD):
         filler = b"x" * (payload - len(PAYLOAD))
         long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)
