@@ -28,24 +28,7 @@ Row = dict[str, Any]  # of its data
 
 XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
-# Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
-COLOURS = ("#0083c9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c")
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
-STYLE = """
-svg:root { background: #ffffff; --ink: #1f2328; --faint: #59636e; --line: #d0d7de; }
-@media (prefers-color-scheme: dark) {
-  svg:root { background: #0d1117; --ink: #e6edf3; --faint: #9198a1; --line: #3d444d; }
-}
-"""
-"""The colours of a file by itself: a page that its panels are put into has its own."""
-LETTER = 12  # pixels in height
-GLYPH = 6.6  # and in width at most, so that one that is wider has room too
-EXTENT = 50  # pixels of an axis of numbers
-LIMIT = 130  # pixels of a name
-WIDTH, HEIGHT = 340, 350
-GAP = 24  # pixels between the panels of a file
-ROW = 13  # pixels; what a queue's batch size takes in height
-BAR = 24  # pixels; the same of a queue's bar
 DODGE = 1.035  # by which curves are moved sideways, so that their error bars stand apart
 LABELLED = (1, 2, 5)  # the ticks of a decade that have a number
 SHARES = (0.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.5, 99.9, 99.99)
@@ -57,6 +40,7 @@ ENDURANCE = {
 }
 """What of a point of endurance is drawn, with the panel's title."""
 KINDS = tomllib.loads(files(__package__).joinpath("charts.toml").read_text(encoding="utf-8"))
+SIZES, COLOURS = KINDS["sizes"], KINDS["colours"]
 
 
 class Chart(NamedTuple):
@@ -110,13 +94,15 @@ def svg(report: BenchReport) -> str:
     placed, filled = [], [0, 0]
     for panel in panels:
         column = filled.index(min(filled))
-        place = f'<svg x="{column * (WIDTH + GAP)}" y="{filled[column]}" '
+        place = f'<svg x="{column * (SIZES["width"] + SIZES["gap"])}" y="{filled[column]}" '
         placed.append(draw(panel).replace("<svg ", place, 1))
-        filled[column] += panel["height"] + GAP
-    across = 2 * WIDTH + GAP
+        filled[column] += panel["height"] + SIZES["gap"]
+    across = 2 * SIZES["width"] + SIZES["gap"]
     size = f'width="{across}" height="{max(filled)}" viewBox="0 0 {across} {max(filled)}"'
     inside = "\n".join(placed)
-    return f'<svg xmlns="{XMLNS}" {size}>\n<style>{STYLE}</style>\n{inside}\n</svg>\n'
+    return (
+        f'<svg xmlns="{XMLNS}" {size}>\n<style>\n{COLOURS["of_file"]}</style>\n{inside}\n</svg>\n'
+    )
 
 
 def draw(panel: Spec) -> str:
@@ -153,16 +139,9 @@ def _by(kind: str, report: BenchReport) -> Chart:
     shown = [e for e in report.entries if e.runs and e.shape[:2] not in held]
     if kind == "workers" and len({e.shape.workers for e in shown}) < 2:  # noqa: PLR2004
         shown = []
-    apart, across = ("workers", "batch size") if kind == "batch" else ("batch", "workers")
+    apart = "workers" if kind == "batch" else "batch"
     rows = [_rate(e, getattr(e.shape, apart), x=getattr(e.shape, kind)) for e in shown]
-    axis = {
-        "title": f"{across} (log)",
-        "format": ",",
-        "grid": False,
-    }
-    return _curves(
-        kind, rows, _names(report), lambda key: _count(key, apart), axis=axis, up="jobs/s (log)"
-    )
+    return _curves(kind, rows, _names(report), lambda key: _count(key, apart))
 
 
 def _convoy(report: BenchReport) -> Chart:
@@ -174,7 +153,10 @@ def _convoy(report: BenchReport) -> Chart:
 
     def special(rows: list[Row]) -> Spec:
         # With room for what stands beside a bar.
-        return {"most": 1.3 * max(row["high"] for row in rows), "height": 70 + BAR * len(rows)}
+        return {
+            "most": 1.3 * max(row["high"] for row in rows),
+            "height": SIZES["around_bars"] + SIZES["bar"] * len(rows),
+        }
 
     return _chart("convoy", rows, _names(report), _shape, special)
 
@@ -212,13 +194,7 @@ def _open_loop(report: BenchReport) -> Chart:
             told = f"p{share:g} {ms:.3g} ms"
             row = _row(entry, entry.shape, found, told, x=100 / (100 - share))
             rows.append(row | {"y": ms})
-    axis = {
-        "title": "percentile",
-        "values": [100 / (100 - share) for share in (0.0, 50.0, 90.0, 99.0, 99.9, 99.99)],
-        "labelExpr": "format(100 - 100 / datum.value, '.4~r') + ' %'",
-        "grid": False,
-    }
-    return _curves("open_loop", rows, _names(report), _shape, axis=axis, up="ms (log)")
+    return _curves("open_loop", rows, _names(report), _shape)
 
 
 def _endurance(report: BenchReport) -> Chart:
@@ -251,25 +227,8 @@ def _counters(report: BenchReport) -> Chart:
     return _chart("counted", rows, _names(report), lambda key: titles[key], _height)
 
 
-def _curves(
-    kind: str,
-    rows: list[Row],
-    names: list[str],
-    title: Callable[[Any], str],
-    *,
-    axis: Spec,
-    up: str,
-) -> Chart:
-    """Curves, moved sideways by a little, so that their error bars stand apart.
-
-    Args:
-        kind: Of the chart.
-        rows: Its marks.
-        names: Of the queues.
-        title: Of a panel.
-        axis: The one across; without values it has a tick for each place.
-        up: What is measured.
-    """
+def _curves(kind: str, rows: list[Row], names: list[str], title: Callable[[Any], str]) -> Chart:
+    """Curves, moved sideways by a little, so that their error bars stand apart; as `_chart`."""
     limits = _limits(rows)
 
     def special(mine: list[Row]) -> Spec:
@@ -279,15 +238,11 @@ def _curves(
             row["at"] = row["x"] * DODGE ** (names.index(row["queue"]) - middle)
         widest = DODGE ** (middle + 1)
         least, most = places[0] / widest, places[-1] * widest
-        named = GLYPH * max(len(row["queue"]) for row in mine) + 16
-        end = least * (most / least) ** (1 / (1 - named / (WIDTH - EXTENT)))
-        away = (end / least) ** (8 / (WIDTH - EXTENT))
-        return limits | {
-            "across": [least, end],
-            "axis": {"values": places, **axis},
-            "ends": _ends(mine, limits["limits"], away),
-            "up": up,
-        }
+        named = SIZES["glyph"] * max(len(row["queue"]) for row in mine) + 16
+        wide = SIZES["width"] - SIZES["numbers"]
+        end = least * (most / least) ** (1 / (1 - named / wide))
+        ends = _ends(mine, limits["limits"], (end / least) ** (8 / wide))
+        return limits | {"across": [least, end], "places": places, "ends": ends}
 
     return _chart(kind, rows, names, title, special)
 
@@ -301,7 +256,7 @@ def _ends(rows: list[Row], limits: tuple[float, float], away: float) -> list[Row
         away: How many times farther than its point a name stands.
     """
     last = {row["queue"]: row for row in sorted(rows, key=lambda row: float(row["x"]))}
-    apart = (limits[1] / limits[0]) ** ((LETTER + 1) / (HEIGHT - 90))
+    apart = (limits[1] / limits[0]) ** ((SIZES["letter"] + 1) / (SIZES["height"] - 90))
     found: list[Row] = []
     for x in _distinct(row["x"] for row in last.values()):
         ending = sorted((r for r in last.values() if r["x"] == x), key=lambda row: -float(row["y"]))
@@ -338,18 +293,13 @@ def _chart(
             "rows": mine,
             "title": title(panel),
             "queues": names,
-            "colours": {"domain": names, "range": _cycled(COLOURS, names)},
+            "colours": {"domain": names, "range": _cycled(COLOURS["of_queues"], names)},
             "shapes": {"domain": names, "range": _cycled(SHAPES, names)},
             "batches": batches,
-            "colours_of_batches": _cycled(COLOURS, batches),
-            "extent": min(LIMIT, GLYPH * longest),
-            "width": WIDTH,
-            "height": HEIGHT,
-            "letter": LETTER,
-            "limit": LIMIT,
-            "numbers": EXTENT,
-            "left": -EXTENT,
+            "colours_of_batches": _cycled(COLOURS["of_queues"], batches),
+            "extent": min(SIZES["limit"], SIZES["glyph"] * longest),
             "none": None,
+            **SIZES,
             **special(mine),
         }
         panels.append(_filled(template, values))
@@ -359,8 +309,13 @@ def _chart(
 def _kind(name: str) -> Spec:
     """What `charts.toml` says of a kind, with all that it has of others."""
     own = KINDS[name]
-    like = _kind(own.get("like", "panel")) if name != "panel" else {}
-    return {**like, **own, "encoding": {**like.get("encoding", {}), **own.get("encoding", {})}}
+    return own if name == "panel" else _merged(_kind(own.get("like", "panel")), own)
+
+
+def _merged(like: Spec, own: Spec) -> Spec:
+    """A table, and what it does not say itself of another one."""
+    both = {name for name in like.keys() & own.keys() if isinstance(own[name], dict)}
+    return {**like, **own, **{name: _merged(like[name], own[name]) for name in both}}
 
 
 def _filled(template: Any, values: Spec) -> Any:  # noqa: ANN401 - JSON
@@ -396,7 +351,8 @@ def _rate(entry: Series, panel: object, **more: object) -> Row:
 
 def _height(rows: list[Row]) -> Spec:
     """So much that each batch size of each queue has its place."""
-    return {"height": 110 + ROW * len({(row["queue"], row["batch"]) for row in rows})}
+    places = {(row["queue"], row["batch"]) for row in rows}
+    return {"height": SIZES["around_rows"] + SIZES["row"] * len(places)}
 
 
 def _limits(rows: Iterable[Row]) -> Spec:
