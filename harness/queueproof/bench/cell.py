@@ -14,7 +14,7 @@ from psycopg import sql
 
 from queueproof import waits
 from queueproof.bench import counters, endure, latency
-from queueproof.bench.counters import NOTHING
+from queueproof.bench.counters import ASKED, NOTHING
 from queueproof.bench.endure import Point
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
 from queueproof.bench.load import SCHEMA, Loaded, NotApplicableError, fill, promote
@@ -26,31 +26,6 @@ from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.worker import WorkerQueue
-
-_SCHEMAS = """
-SELECT nspname FROM pg_catalog.pg_namespace
-WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
-"""
-_TABLES = """
-SELECT n.nspname, c.relname
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'm') AND NOT c.relispartition
-  AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-"""
-_LEFT = """
-SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-"""
-_DOING = """
-SELECT CASE WHEN wait_event_type IS NULL THEN 'none'
-  ELSE wait_event_type || ':' || wait_event END, count(*)
-FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-GROUP BY 1
-"""
-
 
 CLOSED = Pace()
 SUMMED = (
@@ -219,14 +194,14 @@ class Ground(ExitStack):
     def _clear(self) -> None:
         """Leave nothing of the last load, nor anybody who drove it."""
         self._load_stack.close()
-        self._admin.execute(_LEFT, [round(waits.GONE * 1000)])
-        for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
+        self._admin.execute(ASKED["end_others"], [round(waits.GONE * 1000)])
+        for (schema,) in self._admin.execute(ASKED["schemas"]).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
             self._admin.execute(f"CREATE SCHEMA {schema}")
 
     def _vacuum(self) -> None:
-        tables = self._admin.execute(_TABLES).fetchall()
+        tables = self._admin.execute(ASKED["tables"]).fetchall()
         if tables:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
@@ -311,7 +286,7 @@ class Prepared:
         if time.monotonic() < self._next_sample:
             return
         self._next_sample = time.monotonic() + TICK
-        for doing, backends in self._admin.execute(_DOING):
+        for doing, backends in self._admin.execute(ASKED["doing"]):
             self._doing[str(doing)] += int(str(backends))
 
     def verdict(self) -> Measured:

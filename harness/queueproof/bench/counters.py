@@ -7,10 +7,12 @@ are summed up: tables, indexes, TOAST, sequences, but not the catalogue.
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any, NamedTuple, Self
 
 import psycopg
@@ -36,37 +38,11 @@ COUNTERS: Mapping[str, str] = {
 }
 """What is counted by one worker alone, and what it means."""
 
-_TOTALS = """
-SELECT COALESCE(sum(pg_catalog.pg_stat_get_blocks_fetched(c.oid)), 0)::bigint,
-  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid)
-    + pg_catalog.pg_stat_get_tuples_updated(c.oid)
-    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_dead_tuples(c.oid)), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_tuples_updated(c.oid)
-    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint
-FROM pg_catalog.pg_class c
-WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S')
-"""
-_TABLES = """
-SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid >= 16384 AND c.relkind = 'r' ORDER BY c.oid
-"""
-_NEXT_TRANSACTION = """
-SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint % 4294967296
-"""
-# xmax stays in a row when the transaction that has locked it has ended (manual, 5.6); the new
-# version of a row that was locked before has it as well.
-_LOCKED = """
-SELECT count(*) FROM ONLY {}
-WHERE xmax::text::bigint >= %(first)s AND xmin::text::bigint < %(first)s
-"""
-_OTHERS = """
-SELECT count(*) FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-"""
+_NAMED = re.compile(r"^-- name: (\w+)\n((?:(?!-- name: ).*\n)*)", re.MULTILINE)
+ASKED: Mapping[str, str] = dict(
+    _NAMED.findall(files(__package__).joinpath("statements.sql").read_text(encoding="utf-8"))
+)
+"""What the server is asked, by its name in `statements.sql`."""
 HAND_OVER = b"SELECT pg_catalog.pg_stat_force_next_flush()"  # by PostgreSQL 15 and later
 
 
@@ -90,7 +66,7 @@ class Totals(NamedTuple):
     @classmethod
     def read(cls, admin: psycopg.Connection[Any]) -> Self:
         """Ask the server."""
-        row = admin.execute(_TOTALS).fetchone()
+        row = admin.execute(ASKED["totals"]).fetchone()
         assert row is not None  # an aggregate
         return cls(*map(int, row))
 
@@ -106,7 +82,7 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
     """Wait until the workers' sessions have ended, and with that handed over what they counted."""
 
     def alone() -> bool:
-        row = admin.execute(_OTHERS).fetchone()
+        row = admin.execute(ASKED["others"]).fetchone()
         return row is not None and not row[0]
 
     waits.until(alone, waits.GONE, "the workers' sessions to end")
@@ -208,12 +184,12 @@ def _locked(admin: psycopg.Connection[Any], work: Alone) -> int | None:
     """
     work.hand_over()
     before = Totals.read(admin)
-    (first,) = admin.execute(_NEXT_TRANSACTION).fetchone() or (0,)
+    (first,) = admin.execute(ASKED["next_transaction"]).fetchone() or (0,)
     got = work.claim()
     work.hand_over()
     locked = Totals.read(admin).since(before).replaced
-    for table in admin.execute(_TABLES).fetchall():
-        asked = sql.SQL(_LOCKED).format(sql.Identifier(*table))
+    for table in admin.execute(ASKED["counted_tables"]).fetchall():
+        asked = sql.SQL(ASKED["locked"]).format(sql.Identifier(*table))
         locked += (admin.execute(asked, {"first": first}).fetchone() or (0,))[0]
     work.complete()
     return locked if got else None

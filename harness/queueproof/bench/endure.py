@@ -25,12 +25,6 @@ NAPS = 6  # of autovacuum in a phase
 PRIORITIES = 3
 JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only counts
 
-_TABLES = """
-SELECT COALESCE(sum(autovacuum_count), 0)::bigint, COALESCE(sum(n_dead_tup), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_total_relation_size(relid)), 0)::bigint
-FROM pg_catalog.pg_stat_user_tables
-"""
-
 
 class Point(NamedTuple):
     """What was measured at a moment.
@@ -125,7 +119,7 @@ class Enduring(NamedTuple):
                     put_in(JOBS * batch)
                     counted = counters.count(self.admin, self.work, locking=0)
                     claims += len(times) + JOBS
-                    row = self.admin.execute(_TABLES).fetchone()
+                    row = self.admin.execute(counters.ASKED["vacuumed"]).fetchone()
                     assert row is not None  # an aggregate
                     each = counted.get("buffers_per_job", 0.0) * batch
                     points.append(

@@ -410,15 +410,12 @@ class Link(Protocol):
 
     def fileno(self) -> int:
         """The descriptor on which answers come."""
-        ...
 
     def send(self, asked: Any) -> None:  # noqa: ANN401 - what its steps yield
         """Ask, and wait for no answer."""
-        ...
 
     def receive(self) -> Any:  # noqa: ANN401 - what its steps take
         """The answer to what was sent; None where not all of it is there yet."""
-        ...
 
 
 def drive(
