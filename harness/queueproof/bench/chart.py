@@ -25,6 +25,7 @@ from queueproof.bench.measured import Shape
 
 Spec = dict[str, Any]  # of Vega-Lite
 Row = dict[str, Any]  # of its data
+Panel = tuple[Any, str]  # by what panels are ordered, and the title of this one
 
 XMLNS = "http://www.w3.org/2000/svg"
 VERSION = "6.4"  # of Vega-Lite: the same report is drawn the same
@@ -124,13 +125,13 @@ def draw(panel: Spec) -> str:
 
 def _possible(report: BenchReport) -> Chart:
     """Each queue's share of what is possible, a panel for each number of workers."""
-    rows = [
-        _row(entry, entry.shape.workers, found, f"{statistics.median(found):.2f}")
-        for entry, found in report.possible()
-    ]
     heading = KINDS["possible"]["heading"]
-    names = _names(report)
-    return _chart("possible", rows, names, lambda key: f"{heading}, {_count(key)}", _height)
+    rows = []
+    for entry, found in report.possible():
+        workers = entry.shape.workers
+        panel = (workers, f"{heading}, {_count(workers)}")
+        rows.append(_row(entry, panel, found, f"{statistics.median(found):.2f}"))
+    return _chart("possible", rows, _names(report), _height)
 
 
 def _by(kind: str, report: BenchReport) -> Chart:
@@ -140,8 +141,12 @@ def _by(kind: str, report: BenchReport) -> Chart:
     if kind == "workers" and len({e.shape.workers for e in shown}) < 2:  # noqa: PLR2004
         shown = []
     apart = "workers" if kind == "batch" else "batch"
-    rows = [_rate(e, getattr(e.shape, apart), x=getattr(e.shape, kind)) for e in shown]
-    return _curves(kind, rows, _names(report), lambda key: _count(key, apart))
+    rows = []
+    for entry in shown:
+        number = getattr(entry.shape, apart)
+        panel = (number, _count(number, apart))
+        rows.append(_rate(entry, panel, x=getattr(entry.shape, kind)))
+    return _curves(kind, rows, _names(report))
 
 
 def _convoy(report: BenchReport) -> Chart:
@@ -149,7 +154,7 @@ def _convoy(report: BenchReport) -> Chart:
     held = _held(report)
     shown = [e for e in report.entries if e.runs and e.shape[:2] in held]
     base = {e.shape: e for e in reversed(shown)}
-    rows = [_rate(e, e.shape, factor=_factor(e, base[e.shape])) for e in shown]
+    rows = [_rate(e, (e.shape, _shape(e.shape)), factor=_factor(e, base[e.shape])) for e in shown]
 
     def special(rows: list[Row]) -> Spec:
         # With room for what stands beside a bar.
@@ -158,26 +163,21 @@ def _convoy(report: BenchReport) -> Chart:
             "height": SIZES["around_bars"] + SIZES["bar"] * len(rows),
         }
 
-    return _chart("convoy", rows, _names(report), _shape, special)
+    return _chart("convoy", rows, _names(report), special)
 
 
 def _latency(report: BenchReport) -> Chart:
     """Claim latency in a closed loop."""
     rows: list[Row] = []
     for entry in report.entries:
+        _, workers, hold = entry.shape
+        panel = ((workers, hold), f"{_count(workers)}{_hold(hold)}")
         runs = [run for run in entry.runs if not run.histogram]
         for share in QUANTILES if runs else ():
             values = [1000 * getattr(run, share) for run in runs]
             told = f"{share} {statistics.median(values):.3g} ms"
-            panel = (entry.shape.workers, entry.shape.hold)
             rows.append(_row(entry, panel, values, told, share=share))
-    return _chart(
-        "latency",
-        rows,
-        _names(report),
-        lambda key: f"{_count(key[0])}{_hold(key[1])}",
-        lambda mine: _height(mine) | _limits(rows),
-    )
+    return _chart("latency", rows, _names(report), lambda mine: _height(mine) | _limits(rows))
 
 
 def _open_loop(report: BenchReport) -> Chart:
@@ -192,42 +192,40 @@ def _open_loop(report: BenchReport) -> Chart:
             ms = 1000 * value
             found = [ms, *(1000 * one for one in values)]
             told = f"p{share:g} {ms:.3g} ms"
-            row = _row(entry, entry.shape, found, told, x=100 / (100 - share))
-            rows.append(row | {"y": ms})
-    return _curves("open_loop", rows, _names(report), _shape)
+            panel = (entry.shape, _shape(entry.shape))
+            rows.append(_row(entry, panel, found, told, x=100 / (100 - share)) | {"y": ms})
+    return _curves("open_loop", rows, _names(report))
 
 
 def _endurance(report: BenchReport) -> Chart:
     """What claims cost before, under and after an old snapshot."""
     points = [(e, point) for e in report.entries for point in e.endured]
     rows: list[Row] = []
-    for panel, what in enumerate(ENDURANCE):
+    for number, (what, title) in enumerate(ENDURANCE.items()):
         for entry, point in points:
             value = getattr(point, what) * (1000 if what == "p50" else 1)
-            row = _row(entry, panel, [value], "", x=point.seconds)
+            row = _row(entry, (number, title), [value], "", x=point.seconds)
             queue = f"{entry.queue}, batch {entry.shape.batch}"
             rows.append(row | {"queue": queue, "told": f"{queue}, {point.phase}: {value:,.4g}"})
     held = [point.seconds for _, point in points if point.phase == PHASES[1]]
     shade = [{"from": min(held), "to": max(held)}] if held else []
     names = list(dict.fromkeys(row["queue"] for row in rows))
-    titles = list(ENDURANCE.values())
-    return _chart("endurance", rows, names, lambda key: titles[key], lambda _: {"held": shade})
+    return _chart("endurance", rows, names, lambda _: {"held": shade})
 
 
 def _counters(report: BenchReport) -> Chart:
     """What a job costs one worker alone."""
     rows = [
-        _row(entry, panel, [entry.counted[name]], "")
+        _row(entry, (number, name.replace("_", " ")), [entry.counted[name]], "")
         | {"told": f"{entry.queue}, batch {entry.shape.batch}: {entry.counted[name]:,.4g}"}
         for entry in {(e.queue, e.shape.batch): e for e in report.entries}.values()
-        for panel, name in enumerate(COUNTERS)
+        for number, name in enumerate(COUNTERS)
         if name in entry.counted
     ]
-    titles = [name.replace("_", " ") for name in COUNTERS]
-    return _chart("counted", rows, _names(report), lambda key: titles[key], _height)
+    return _chart("counted", rows, _names(report), _height)
 
 
-def _curves(kind: str, rows: list[Row], names: list[str], title: Callable[[Any], str]) -> Chart:
+def _curves(kind: str, rows: list[Row], names: list[str]) -> Chart:
     """Curves, moved sideways by a little, so that their error bars stand apart; as `_chart`."""
     limits = _limits(rows)
 
@@ -244,7 +242,7 @@ def _curves(kind: str, rows: list[Row], names: list[str], title: Callable[[Any],
         ends = _ends(mine, limits["limits"], (end / least) ** (8 / wide))
         return limits | {"across": [least, end], "places": places, "ends": ends}
 
-    return _chart(kind, rows, names, title, special)
+    return _chart(kind, rows, names, special)
 
 
 def _ends(rows: list[Row], limits: tuple[float, float], away: float) -> list[Row]:
@@ -272,7 +270,6 @@ def _chart(
     kind: str,
     rows: list[Row],
     names: list[str],
-    title: Callable[[Any], str],
     special: Callable[[list[Row]], Spec],
 ) -> Chart:
     """A chart of a kind, with a panel for each that its rows name.
@@ -281,7 +278,6 @@ def _chart(
         kind: Of `charts.toml`.
         rows: Its marks.
         names: Of the queues, whose colours and shapes are the same in all panels.
-        title: Of a panel.
         special: What else the kind wants, from the rows of a panel.
     """
     template, panels = _kind(kind), []
@@ -291,7 +287,7 @@ def _chart(
         longest = max(len(row["queue"]) for row in mine)
         values = {
             "rows": mine,
-            "title": title(panel),
+            "title": panel[1],
             "queues": names,
             "colours": {"domain": names, "range": _cycled(COLOURS["of_queues"], names)},
             "shapes": {"domain": names, "range": _cycled(SHAPES, names)},
@@ -329,7 +325,7 @@ def _filled(template: Any, values: Spec) -> Any:  # noqa: ANN401 - JSON
     return template
 
 
-def _row(entry: Series, panel: object, values: Sequence[float], told: str, **more: object) -> Row:
+def _row(entry: Series, panel: Panel, values: Sequence[float], told: str, **more: object) -> Row:
     """A mark: the median of some values, from the lowest to the highest."""
     return {
         "queue": entry.queue,
@@ -343,7 +339,7 @@ def _row(entry: Series, panel: object, values: Sequence[float], told: str, **mor
     }
 
 
-def _rate(entry: Series, panel: object, **more: object) -> Row:
+def _rate(entry: Series, panel: Panel, **more: object) -> Row:
     """A mark that is jobs/s."""
     told = f"{numbers.with_spread(entry.rates)} jobs/s"
     return _row(entry, panel, entry.rates, told, **more)
