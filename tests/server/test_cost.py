@@ -44,6 +44,7 @@ from tests.fix_loads import (
     COMPLETE,
     PATIENCE,
     RETRIED,
+    all_done,
     briefly,
     every_second_call,
     measured,
@@ -172,8 +173,7 @@ def test_arrays_are_written_as_postgres_reads_them(
 def test_a_sound_queue_is_drained_once(ground: Ground, path: str, batch: int) -> None:
     """Every job is handed out once and completed, whatever the strategy and its steps."""
     found = measured(ground, strategy(path), Shape(batch, 3), 60)
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert (found.jobs, found.completed, found.claimed, found.rejected) == (60, 60, 60, 0)
     assert 0 < found.p50 <= found.p95 <= found.p99
 
@@ -181,9 +181,7 @@ def test_a_sound_queue_is_drained_once(ground: Ground, path: str, batch: int) ->
 @pytest.mark.parametrize("hold", [0.0, HOLD])
 def test_a_claim_that_is_its_transaction_is_drained_once(ground: Ground, hold: float) -> None:
     """`hold_open` ends in `complete` what its claim has begun."""
-    found = measured(ground, strategy("hold_open"), Shape(1, 3, hold))
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(measured(ground, strategy("hold_open"), Shape(1, 3, hold)))
 
 
 @pytest.mark.parametrize("name", ["skip_locked", "for_update"])
@@ -210,8 +208,7 @@ def test_one_statement_completes_a_batch_and_claims_the_next(ground: Ground, bat
         apart = measured(ground, lease_table, Shape(batch, 1))
     finally:
         ground.apart = False
-    assert together.drained
-    assert together.exactly_once
+    assert all_done(together)
     assert (together.round_trips, together.empty) == (60 // batch + 1, 1)
     assert (apart.round_trips, apart.empty) == (2 * 60 // batch + 1, 1)
 
@@ -228,8 +225,7 @@ def test_a_batch_that_is_handed_on_again_is_kept_and_counted(ground: Ground) -> 
     """After a deadlock the same batch is completed; one that is not accepted is told."""
     failing = every_second_call("40P01", BOTH)
     found = measured(ground, queue(complete_and_claim=failing), Shape(7, 1))
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert found.retries == found.deadlocks > 0
     deaf = queue(complete_and_claim=BOTH.replace("ANY (:ids)", "ANY (:ids) AND id > 7"))
     found = briefly(ground, deaf, Shape(7, 1), enough=lambda found: found.completed >= 53)
@@ -272,8 +268,7 @@ def test_errors_that_mean_nothing_this_time_are_retried(ground: Ground) -> None:
     """A claim whose every second call fails with a listed SQLSTATE still drains the queue."""
     failing = queue(header=RETRIED, claim=every_second_call("55P03"))
     found = measured(ground, failing)
-    assert found.exactly_once
-    assert found.drained
+    assert all_done(found)
     assert found.retries > 0
     assert found.deadlocks == 0
 
@@ -512,8 +507,7 @@ def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
     """Without complete, fail, heartbeat and recover it is at most once: the limit of all others."""
     limit = load(Path(workshop.__file__).parent / "at_most_once.sql")
     found = measured(ground, limit, Shape(7, 3))
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert found.rows_changed == found.dead_rows == 60
     assert ground.count(limit, 1)["round_trips_per_job"] == 1
     assert pgbench(ground, limit, Shape(1, 1), 10) is None
@@ -522,8 +516,7 @@ def test_a_claim_that_takes_jobs_out_is_their_end(ground: Ground) -> None:
 def test_workers_start_and_what_is_put_in_is_promoted(ground: Ground) -> None:
     """Nobody claims who has not started, and nothing that no promoter has made ready."""
     found = measured(ground, registered())
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert found.round_trips >= 2 * found.completed  # to start is not among them, nor to promote
     assert ground.count(registered(), 1)["round_trips_per_job"] == 2
     assert pgbench(ground, registered(), Shape(1, 1), 10) is None
@@ -561,8 +554,7 @@ def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: 
     prepared = ground.prepare(program(), Shape(batch, 3), 60)
     prepared.run(PATIENCE)
     found = prepared.verdict()
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert (found.jobs, found.rejected) == (60, 0)
     assert found.rows_changed >= 2 * 60
     assert found.worker_cpu > 0

@@ -25,6 +25,7 @@ from tests.fix_loads import (
     CLAIM,
     PATIENCE,
     RETRIED,
+    all_done,
     every_second_call,
     measured,
     queue,
@@ -137,8 +138,7 @@ def test_a_process_drives_several_workers(crowd: Ground) -> None:
         prepared = crowd.prepare(one, Shape(1, SEVERAL, HOLD), 40 * SEVERAL)
         prepared.run(PATIENCE)
         found = prepared.verdict()
-        assert found.drained
-        assert found.exactly_once
+        assert all_done(found)
         assert len(prepared._tallies) == SEVERAL
         assert all(tally.accepted for tally in prepared._tallies)
         assert found.p50 >= HOLD or "hold_open" in one.name
@@ -148,8 +148,7 @@ def test_one_of_several_workers_fails_and_the_next_load_runs(crowd: Ground) -> N
     """A retried error of one is not another's; a lost connection is told, with its statement."""
     failing = queue(header=RETRIED, claim=every_second_call("55P03"))
     found = measured(crowd, failing, Shape(1, SEVERAL), 200)
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert found.retries > 0
     ends = CLAIM.replace("ORDER BY id", "AND pg_terminate_backend(pg_backend_pid()) ORDER BY id")
     assert ends != CLAIM

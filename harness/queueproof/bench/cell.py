@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
 from queueproof.bench.load import SCHEMA, Loaded, NotApplicableError, fill, promote
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
 from queueproof.bench.pool import Pool
-from queueproof.bench.session import LoadSession, values
+from queueproof.bench.session import LoadSession
 from queueproof.bench.worker import TICK, Load, Tally
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
@@ -114,11 +114,11 @@ class Ground(ExitStack):
             jobs=jobs,
             rate=rate,
             standing=pace.backlog > 0,
+            warm_up=pace.warm_up,
             exchange=None if rate or self.apart else load.exchange,
         )
         self._pool.prepare(self.conninfo, load, shape.workers)
-        ours = _Ours(self._pool, self.conninfo, load, pace.warm_up)
-        return Prepared(ours, self._admin, ids, bool(rate))
+        return Prepared(self._pool, self._admin, ids, bool(rate))
 
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
         """The same with workers that are programs, started anew."""
@@ -226,37 +226,11 @@ class Ground(ExitStack):
         return filled
 
 
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    """Workers that send the statements of a queue file."""
-
-    pool: Pool
-    conninfo: str
-    load: Load
-    warm_up: float
-
-    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        return self.pool.release(seconds, tick, warm_up=self.warm_up)
-
-    def states(self) -> dict[bytes, bytes] | None:
-        script = self.load.observed
-        if script is None:
-            return None
-        with closing(LoadSession(self.conninfo, self.load.setup)) as session:
-            session.prepare(script)
-            answer, _ = session.run(script, {})
-        if answer is None:
-            return {}
-        job, state = (values(answer, column) for column in self.load.observed_columns)
-        named = self.load.states
-        return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
-
-
 @dataclass(slots=True)
 class Prepared:
     """A measurement of which everything is ready but the start; made by `Ground.prepare`."""
 
-    _workers: _Ours | HostedWorkers
+    _workers: Pool | HostedWorkers
     _admin: psycopg.Connection[tuple[object, ...]]
     _ids: Sequence[bytes]
     _is_open: bool = False

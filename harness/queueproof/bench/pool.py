@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import TypeAlias
 
 from queueproof import ending, waits
 from queueproof.bench import worker
+from queueproof.bench.session import LoadSession, values
 from queueproof.bench.worker import PATIENCE, TICK, Load, Order, Tally
 from queueproof.ending import in_one_piece
 from queueproof.errors import QueueError, QueueproofError
@@ -44,6 +45,7 @@ class Pool:
         context = multiprocessing.get_context("spawn")
         self._accepted = context.RawArray("q", size)
         self._busy: Sequence[Connection] = ()
+        self._prepared: tuple[str, Load] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         self._working = False  # whether one of them still owes an answer
@@ -63,7 +65,7 @@ class Pool:
             raise
 
     def prepare(self, conninfo: str, load: Load, workers: int) -> None:
-        """Let workers connect and prepare their statements; they then wait for `release`.
+        """Let workers connect and prepare their statements; they then wait for `work`.
 
         Args:
             conninfo: Where to.
@@ -74,6 +76,7 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
+        self._prepared = conninfo, load
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
         pipes = self._busy = self._pipes[:workers]
@@ -86,15 +89,12 @@ class Pool:
             self._answers(ready, GRACE)
             _raise_first(answers)
 
-    def release(
-        self, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
-    ) -> tuple[float, list[Tally]]:
+    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Let the prepared workers go, and wait until all have ended.
 
         Args:
             seconds: After which they claim no more; they end before if the jobs are done.
             tick: Called again and again meanwhile.
-            warm_up: Seconds of the same before that, of which only counts remain.
 
         Returns:
             When the measurement began, by `time.monotonic`, and what each did.
@@ -103,12 +103,28 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
-        pipes = self._busy
+        assert self._prepared is not None  # nobody is let go before
+        pipes, warm_up = self._busy, self._prepared[1].warm_up
         began = time.monotonic() + warm_up
         _tell(pipes, (began, began + seconds))
         answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
         return began, [t for answer in answers if isinstance(answer, list) for t in answer]
+
+    def states(self) -> dict[bytes, bytes] | None:
+        """The state of each job; None where the queue cannot say."""
+        assert self._prepared is not None  # there are no jobs before
+        conninfo, load = self._prepared
+        if load.observed is None:
+            return None
+        with closing(LoadSession(conninfo, load.setup)) as session:
+            session.prepare(load.observed)
+            answer, _ = session.run(load.observed, {})
+        if answer is None:
+            return {}
+        job, state = (values(answer, column) for column in load.observed_columns)
+        named = load.states
+        return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
 
     def _answers(
         self, pipes: Sequence[Connection], seconds: float, tick: Callable[[], None] = lambda: None

@@ -89,6 +89,7 @@ class Load:
         jobs: How many are to be completed.
         rate: Claims per second that this worker is to begin; 0: as many as it can.
         standing: Whether there are more jobs, so that claims go on getting some.
+        warm_up: Seconds of the same before what is measured, of which only counts remain.
     """
 
     setup: bytes
@@ -109,6 +110,7 @@ class Load:
     jobs: int = 0
     rate: float = 0.0
     standing: bool = False
+    warm_up: float = 0.0
 
 
 @dataclass(slots=True)
