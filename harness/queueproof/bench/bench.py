@@ -408,8 +408,7 @@ def refuse_plan(
 
 def spoken_shape(shape: Shape) -> str:
     """A load in words."""
-    hold = f", hold {shape.hold * 1000:g} ms" if shape.hold else ""
-    return f"batch {shape.batch}, workers {shape.workers}{hold}"
+    return f"batch {shape.batch}, workers {shape.workers}{shape.held(', hold ')}"
 
 
 def names_of(queues: Sequence[Loaded]) -> dict[str, str]:

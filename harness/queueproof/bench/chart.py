@@ -170,8 +170,8 @@ def _latency(report: BenchReport) -> Chart:
     """Claim latency in a closed loop."""
     rows: list[Row] = []
     for entry in report.entries:
-        _, workers, hold = entry.shape
-        panel = ((workers, hold), f"{_count(workers)}{_hold(hold)}")
+        workers, hold = entry.shape.workers, entry.shape.held(", hold ")
+        panel = ((workers, entry.shape.hold), f"{_count(workers)}{hold}")
         runs = [run for run in entry.runs if not run.histogram]
         for share in QUANTILES if runs else ():
             values = [1000 * getattr(run, share) for run in runs]
@@ -386,12 +386,8 @@ def _count(number: int, what: str = "workers") -> str:
     return numbers.workers(number)
 
 
-def _hold(hold: float) -> str:
-    return f", hold {hold * 1000:g} ms" if hold else ""
-
-
 def _shape(shape: Shape) -> str:
-    return f"{_count(shape.workers)}, batch size {shape.batch:,}{_hold(shape.hold)}"
+    return f"{_count(shape.workers)}, batch size {shape.batch:,}{shape.held(', hold ')}"
 
 
 def _factor(entry: Series, base: Series) -> str:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
-from queueproof.bench.load import PAYLOAD, RETRYABLE
+from queueproof.bench.load import RETRYABLE, of_size
 from queueproof.bench.measured import Shape
 from queueproof.bench.session import processor_seconds
 from queueproof.bench.worker import NAME, Tally, Worker, drive
@@ -80,32 +80,23 @@ class HostedWorkers:
     def _started(self, stack: ExitStack, count: int, init: Json) -> list[WorkerProcess]:
         names = [f"worker {number + 1}" for number in range(count)]
         processes = [stack.enter_context(self._queue.spawn(name)) for name in names]
-        for process in processes:
-            process.send(init)
-        for process in processes:
-            self._heard(process)
-        return processes
 
-    def _heard(self, process: WorkerProcess) -> None:
-        limit = waits.Limit(waits.BEGIN, f"{self._queue.name} to begin")
-        while process.answer is None:
-            if waits.readable(process.stdout, limit.left(waits.SLICE)):
-                process.receive()
-            process.check()
-        self._queue.described_by(process.take())
+        def begin() -> Steps:
+            self._queue.described_by((yield init))
+
+        drive([(_Link(process), begin()) for process in processes])
+        return processes
 
     def _install(self) -> None:
         request = self._queue.request("install", dsn=self._conninfo)
         try:
             with self._queue.spawn("the installer") as installer:
-                installer.send(self._init)
-                self._heard(installer)
+                self._queue.described_by(installer.ask(self._init, waits.BEGIN))
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
         except WorkerError:  # its init may want the tables
             with self._queue.spawn("the installer") as installer:
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
-                installer.send(self._init)
-                self._heard(installer)
+                self._queue.described_by(installer.ask(self._init, waits.BEGIN))
         if not self._queue.completes:
             raise QueueError(
                 f"{self._queue.name}: bench measures from claim to completion, and its workers"
@@ -130,8 +121,7 @@ class HostedWorkers:
             jobs: How many.
             payload: Bytes of each job's payload at least.
         """
-        filler = "x" * max(0, payload - len(PAYLOAD))
-        text = PAYLOAD.decode().replace("}", f', "filler": "{filler}"}}' if filler else "}")
+        text = of_size(payload).decode()
         given = {"payload": text, "priority": 0, "delay": timedelta(0), "queue": "default"}
         (job,) = self._queue.request("enqueue", **given)["jobs"]
         left = [min(CHUNK, jobs - done) for done in range(0, jobs, CHUNK)]
@@ -187,8 +177,7 @@ class HostedWorkers:
             return None
         request = self._queue.request("jobs")
         with self._queue.spawn("the reader") as reader:
-            reader.send(self._init)
-            self._heard(reader)
+            self._queue.described_by(reader.ask(self._init, waits.BEGIN))
             rows = self._read("jobs", request, reader.ask(request, waits.BULK))
         return {row.id.encode(): row.state.encode() for row in rows}
 

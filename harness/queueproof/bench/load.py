@@ -178,7 +178,6 @@ class _Compiler:
         lease = queue.lease_seconds
         self._constants: dict[str, bytes | None] = {
             "queue": b"default",
-            "payload": PAYLOAD,
             "priority": b"0",
             "max_attempts": str(queue.max_attempts or 3).encode(),
             "delay": b"0 seconds",
@@ -358,6 +357,12 @@ class _Compiler:
         return replace(claim, commands=(*commands[:-1], last)), complete
 
 
+def of_size(payload: int) -> bytes:
+    """A job's payload, of so many bytes at least."""
+    filler = b"x" * max(0, payload - len(PAYLOAD))
+    return PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler) if filler else PAYLOAD
+
+
 def fill(
     queue: SqlFileQueue,
     session: LoadSession,
@@ -386,10 +391,7 @@ def fill(
         except RejectedError as error:
             raise QueueError(str(error), statement.source) from None
     load = compile_queue(queue, session.pgconn, shape)
-    if payload > len(PAYLOAD):
-        filler = b"x" * (payload - len(PAYLOAD))
-        long = PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler)
-        load = replace(load, constants={**load.constants, "payload": long})
+    load = replace(load, constants={**load.constants, "payload": of_size(payload)})
     session.prepare(load.enqueue)
     session.prepare(load.promote)
     ids = _enqueued(load, session, jobs)

@@ -92,7 +92,7 @@ def answers(report: BenchReport) -> list[str]:
         if base.queue != report.entries[0].queue or not others:
             continue
         spread = (max(base.rates) - min(base.rates)) / 2
-        hold = f", each claim held open for {shape.hold * 1000:g} ms" if shape.hold else ""
+        hold = shape.held(", each claim held open for ")
         told.append(
             f"**{numbers.workers(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue}"
             f" does {numbers.rounded(base.rate, spread)} jobs/s. The others, as a multiple of that:"
@@ -178,8 +178,7 @@ def notes(report: BenchReport) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in report.entries:
         if entry.reason:
-            hold = f" hold {entry.shape.hold * 1000:g} ms" if entry.shape.hold else ""
-            cell = f"{entry.shape.batch}/{entry.shape.workers}{hold}"
+            cell = f"{entry.shape.batch}/{entry.shape.workers}{entry.shape.held(' hold ')}"
             reasons.setdefault((entry.queue, entry.reason), []).append(cell)
     return [f"{q} at batch/workers {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
 

@@ -92,10 +92,6 @@ def _where(entry: Series) -> tuple[str, str, str]:
     return entry.queue, str(entry.shape.workers), str(entry.shape.batch)
 
 
-def _hold(shape: Shape) -> str:
-    return f"{shape.hold * 1000:g} ms" if shape.hold else "none"
-
-
 def _having(
     entries: Iterable[Series], wanted: Callable[[Measured], object]
 ) -> Iterator[tuple[Series, list[Measured]]]:
@@ -160,7 +156,7 @@ def _comparison(entries: Sequence[Series]) -> TitledTable:
             waits = f"{statistics.median(found):.0%}" if found else NOTHING
         queue, *load = _where(entry)
         times = "1" if queue == base else times
-        rows.append((*load, _hold(entry.shape), queue, _rate(entry), times, waits))
+        rows.append((*load, entry.shape.held("") or "none", queue, _rate(entry), times, waits))
     return TitledTable(
         "The convoy: waiting for locks, with and without a held transaction",
         ("workers", "batch", "hold", "strategy", "jobs/s", f"of what {base} does", "waiting"),
@@ -282,7 +278,7 @@ def _under_load(entries: Sequence[Series]) -> TitledTable:
             else numbers.median([figure(run) / run.completed for run in runs])
             for name, figure in UNDER_LOAD.items()
         ]
-        rows.append((*_where(entry), _hold(entry.shape), *shown, _waits(runs)))
+        rows.append((*_where(entry), entry.shape.held("") or "none", *shown, _waits(runs)))
     return TitledTable(
         "Counted under load, per job",
         (*LOAD, "hold", *UNDER_LOAD, "the backends were"),
