@@ -453,6 +453,13 @@ def test_sql_that_the_server_rejects_is_shown_with_its_line(ground: Ground) -> N
         ground.prepare(wrong, Shape(1, 1), 1)
 
 
+def test_a_claim_whose_last_answer_has_no_job_is_told(ground: Ground) -> None:
+    """What counts is the last answer, also where its only column is void."""
+    wrong = queue(claim=f"{CLAIM.rstrip()}\nSELECT pg_notify('claimed', '');\n")
+    with pytest.raises(QueueError, match="claim must return a column id"):
+        ground.prepare(wrong, Shape(1, 1), 1)
+
+
 def test_an_error_under_load_is_told_and_the_next_load_runs(ground: Ground) -> None:
     """An error that is not listed ends the load; the workers are there for the next one."""
     with pytest.raises(QueueError, match=r"q\.sql:\d+: .*\(22012\)"):

@@ -168,7 +168,7 @@ def _own(operation: str) -> dict[str, int]:
 
 def _arrays(fields: list[Field]) -> dict[str, int]:
     """The parameters that an answer gives to what follows, with their types."""
-    return {f"{field.name}s": field.array for field in fields}
+    return {f"{field.name}s": field.array for field in fields if field.oid != VOID}
 
 
 class _Compiler:
@@ -229,7 +229,7 @@ class _Compiler:
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
-        passed = _arrays(fields) if many else {f.name: f.oid for f in fields}
+        passed = _arrays(fields) if many else {f.name: f.oid for f in fields if f.oid != VOID}
         # A parameter of the operation's own wins over a column of the same name.
         own = _own(block.name)
         complete, _ = self._script(block, {**passed, **own})
@@ -257,8 +257,7 @@ class _Compiler:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
         own = _own(block.name)
         script, answer = self._script(block, {**_arrays(fields), **own}, batch)
-        named = {field.place: field.name for field in fields}
-        names = [named[column.index] for column in token]
+        names = [fields[column.index].name for column in token]
         columns = tuple(
             AnswerColumn(self._column(block, answer, name), f"{name}s", column.plain)
             for name, column in zip(names, token, strict=True)
@@ -312,9 +311,8 @@ class _Compiler:
             raise QueueError(f"PostgreSQL rejected this SQL: {message}", source)
         told = self._pgconn.describe_prepared(b"")
         fields = [
-            Field(column, (told.fname(column) or b"").decode(), oid, self._array_of(oid))
-            for column in range(told.nfields)
-            if (oid := told.ftype(column)) != VOID
+            Field(place, (told.fname(place) or b"").decode(), oid, self._array_of(oid))
+            for place, oid in enumerate(map(told.ftype, range(told.nfields)))
         ]
         return command, fields
 
@@ -325,7 +323,7 @@ class _Compiler:
         columns = [
             field.as_parameter(suffix)
             for field in fields
-            if field.name + suffix in needed or field.name == leading
+            if field.oid != VOID and (field.name + suffix in needed or field.name == leading)
         ]
         return tuple(sorted(columns, key=lambda column: column.name != leading + suffix))
 

@@ -54,7 +54,7 @@ def tables(report: BenchReport) -> list[TitledTable]:
     compared = {e.shape[:2] for e in entries if e.shape.hold}
     both = [e for e in entries if e.shape[:2] in compared]
     # A row of a matrix is a queue that was measured with all of its batch sizes.
-    matrix = [e for e in entries if e not in both and (e.runs or e.reason)]
+    matrix = [e for e in entries if e.shape[:2] not in compared and (e.runs or e.reason)]
     parts = [
         (numbers.workers(workers), [e for e in matrix if e.shape.workers == workers])
         for workers in sorted({e.shape.workers for e in matrix})
