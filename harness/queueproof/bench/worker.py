@@ -192,11 +192,6 @@ class Worker(ABC):
                 break
             if not held:
                 yield self._pause()
-        yield from self._end(until + PATIENCE)
-
-    def _end(self, until: float) -> Generator[Any, Any, None]:  # noqa: ARG002 - some have more to do
-        """Complete what is still held."""
-        yield from ()
 
     def _enough(self) -> bool:
         """Whether all jobs are completed."""
@@ -294,6 +289,13 @@ class SqlWorker(Worker):
         self.tally.round_trips = self._session.trips
         return self._told()
 
+    def _at_once(self, until: float, *, standing: bool = False) -> Steps[None]:
+        """The same; what no further claim completes is completed in the end."""
+        yield from super()._at_once(until, standing=standing)
+        if self._kept:
+            kept, self._kept = self._kept, []
+            yield from self._complete(kept, until + PATIENCE)
+
     def _on_time(self, begin: float, until: float) -> Steps[None]:
         """An open loop: claims are due at random times, and whoever is late has waited since then.
 
@@ -358,11 +360,6 @@ class SqlWorker(Worker):
             self._kept = held
         else:
             yield from self._complete(held, until)
-
-    def _end(self, until: float) -> Steps[None]:
-        if self._kept:
-            kept, self._kept = self._kept, []
-            yield from self._complete(kept, until)
 
     def _complete(self, held: Jobs, until: float) -> Steps[None]:
         token, known = self._load.token, self._held
