@@ -9,14 +9,7 @@ from dataclasses import asdict
 from typing import NamedTuple, Self
 
 from queueproof.bench import decide
-from queueproof.bench.bench import (
-    Compared,
-    Group,
-    Setting,
-    names_of,
-    needed,
-    refuse_plan,
-)
+from queueproof.bench.bench import Compared, Group, Setting, names_of, needed, refuse_plan
 from queueproof.bench.figures import BenchError, BenchReport, Series
 from queueproof.bench.load import why_not
 from queueproof.errors import QueueError
