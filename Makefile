@@ -49,9 +49,10 @@ release: $(call with,release)  ## what an index takes, in dist/: README's links 
 	$(BIN)/twine check --strict dist/*
 	@echo "Left to do: tag it and push the tag; $(BIN)/twine upload dist/*"
 
-figures: $(call with,bench)          ## README's picture; the harness's own speed: schedules beside isolationtester
+figures: $(call with,bench)          ## README's picture; the harness's own speed: a load beside pgbench, schedules beside isolationtester
 	PYTHONPATH=harness:. $(BIN)/python -m workshop.drawing
 	PYTHONPATH=harness $(BIN)/python -m workshop.permutations
+	PYTHONPATH=harness $(BIN)/python -m workshop.yardstick
 
 lint: $(call with,dev)
 	$(BIN)/ruff format --check .

@@ -81,6 +81,11 @@ def measured(
     return prepared.verdict()
 
 
+def all_done(found: Measured) -> bool:
+    """Whether every job was handed out once and completed."""
+    return found.drained and found.exactly_once
+
+
 def briefly(
     ground: Ground,
     queue: SqlFileQueue | WorkerQueue,

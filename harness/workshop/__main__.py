@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from queueproof.bench import render
-from queueproof.bench.bench import Group, measure
+from queueproof.bench.bench import Group, Setting, measure
 from queueproof.bench.figures import BenchReport
 from queueproof.bench.load import Loaded, refuse
 from queueproof.bench.measured import Shape
@@ -86,10 +86,12 @@ def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
     with errors.status("starting the server and the workers") as status:
         report = measure(
             plan(strategies(), () if options.quick else peers(), quick=options.quick),
+            Setting(
+                seconds=0.2 if options.quick else SECONDS,
+                postgres=options.postgres,
+                progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
+            ),
             rounds=1 if options.quick else ROUNDS,
-            seconds=0.2 if options.quick else SECONDS,
-            postgres=options.postgres,
-            progress=lambda what, share: status.update(f"{what} ({share:.0%})"),
         )
     report.method["limit"] = LIMIT
     return report

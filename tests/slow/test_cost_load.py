@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from queueproof.bench import chart, endure, render
-from queueproof.bench.bench import keeping_whole_rounds, run
+from queueproof.bench.bench import Setting, groups, keeping_whole_rounds, measure
 from queueproof.bench.cell import Ground
 from queueproof.bench.compare import Budget, compare
 from queueproof.bench.endure import PHASES
@@ -25,6 +25,7 @@ from tests.fix_loads import (
     CLAIM,
     PATIENCE,
     RETRIED,
+    all_done,
     every_second_call,
     measured,
     queue,
@@ -39,23 +40,16 @@ SEVERAL = 2 * processors() + 1  # workers, of which some process has three
 
 def test_who_has_started_and_is_promoted_to_endures(dsn: str) -> None:
     """Workers that start, and jobs that are promoted, through all phases."""
-    backlog = Pace(backlog=30)
-    (entry,) = run([registered()], [1], [1], endure=BRIEF, pace=backlog, postgres=dsn).entries
+    setting = Setting(pace=Pace(backlog=30), postgres=dsn)
+    (entry,) = measure(groups([registered()], [1], [1]), setting, endure=BRIEF).entries
     assert len(entry.endured) == len(PHASES) * endure.POINTS
 
 
 def test_an_open_loop_is_reported(dsn: str) -> None:
     """Percentiles of all rounds, the greatest, what was late and what was skipped."""
     pytest.importorskip("hdrh")
-    found = run(
-        [queue()],
-        [1],
-        [2],
-        rounds=2,
-        seconds=0.2,
-        pace=Pace(rate=50, backlog=10),
-        postgres=dsn,
-    )
+    setting = Setting(0.2, Pace(rate=50, backlog=10), dsn)
+    found = measure(groups([queue()], [1], [2]), setting, rounds=2)
     text = render.markdown(found)
     order = ["## Latency under a given rate", "p99.9, ms", "50 jobs/s in all", "10 further jobs"]
     assert order == sorted(order, key=text.index)
@@ -63,21 +57,11 @@ def test_an_open_loop_is_reported(dsn: str) -> None:
     assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
-def test_the_harness_stands_beside_pgbench_in_the_report(dsn: str) -> None:
-    """One figure for each round, kept in the file."""
-    found = run([queue()], [1], [1], rounds=2, seconds=0.05, yardstick=True, postgres=dsn)
-    assert len(found.entries[0].yardstick) == 2
-    text = render.markdown(found)
-    assert "harness ÷ pgbench" in text
-    assert "`complete_and_claim`" not in text  # pgbench cannot, so nobody does
-    assert render.markdown(BenchReport.from_json(found.to_json())) == text
-
-
 @pytest.fixture(scope="module")
 def endured() -> BenchReport:
     """The reference, and a queue that deletes nothing, a tenth of a second a phase."""
     found = [strategy("skip_locked"), strategy("sound/append_only")]
-    return run(found, [1], [1], endure=0.1, pace=Pace(backlog=300))
+    return measure(groups(found, [1], [1]), Setting(pace=Pace(backlog=300)), endure=0.1)
 
 
 def test_an_old_snapshot_makes_claims_dearer_where_rows_are_updated(endured: BenchReport) -> None:
@@ -154,8 +138,7 @@ def test_a_process_drives_several_workers(crowd: Ground) -> None:
         prepared = crowd.prepare(one, Shape(1, SEVERAL, HOLD), 40 * SEVERAL)
         prepared.run(PATIENCE)
         found = prepared.verdict()
-        assert found.drained
-        assert found.exactly_once
+        assert all_done(found)
         assert len(prepared._tallies) == SEVERAL
         assert all(tally.accepted for tally in prepared._tallies)
         assert found.p50 >= HOLD or "hold_open" in one.name
@@ -165,8 +148,7 @@ def test_one_of_several_workers_fails_and_the_next_load_runs(crowd: Ground) -> N
     """A retried error of one is not another's; a lost connection is told, with its statement."""
     failing = queue(header=RETRIED, claim=every_second_call("55P03"))
     found = measured(crowd, failing, Shape(1, SEVERAL), 200)
-    assert found.drained
-    assert found.exactly_once
+    assert all_done(found)
     assert found.retries > 0
     ends = CLAIM.replace("ORDER BY id", "AND pg_terminate_backend(pg_backend_pid()) ORDER BY id")
     assert ends != CLAIM
@@ -189,16 +171,9 @@ def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
 
 def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
     """In the same rounds, with what asking it costs where it can say; a hold it has not."""
-    report = run(
-        [strategy("skip_locked"), scripted(operations='"complete", "clock"')],
-        (10,),
-        (2,),
-        holds=(0.0, HOLD),
-        rounds=1,
-        seconds=0.2,
-        yardstick=True,
-        postgres=dsn,
-    )
+    both = [strategy("skip_locked"), scripted(operations='"complete", "clock"')]
+    plan = groups(both, [10], [2], [0.0, HOLD])
+    report = measure(plan, Setting(0.2, postgres=dsn), rounds=1)
     text = render.markdown(report)
     assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
     assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2
@@ -211,14 +186,8 @@ def test_a_small_run_from_queue_to_report() -> None:
     """Two queues, one of which fails under load: the other's figures stand, the reason is told."""
     told: list[str] = []
     failing = queue("failing.sql", claim=every_second_call("22012"))
-    found = run(
-        [queue(), failing],
-        [1],
-        [2],
-        rounds=2,
-        seconds=0.05,
-        progress=lambda what, _: told.append(what),
-    )
+    setting = Setting(0.05, progress=lambda what, _: told.append(what))
+    found = measure(groups([queue(), failing], [1], [2]), setting, rounds=2)
     first, second = found.entries
     assert (first.queue, len(first.runs)) == ("q", 2)
     assert (second.queue, second.runs, second.failed) == ("failing", [], True)
@@ -232,20 +201,18 @@ def test_a_small_run_from_queue_to_report() -> None:
 def test_only_failures_are_an_error() -> None:
     """A single queue that fails is an error with its reason, not an empty report."""
     with pytest.raises(QueueError, match=r"q: .*22012"):
-        run([queue(claim=every_second_call("22012"))], [1], [1], rounds=1, seconds=0.05)
+        measure(
+            groups([queue(claim=every_second_call("22012"))], [1], [1]), Setting(0.05), rounds=1
+        )
 
 
 def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:
     """Twelve rounds show it; the finding stands before the figures, and in the file."""
     work = "SELECT count(*) AS counted FROM generate_series(1, 100000);\nUPDATE"
     busy = queue("busy.sql", claim=CLAIM.replace("UPDATE", work, 1))
-    found = compare(
-        [queue(), busy],
-        Shape(10, 1),
-        budget=Budget(None, 12),
-        seconds=0.15,  # some ten claims of the slow one: less says nothing on a busy machine
-        postgres=dsn,
-    )
+    # Some ten claims of the slow one: less says nothing on a busy machine.
+    setting = Setting(0.15, postgres=dsn)
+    found = compare(groups([queue(), busy], [10], [1])[0], setting, budget=Budget(None, 12))
     assert found.method["comparison"]["verdict"] == "slower"
     assert [len(entry.runs) for entry in found.entries] == [12, 12]
     text = render.markdown(found)
@@ -273,14 +240,9 @@ def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
     """The second counted round was half done: the first one is kept, and the report says so."""
     kept: list[BenchReport] = []
     with pytest.raises(KeyboardInterrupt):
-        run(
-            [queue(), strategy("skip_locked")],
-            [1],
-            [1],
-            seconds=0.02,
-            postgres=dsn,
-            progress=Interrupting(8),
-            keep=kept.append,
+        measure(
+            groups([queue(), strategy("skip_locked")], [1], [1]),
+            Setting(0.02, postgres=dsn, progress=Interrupting(8), keep=kept.append),
         )
     (found,) = kept
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
@@ -293,12 +255,8 @@ def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> No
     kept: list[BenchReport] = []
     with pytest.raises(KeyboardInterrupt):
         compare(
-            [queue(), queue()],
-            Shape(10, 1),
-            seconds=0.02,
-            postgres=dsn,
-            progress=Interrupting(10),
-            keep=kept.append,
+            groups([queue(), queue()], [10], [1])[0],
+            Setting(0.02, postgres=dsn, progress=Interrupting(12), keep=kept.append),
         )
     (found,) = kept
     assert found.method["comparison"]["verdict"] == "no difference seen"
@@ -308,7 +266,7 @@ def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> No
 def test_an_interrupted_run_without_a_whole_round_reports_nothing(dsn: str) -> None:
     """The interruption goes on, as it came."""
     kept: list[BenchReport] = []
-    where = dsn
+    setting = Setting(postgres=dsn, progress=Interrupting(3), keep=kept.append)
     with pytest.raises(KeyboardInterrupt):
-        run([queue()], [1], [1], postgres=where, progress=Interrupting(3), keep=kept.append)
+        measure(groups([queue()], [1], [1]), setting)
     assert not kept

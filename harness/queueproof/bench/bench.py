@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +32,9 @@ PILOT_JOBS = 500  # at least, in the round that is not counted
 MOST_JOBS = 250_000
 MOST_BACKLOG = 2_000_000  # they go in through the queue's own enqueue
 MOST_PAYLOAD = 1_000_000  # bytes
-LONGEST = 255  # characters of a file's name that is looked for
+MOST_WORKERS = 64
+LONGEST = 60  # seconds of a cell, and of its warm-up
+NAME = 255  # characters of a file's name that is looked for
 SPARE = 2.0  # times the jobs that a worker program will do
 SLACK = 1.5  # a cell's time limit, in SECONDS: what slower queues have
 SETTINGS = (
@@ -62,185 +63,185 @@ class Group(NamedTuple):
     queues: tuple[Loaded, ...]
 
 
-def run(
+class Setting(NamedTuple):
+    """Where and how something is measured, whatever it is.
+
+    Attributes:
+        seconds: Of measured work of the fastest queue in a cell.
+        pace: An open loop's rate, and what all loads have in common.
+        postgres: Where, as `open_server` takes it; what is started for this is durable.
+        trust: As `open_server` takes it.
+        progress: Told what is measured now, and which share of all is done.
+        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
+    """
+
+    seconds: float = SECONDS
+    pace: Pace = CLOSED
+    postgres: str | None = None
+    trust: bool = False
+    progress: Progress = lambda _what, _share: None
+    keep: Keep = lambda _report: None
+
+    @contextmanager
+    def ground(self, plan: Sequence[Group], report: BenchReport) -> Iterator[Ground]:
+        """Where a plan is measured, once counters have been read there.
+
+        Args:
+            plan: What is to be measured.
+            report: Of it, which is kept if a signal comes.
+        """
+        cells = [(queue, group.shape) for group in plan for queue in group.queues]
+        most = max(group.shape.workers for group in plan)
+        with (
+            open_server(self.postgres, durable=True, trust=self.trust) as server,
+            Ground(server, most, self.pace) as ground,
+            keeping_whole_rounds(report, self.keep),
+        ):
+            report.method |= method(server, ground, self.seconds) | {"pace": self.pace._asdict()}
+            report.method["queues"] = {
+                entry.queue: queue.digest
+                for (queue, _), entry in zip(cells, report.entries, strict=True)
+            }
+            for (queue, shape), entry in zip(cells, report.entries, strict=True):
+                self.progress(f"counting: {entry.queue}, batch {shape.batch}", 0.0)
+                count_once(ground, queue, entry, report)
+            yield ground
+
+
+def groups(
     queues: Sequence[Queue],
     batches: Sequence[int] = (1, 10, 100),
     workers: Sequence[int] = (1, 4),
-    *,
     holds: Sequence[float] = (0.0,),
-    endure: float = 0.0,
-    rounds: int = ROUNDS,
-    seconds: float = SECONDS,
-    yardstick: bool = False,
-    pace: Pace = CLOSED,
-    postgres: str | None = None,
-    trust: bool = False,
-    progress: Progress = lambda _what, _share: None,
-    keep: Keep = lambda _report: None,
-) -> BenchReport:
-    """Measure every queue with every batch size, every number of workers and every hold.
+) -> list[Group]:
+    """Every queue with every batch size, every number of workers and every hold.
 
     Args:
         queues: Queue files, and worker programs; the first is what the others are compared with.
         batches: Jobs per claim.
         workers: Each with a connection of its own; they share as many processes as there are cores.
         holds: Seconds for which a claim's transaction is kept open before its COMMIT.
+
+    Raises:
+        QueueError: A queue cannot be measured; the message says why.
+    """
+    checked = tuple(refuse(queue) for queue in queues)
+    return [Group(Shape(b, w, h), checked) for w, b, h in product(workers, batches, holds)]
+
+
+def measure(
+    plan: Sequence[Group],
+    setting: Setting = Setting(),  # noqa: B008 - a tuple
+    *,
+    endure: float = 0.0,
+    rounds: int = ROUNDS,
+) -> BenchReport:
+    """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
+
+    Within a round the queues of a group follow each other under the same load, each time
+    beginning with another one, so that a machine that slows down slows all of them.
+
+    Args:
+        plan: What is to be measured.
+        setting: Where and how.
         endure: Seconds of each phase of endurance, without rounds; 0: none.
         rounds: How often each is measured; figures are medians. With 0 only counters are read.
-        seconds: Of measured work in each.
-        yardstick: Whether pgbench runs the same SQL in the same rounds.
-        pace: An open loop's rate, and what all loads have in common.
-        postgres: Where, as `open_server` takes it; what is started for this is durable.
-        trust: As `open_server` takes it.
-        progress: Told what is measured now, and which share of all is done.
-        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
     Raises:
         QueueError: A queue cannot be measured; the message says why.
         BenchError: A number is out of range.
         ServerUnavailableError: There is no server.
     """
-    checked = tuple(refuse(queue) for queue in queues)
-    shapes = [Shape(b, w, h) for w, b, h in product(workers, batches, holds)]
-    plan = [Group(shape, checked) for shape in shapes]
-    return measure(
-        plan,
-        endure=endure,
-        rounds=0 if endure else rounds,
-        seconds=seconds,
-        yardstick=yardstick,
-        pace=pace,
-        postgres=postgres,
-        trust=trust,
-        progress=progress,
-        keep=keep,
-    )
-
-
-def measure(
-    plan: Sequence[Group],
-    *,
-    endure: float = 0.0,
-    rounds: int = ROUNDS,
-    seconds: float = SECONDS,
-    yardstick: bool = False,
-    pace: Pace = CLOSED,
-    postgres: str | None = None,
-    trust: bool = False,
-    progress: Progress = lambda _what, _share: None,
-    keep: Keep = lambda _report: None,
-) -> BenchReport:
-    """Measure a plan: a round that is not counted and sets the number of jobs, then the rounds.
-
-    Within a round the queues of a group follow each other under the same load, each time
-    beginning with another one, so that a machine that slows down slows all of them. `run` says
-    more about the arguments.
-    """
-    refuse_plan(plan, rounds, seconds)
-    refuse_pace(pace, seconds)
-    refuse_programs([queue for group in plan for queue in group.queues], pace, endure=endure)
+    rounds = 0 if endure else rounds
+    refuse_plan(plan, setting, rounds=rounds, endure=endure)
     names = names_of([queue for group in plan for queue in group.queues])
-    report = BenchReport({}, [Series(names[q.name], g.shape) for g in plan for q in g.queues])
-    numbered = iter(report.entries)
-    cells = [(group.shape, [(queue, next(numbered)) for queue in group.queues]) for group in plan]
-    most = max(shape.workers for shape, _ in cells)
-    with (
-        open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, most, pace, apart=yardstick) as ground,
-        keeping_whole_rounds(report, keep),
-    ):
-        report.method |= method(server, ground, seconds) | {
-            "pace": pace._asdict(),
-            "rounds": rounds,
-            "queues": {names[q.name]: q.digest for group in plan for q in group.queues},
-        }
-        for queue, entry in [pair for _, compared in cells for pair in compared]:
-            progress(f"counting: {entry.queue}, batch {entry.shape.batch}", 0.0)
-            count_once(ground, queue, entry, report)
+    cells = [
+        Compared(
+            group.shape, [(queue, Series(names[queue.name], group.shape)) for queue in group.queues]
+        )
+        for group in plan
+    ]
+    sides = [side for cell in cells for side in cell.sides]
+    report = BenchReport({}, [entry for _, entry in sides])
+    told = count()
+    with setting.ground(plan, report) as ground:
+        report.method["rounds"] = rounds
         if endure:
             report.method["endure"] = endure
-            for number, (queue, entry) in enumerate(p for _, both in cells for p in both):
-                progress(f"enduring: {entry.queue}", number / len(report.entries))
+            for queue, entry in sides:
+                setting.progress(f"enduring: {entry.queue}", next(told) / len(sides))
                 if isinstance(queue, SqlFileQueue) and not entry.reason:
                     ground.endure(queue, entry.shape.batch, endure, entry.endured)
                     entry.counted = {**entry.counted, **gates(entry.endured)}
-        one = _Round(
-            ground=ground,
-            cells=cells,
-            jobs={shape: enough(PILOT_JOBS, shape) for shape, _ in cells},
-            own={id(entry): PILOT_JOBS / seconds for entry in report.entries},
-            seconds=seconds,
-            pace=pace,
-            yardstick=yardstick,
-        )
-        for number in range(rounds + 1 if rounds else 0):
-            told = partial(_tell, progress, number, rounds)
-            one.measure(number, told)
+        for number, cell in product(range(rounds + 1 if rounds else 0), cells):
+            turn = number % len(cell.sides)
+
+            def tell(what: str, number: int = number) -> None:
+                share = next(told) / len(sides) / (rounds + 1)
+                setting.progress(f"round {number}/{rounds}: {what}", share)
+
+            order = [*cell.sides[turn:], *cell.sides[:turn]]
+            best = cell.measure(ground, setting, order, counted=number > 0, tell=tell)
+            cell.jobs = needed(setting.pace, best, setting.seconds, cell.shape)
     failures = [entry for entry in report.entries if entry.failed]
     if failures and not any(entry.runs for entry in report.entries):
         raise QueueError(f"{failures[0].queue}: {failures[0].reason}")
     return report
 
 
-def _tell(progress: Progress, number: int, rounds: int, what: str, share: float) -> None:
-    progress(f"round {number}/{rounds}: {what}", (number + share) / (rounds + 1))
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """What is measured in each round.
+@dataclass(slots=True)
+class Compared:
+    """Queues under the same load, as they are measured round by round.
 
     Attributes:
-        ground: Where.
-        cells: Loads, each with the queues under it and their entries in the report.
-        jobs: How many to put in for each load; of the fastest queue of the round before.
-        own: Each entry's own jobs/s, by its id.
-        seconds: Of measured work in each cell.
-        pace: Of the loads.
-        yardstick: Whether pgbench runs the same SQL beside it.
+        shape: Of the load.
+        sides: The queues, with their entries in the report.
+        jobs: How many to put in.
+        own: Each queue's own jobs/s, by its name.
     """
 
-    ground: Ground
-    cells: Sequence[tuple[Shape, Sequence[tuple[Loaded, Series]]]]
-    jobs: dict[Shape, int]
-    own: dict[int, float]
-    seconds: float
-    pace: Pace
-    yardstick: bool
+    shape: Shape
+    sides: Sequence[tuple[Loaded, Series]]
+    jobs: int = field(init=False)
+    own: dict[str, float] = field(default_factory=dict)
 
-    def measure(self, number: int, progress: Progress) -> None:
-        """Measure a round.
+    def __post_init__(self) -> None:
+        self.jobs = enough(PILOT_JOBS, self.shape)
+
+    def measure(
+        self,
+        ground: Ground,
+        setting: Setting,
+        order: Sequence[tuple[Loaded, Series]],
+        *,
+        counted: bool,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> float:
+        """Measure a round; jobs/s of the fastest queue.
 
         Args:
-            number: Which; 0 is not counted, and sets the number of jobs.
-            progress: Told what is measured now, and which share of the round is done.
+            ground: Where.
+            setting: Of all rounds.
+            order: The sides, in the order in which they are measured.
+            counted: Whether it counts; the others warm up, and set the number of jobs.
+            tell: Told what is measured now.
         """
-        ground = self.ground
-        ground.pace = self.pace if number else self.pace._replace(rate=0.0, warm_up=0.0)
-        done, whole = 0, sum(len(compared) for _, compared in self.cells)
-        for shape, compared in self.cells:
-            turn = number % len(compared)
-            best = 0.0
-            jobs = self.jobs[shape]
-            for queue, entry in (*compared[turn:], *compared[:turn]):
-                progress(f"{entry.queue}, {spoken_shape(shape)}", done / whole)
-                done += 1
-                before = self.yardstick and number % 2 and _beside(ground, queue, entry, jobs)
-                wanted = jobs
-                if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
-                    most = SPARE * self.own[id(entry)] * self.seconds
-                    wanted = min(wanted, enough(most, shape))
-                measured = measure_once(ground, queue, entry, wanted, self.seconds)
-                if measured is None:
-                    continue
-                self.own[id(entry)] = measured.rate
-                if number and self.yardstick:
-                    beside = before or _beside(ground, queue, entry, jobs)
-                    entry.yardstick += [beside] if beside else []
-                best = max(best, measured.rate)
-                if number:
-                    entry.runs.append(measured)
-            self.jobs[shape] = needed(self.pace, best, self.seconds, shape)
+        ground.pace = setting.pace if counted else setting.pace._replace(rate=0.0, warm_up=0.0)
+        best = 0.0
+        for queue, entry in order:
+            tell(f"{entry.queue}, {spoken_shape(self.shape)}")
+            jobs = self.jobs
+            if isinstance(queue, WorkerQueue):  # whose own enqueue takes its time
+                rate = self.own.get(entry.queue, PILOT_JOBS / setting.seconds)
+                jobs = min(jobs, enough(SPARE * rate * setting.seconds, self.shape))
+            measured = measure_once(ground, queue, entry, jobs, setting.seconds)
+            if measured is None:
+                continue
+            self.own[entry.queue] = measured.rate
+            best = max(best, measured.rate)
+            if counted:
+                entry.runs.append(measured)
+        return best
 
 
 @contextmanager
@@ -265,7 +266,7 @@ def keeping_whole_rounds(report: BenchReport, keep: Keep) -> Iterator[None]:
             keep(report)
         elif whole:
             for entry in report.entries:
-                del entry.runs[whole:], entry.yardstick[whole:]
+                del entry.runs[whole:]
             report.method |= {"rounds": whole, "interrupted": True}
             keep(report)
         raise
@@ -306,7 +307,7 @@ def measure_once(
     if entry.reason:
         return None
     shape = entry.shape
-    if reason := why_not(queue, batch=shape.batch, hold=shape.hold):
+    if reason := why_not(queue, shape):
         entry.reason = reason
         return None
     prepared = ground.prepare(queue, shape, jobs)
@@ -318,11 +319,6 @@ def measure_once(
         entry.reason, entry.failed = str(error), True
         entry.runs.clear()
         return None
-
-
-def _beside(ground: Ground, queue: Loaded, entry: Series, jobs: int) -> float | None:
-    """The yardstick's jobs/s; it goes first in every other round."""
-    return None if entry.reason or entry.shape.hold else ground.yardstick(queue, entry.shape, jobs)
 
 
 def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport) -> None:
@@ -339,7 +335,7 @@ def count_once(ground: Ground, queue: Loaded, entry: Series, report: BenchReport
         if (other.queue, other.shape.batch) == (entry.queue, batch) and other.counted:
             entry.counted = other.counted
             return
-    entry.reason = why_not(queue, batch=batch, hold=entry.shape.hold) or ""
+    entry.reason = why_not(queue, entry.shape) or ""
     if not entry.reason:
         try:
             entry.counted = ground.count(queue, batch)
@@ -370,56 +366,49 @@ def enough(jobs: float, shape: Shape) -> int:
     return min(MOST_JOBS // step * step or step, step * max(4, round(jobs / step)))
 
 
-def refuse_plan(plan: Sequence[Group], rounds: int, seconds: float) -> None:
-    """Refuse numbers that are out of range.
+def refuse_plan(
+    plan: Sequence[Group], setting: Setting, *, rounds: int = 1, endure: float = 0.0
+) -> None:
+    """Refuse numbers that are out of range, and what the loop of worker programs has not.
 
     Args:
         plan: What is to be measured.
+        setting: Where and how.
         rounds: How often.
-        seconds: Of measured work in each.
+        endure: Seconds of each phase of endurance.
 
     Raises:
-        BenchError: One is.
+        BenchError: There is such a thing.
     """
+    pace, seconds = setting.pace, setting.seconds
     if not any(group.queues for group in plan):
         raise BenchError("there is nothing to measure: name a queue file")
-    if rounds < 0 or not 0 < seconds <= 60:  # noqa: PLR2004
-        raise BenchError("rounds: 0 or more; seconds: more than 0, at most 60")
+    if rounds < 0 or not 0 < seconds <= LONGEST:
+        raise BenchError(f"rounds: 0 or more; seconds: more than 0, at most {LONGEST}")
     for shape, _ in plan:
-        fits = 1 <= shape.batch <= MOST_JOBS
-        if not fits or not 1 <= shape.workers <= 64 or not 0 <= shape.hold <= 1:  # noqa: PLR2004
+        fits = 1 <= shape.batch <= MOST_JOBS and 1 <= shape.workers <= MOST_WORKERS
+        if not fits or not 0 <= shape.hold <= 1:
             raise BenchError(
-                f"{spoken_shape(shape)}: a batch has 1 to {MOST_JOBS:,} jobs, there are 1 to 64"
-                " workers, and a hold is at most 1 s"
+                f"{spoken_shape(shape)}: a batch has 1 to {MOST_JOBS:,} jobs, there are 1 to"
+                f" {MOST_WORKERS} workers, and a hold is at most 1 s"
             )
-
-
-def refuse_pace(pace: Pace, seconds: float) -> None:
-    """Refuse numbers that are out of range.
-
-    Args:
-        pace: Of the loads.
-        seconds: Of measured work in each.
-
-    Raises:
-        BenchError: One is.
-    """
-    if (
-        not 0 <= pace.rate * seconds <= MOST_JOBS
-        or not 0 <= pace.backlog <= MOST_BACKLOG
-        or not 0 <= pace.payload <= MOST_PAYLOAD
-        or not 0 <= pace.warm_up <= 60  # noqa: PLR2004
-    ):
+    most = Pace(MOST_JOBS / seconds, MOST_BACKLOG, MOST_PAYLOAD, LONGEST)
+    if not all(0 <= asked <= limit for asked, limit in zip(pace, most, strict=True)):
         raise BenchError(
             f"a rate times the seconds is at most {MOST_JOBS:,} jobs, a backlog {MOST_BACKLOG:,}"
-            f" jobs, a payload {MOST_PAYLOAD:,} bytes, a warm-up 60 s"
+            f" jobs, a payload {MOST_PAYLOAD:,} bytes, a warm-up {LONGEST} s"
+        )
+    programs = [q.name for group in plan for q in group.queues if isinstance(q, WorkerQueue)]
+    if programs and (pace.rate or pace.backlog or pace.warm_up or endure):
+        raise BenchError(
+            f"{programs[0]}: worker programs are measured in a closed loop; --rate, --backlog,"
+            " --warm-up and --endure are for queue files"
         )
 
 
 def spoken_shape(shape: Shape) -> str:
     """A load in words."""
-    hold = f", hold {shape.hold * 1000:g} ms" if shape.hold else ""
-    return f"batch {shape.batch}, workers {shape.workers}{hold}"
+    return f"batch {shape.batch}, workers {shape.workers}{shape.held(', hold ')}"
 
 
 def names_of(queues: Sequence[Loaded]) -> dict[str, str]:
@@ -434,27 +423,8 @@ def _short(queue: Loaded) -> str:
         return Path(queue.name).stem
     if not queue.name.startswith("exec:"):
         return queue.name.rpartition(":")[2]
-    files = [word for word in queue.argv[1:] if len(word) < LONGEST and Path(word).is_file()]
+    files = [word for word in queue.argv[1:] if len(word) < NAME and Path(word).is_file()]
     return Path(files[-1]).stem if files else queue.name
-
-
-def refuse_programs(queues: Sequence[Loaded], pace: Pace, *, endure: float = 0.0) -> None:
-    """Refuse what the loop of worker programs has not.
-
-    Args:
-        queues: That are to be measured.
-        pace: Of the loads.
-        endure: Seconds of each phase of endurance.
-
-    Raises:
-        BenchError: One of the queues is a program, and it is asked for.
-    """
-    programs = [queue.name for queue in queues if isinstance(queue, WorkerQueue)]
-    if programs and (pace.rate or pace.backlog or pace.warm_up or endure):
-        raise BenchError(
-            f"{programs[0]}: worker programs are measured in a closed loop; --rate, --backlog,"
-            " --warm-up and --endure are for queue files"
-        )
 
 
 def _server(server: Server) -> str:

@@ -4,119 +4,77 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Any
 
 import psycopg
-from psycopg import pq, sql
-from psycopg.pq.abc import PGresult
+from psycopg import sql
 
 from queueproof import waits
-from queueproof.bench import counters, endure, latency, yardstick
-from queueproof.bench.counters import NOTHING
+from queueproof.bench import counters, endure, latency
+from queueproof.bench.counters import ASKED, NOTHING
 from queueproof.bench.endure import Point
-from queueproof.bench.fill import OwnSession, fill, promote
 from queueproof.bench.hosted import MOST_JOBS, HostedWorkers
-from queueproof.bench.load import SCHEMA, CompiledLoad, Loaded, NotApplicableError
+from queueproof.bench.load import SCHEMA, Loaded, NotApplicableError, fill, promote
 from queueproof.bench.measured import Measured, Pace, Shape, percentile
-from queueproof.bench.pool import TICK, Pool
-from queueproof.bench.session import LoadSession, RejectedError, values
-from queueproof.bench.worker import PATIENCE, Tally, Worker
+from queueproof.bench.pool import Pool
+from queueproof.bench.session import LoadSession
+from queueproof.bench.worker import TICK, Load, Tally
 from queueproof.errors import QueueError
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.worker import WorkerQueue
 
-_SCHEMAS = """
-SELECT nspname FROM pg_catalog.pg_namespace
-WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
-"""
-_TABLES = """
-SELECT n.nspname, c.relname
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'm') AND NOT c.relispartition
-  AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
-"""
-_LEFT = """
-SELECT pg_catalog.pg_terminate_backend(pid, %s) FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-"""
-_DOING = """
-SELECT CASE WHEN wait_event_type IS NULL THEN 'none'
-  ELSE wait_event_type || ':' || wait_event END, count(*)
-FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-GROUP BY 1
-"""
-
-
 CLOSED = Pace()
+SUMMED = (
+    *("rejected", "empty", "retries", "deadlocks", "round_trips", "worker_cpu"),
+    *("warm", "late", "skipped"),
+)
+"""What all workers have counted is their sum."""
 
 
-class Ground:
+class Ground(ExitStack):
     """A database and worker processes, for one measurement after another.
 
-    A context manager: the processes end and the database is dropped with it.
+    At its end the processes end and the database is dropped.
 
     Attributes:
         pace: Of the next load.
-        apart: Whether a queue that completes and claims in one statement uses two.
+        apart: Whether a queue that completes and claims in one statement uses two, as pgbench does.
+        server: Where it is.
+        conninfo: Of its database.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        workers: int,
-        pace: Pace = CLOSED,
-        *,
-        apart: bool = False,
-    ) -> None:
+    def __init__(self, server: Server, workers: int, pace: Pace = CLOSED) -> None:
         """Start the processes and create the database.
 
         Args:
             server: Where; with durable settings, or the figures mean little.
             workers: Most workers that a measurement will have.
             pace: Of the loads.
-            apart: Whether completions and claims are statements of their own, as pgbench's are.
         """
+        super().__init__()
         self.pace = pace
-        self.apart = apart
-        self._server = server
-        self._stack = ExitStack()
-        with self._stack:  # so that what is there is undone if the rest fails
-            self._pool = self._stack.enter_context(Pool(workers))
+        self.apart = False
+        self.server = server
+        try:
+            self._pool = self.enter_context(closing(Pool(workers)))
             # A server of ours leaves deadlocks to the scheduler; here they end as elsewhere.
             given = {"deadlock_timeout": "1s"} if server.superuser else {}
-            database = server.database("queueproof_bench", given)
-            conninfo = self._stack.enter_context(database)
+            conninfo = self.enter_context(server.database("queueproof_bench", given))
             if not server.trusted:  # before PostgreSQL 15 it is not the database's owner's
                 with waits.LimitedConnection.open(conninfo) as ours:
                     ours.execute(f"ALTER SCHEMA public OWNER TO {server.owner}")
-            self._conninfo = server.for_queue(conninfo)
-            connection = waits.LimitedConnection.open(self._conninfo)
-            connection.seconds = waits.BULK
-            self._admin = self._stack.enter_context(connection)
-            self._load_stack = self._stack.enter_context(ExitStack())  # of the last load
+            self.conninfo = server.for_queue(conninfo)
+            self._admin = self.enter_context(waits.LimitedConnection.open(self.conninfo))
+            self._admin.seconds = waits.BULK
+            self._load_stack = self.enter_context(ExitStack())  # of the last load
             self._autovacuum("off")
-            self._stack = self._stack.pop_all()
-
-    def __enter__(self) -> Self:
-        """Return the ground."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the processes and drop the database."""
-        self._stack.close()
+        except BaseException:
+            self.close()
+            raise
 
     def setting(self, name: str) -> str:
         """A setting of the server."""
@@ -125,9 +83,9 @@ class Ground:
 
     def _autovacuum(self, value: str, nap: float = 60.0) -> None:
         """Turn it on or off, on a server of ours; `nap` is in seconds."""
-        if not (self._server.ours and self._server.superuser):
+        if not (self.server.ours and self.server.superuser):
             return
-        self._server.administer(
+        self.server.administer(
             f"ALTER SYSTEM SET autovacuum_naptime = '{max(1, round(nap))}s'",
             f"ALTER SYSTEM SET autovacuum = {value}",
             "SELECT pg_catalog.pg_reload_conf()",
@@ -149,26 +107,23 @@ class Ground:
         pace = self.pace
         if isinstance(queue, WorkerQueue):
             return self._hosted(queue, shape, jobs)
-        compiled, ids = self._install(queue, shape, jobs + pace.backlog)
+        load, ids = self.install(queue, shape, jobs + pace.backlog)
         rate = pace.rate / shape.batch / shape.workers
-        compiled = replace(
-            compiled,
-            load=replace(
-                compiled.load,
-                jobs=jobs,
-                rate=rate,
-                standing=pace.backlog > 0,
-                exchange=None if rate or self.apart else compiled.load.exchange,
-            ),
+        load = replace(
+            load,
+            jobs=jobs,
+            rate=rate,
+            standing=pace.backlog > 0,
+            warm_up=pace.warm_up,
+            exchange=None if rate or self.apart else load.exchange,
         )
-        self._pool.prepare(self._conninfo, compiled.load, shape.workers)
-        ours = _Ours(self._pool, self._conninfo, compiled, pace.warm_up)
-        return Prepared(ours, self._admin, ids, bool(rate))
+        self._pool.prepare(self.conninfo, load, shape.workers)
+        return Prepared(self._pool, self._admin, ids, bool(rate))
 
     def _hosted(self, queue: WorkerQueue, shape: Shape, jobs: int) -> Prepared:
         """The same with workers that are programs, started anew."""
         self._clear()
-        hosted = self._load_stack.enter_context(HostedWorkers(queue, self._conninfo, shape))
+        hosted = self._load_stack.enter_context(closing(HostedWorkers(queue, self.conninfo, shape)))
         hosted.fill(min(jobs, MOST_JOBS), self.pace.payload)
         self._vacuum()
         hosted.begin()
@@ -188,16 +143,9 @@ class Ground:
         if isinstance(queue, WorkerQueue):
             raise NotApplicableError("its workers do not hand over what a single claim has touched")
         jobs = max(counters.LEAST_JOBS, 2 * batch * (counters.WARM + counters.COUNTED))
-        compiled, _ = self._install(queue, Shape(batch, 1), jobs)
-        load = compiled.load
-        try:
-            session = OwnSession(self._conninfo, load.setup, load.retry_on)
-            try:
-                return counters.count(self._admin, _work(session, Worker(session, load, 0, [0])))
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+        load, _ = self.install(queue, Shape(batch, 1), jobs)
+        with self._session(load) as session:
+            return counters.count(self._admin, counters.Alone(session, load))
 
     def endure(self, queue: SqlFileQueue, batch: int, seconds: float, points: list[Point]) -> None:
         """What claims cost under an old snapshot and after it; autovacuum is on.
@@ -212,171 +160,77 @@ class Ground:
             NotApplicableError: The queue has no such claim.
             QueueError: The server rejected the queue's SQL.
         """
-        compiled, _ = self._install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
-        load, known = compiled.load, compiled.constants
+        load, _ = self.install(queue, Shape(batch, 1), self.pace.backlog or endure.BACKLOG)
         self._autovacuum("on", seconds / endure.NAPS)
         try:
-            session = OwnSession(self._conninfo, load.setup, load.retry_on)
-            try:
-                work = _work(session, Worker(session, load, 0, [0]))
-                session.prepare(compiled.enqueue)
-                session.prepare(compiled.promote)
+            with self._session(load) as session:
+                session.prepare(load.enqueue)
+                session.prepare(load.promote)
 
-                def enqueue(number: int) -> None:
-                    session.run(compiled.enqueue, {**known, "priority": b"%d" % number})
-                    promote(compiled, session, 1)
+                def enqueue(priority: int) -> None:
+                    given = {**load.constants, "priority": b"%d" % priority}
+                    session.run(load.enqueue, given)
+                    promote(load, session, 1)
 
-                enduring = endure.EnduranceGround(self._admin, work, enqueue, self._old_snapshot)
-                endure.endure(enduring, batch, seconds, points)
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+                work = counters.Alone(session, load)
+                enduring = endure.Enduring(self._admin, work, enqueue, self._old_snapshot)
+                enduring.through(batch, seconds, points)
         finally:
             self._autovacuum("off")
+
+    def _session(self, load: Load) -> AbstractContextManager[LoadSession]:
+        """A connection of a single worker's, which is closed in the end."""
+        return closing(LoadSession(self.conninfo, load.setup, load.retry_on))
 
     @contextmanager
     def _old_snapshot(self) -> Iterator[None]:
         """A reader elsewhere in the same database, as a report or pg_dump is."""
-        with waits.LimitedConnection.open(self._conninfo) as reader:
+        with waits.LimitedConnection.open(self.conninfo) as reader:
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
             reader.execute("SELECT 1")
             yield
             reader.execute("ROLLBACK")
 
-    def yardstick(self, queue: Loaded, shape: Shape, jobs: int) -> float | None:
-        """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
-
-        Args:
-            queue: The queue.
-            shape: Of the load.
-            jobs: How many it claims and completes.
-
-        Raises:
-            QueueError: There is no pgbench, or it failed.
-        """
-        if isinstance(queue, WorkerQueue):
-            return None
-        pgbench = yardstick.find(self._server)
-        claims = max(1, jobs // (shape.batch * shape.workers))
-        spare = shape.batch * shape.workers
-        filled = int(claims * spare * yardstick.SPARE) + spare
-        compiled, _ = self._install(queue, shape, filled)
-        script = yardstick.script(queue, compiled, shape.batch)
-        if script is None:
-            return None
-        return shape.batch * yardstick.rate(
-            pgbench, self._conninfo, script, compiled, workers=shape.workers, claims=claims
-        )
-
     def _clear(self) -> None:
         """Leave nothing of the last load, nor anybody who drove it."""
         self._load_stack.close()
-        self._admin.execute(_LEFT, [round(waits.GONE * 1000)])
-        for (schema,) in self._admin.execute(_SCHEMAS).fetchall():
+        self._admin.execute(ASKED["end_others"], [round(waits.GONE * 1000)])
+        for (schema,) in self._admin.execute(ASKED["schemas"]).fetchall():
             self._admin.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
         for schema in (SCHEMA, "public"):
             self._admin.execute(f"CREATE SCHEMA {schema}")
 
     def _vacuum(self) -> None:
-        tables = self._admin.execute(_TABLES).fetchall()
+        tables = self._admin.execute(ASKED["tables"]).fetchall()
         if tables:
             names = sql.SQL(", ").join(sql.Identifier(*table) for table in tables)
             self._admin.execute(sql.SQL("VACUUM (ANALYZE) {}").format(names))
 
-    def _install(
-        self, queue: SqlFileQueue, shape: Shape, jobs: int
-    ) -> tuple[CompiledLoad, list[bytes]]:
+    def install(self, queue: SqlFileQueue, shape: Shape, jobs: int) -> tuple[Load, list[bytes]]:
+        """Install a queue anew, put jobs in, and vacuum; what was compiled, and the jobs' ids.
+
+        Args:
+            queue: The queue.
+            shape: Of the load.
+            jobs: How many to put in, through the queue's own `enqueue`.
+
+        Raises:
+            NotApplicableError: The queue has no such claim.
+            QueueError: The server rejected the queue's SQL.
+        """
         self._clear()
-        try:
-            setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
-            session = OwnSession(self._conninfo, setup)
-            try:
-                compiled, ids = fill(
-                    queue,
-                    session,
-                    batch=shape.batch,
-                    hold=shape.hold,
-                    jobs=jobs,
-                    payload=self.pace.payload,
-                )
-            finally:
-                session.pgconn.finish()
-        except RejectedError as error:
-            raise QueueError(f"{queue.name}: {error}") from None
+        setup = f"SET search_path = {SCHEMA}, public; SET client_min_messages = error".encode()
+        with closing(LoadSession(self.conninfo, setup)) as session:
+            filled = fill(queue, session, shape, jobs=jobs, payload=self.pace.payload)
         self._vacuum()
-        return compiled, ids
-
-
-def _work(session: LoadSession, worker: Worker) -> counters.CountedWork:
-    answers: list[PGresult] = []
-
-    def claim() -> int:
-        answer = session.perform(worker.claim())
-        answers[:] = [answer] if answer else []
-        return answer.ntuples if answer else 0
-
-    def complete() -> None:
-        for answer in answers:
-            session.perform(worker.complete(answer, time.monotonic() + PATIENCE))
-
-    def hand_over() -> bool:
-        if session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
-            return False
-        session.command(counters.HAND_OVER)
-        return True
-
-    return counters.CountedWork(claim, complete, hand_over, lambda: session.trips)
-
-
-class _Workers(Protocol):
-    """Those of a load, ready to begin."""
-
-    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        """When they began, and what each has done; they have ended then."""
-        ...
-
-    def states(self) -> dict[bytes, bytes] | None:
-        """The state of each job; None where the queue cannot say."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Ours:
-    """Workers that send the statements of a queue file."""
-
-    pool: Pool
-    conninfo: str
-    compiled: CompiledLoad
-    warm_up: float
-
-    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
-        return self.pool.release(seconds, tick, warm_up=self.warm_up)
-
-    def states(self) -> dict[bytes, bytes] | None:
-        script = self.compiled.jobs
-        if script is None:
-            return None
-        session = OwnSession(self.conninfo, self.compiled.load.setup)
-        try:
-            session.prepare(script)
-            answer, _ = session.run(script, {})
-        except RejectedError as error:
-            raise QueueError(str(error)) from None
-        finally:
-            session.pgconn.finish()
-        if answer is None:
-            return {}
-        job, state = (values(answer, column) for column in self.compiled.jobs_columns)
-        named = self.compiled.states
-        return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
+        return filled
 
 
 @dataclass(slots=True)
 class Prepared:
     """A measurement of which everything is ready but the start; made by `Ground.prepare`."""
 
-    _workers: _Workers
+    _workers: Pool | HostedWorkers
     _admin: psycopg.Connection[tuple[object, ...]]
     _ids: Sequence[bytes]
     _is_open: bool = False
@@ -406,7 +260,7 @@ class Prepared:
         if time.monotonic() < self._next_sample:
             return
         self._next_sample = time.monotonic() + TICK
-        for doing, backends in self._admin.execute(_DOING):
+        for doing, backends in self._admin.execute(ASKED["doing"]):
             self._doing[str(doing)] += int(str(backends))
 
     def verdict(self) -> Measured:
@@ -423,11 +277,13 @@ class Prepared:
             states = {job: b"queued" for job in self._ids if job not in claims}
         finished = {job for job in claims if states.get(job, b"completed") == b"completed"}
         lost = [j for j in self._ids if j not in claims and states.get(j, b"") != b"queued"]
-        rejected = sum(tally.rejected for tally in tallies)
+        counted: dict[str, Any] = {
+            name: sum(getattr(tally, name) for tally in tallies) for name in SUMMED
+        }
         if not finished:
             raise QueueError(
-                f"no job was completed: {claims.total()} were claimed, {rejected} completions"
-                f" rejected, {sum(tally.empty for tally in tallies)} claims empty"
+                f"no job was completed: {claims.total()} were claimed, {counted['rejected']}"
+                f" completions rejected, {counted['empty']} claims empty"
             )
         samples = self._doing.total()
         locks = sum(count for doing, count in self._doing.items() if doing.startswith("Lock:"))
@@ -444,10 +300,6 @@ class Prepared:
             double_claims=claims.total() - len(claims),
             unfinished=len(claims) - len(finished),
             lost=len(lost),
-            rejected=rejected,
-            empty=sum(tally.empty for tally in tallies),
-            retries=sum(tally.retries for tally in tallies),
-            deadlocks=sum(tally.deadlocks for tally in tallies),
             lock_waits=locks / samples if samples else None,
             waits={doing: count / samples for doing, count in self._doing.most_common()},
             p50=percentile(latencies, 0.50),
@@ -457,12 +309,8 @@ class Prepared:
             wal_bytes=self._cost.wal_bytes,
             rows_changed=self._cost.rows,
             dead_rows=self._cost.dead,
-            round_trips=sum(tally.trips for tally in tallies),
-            worker_cpu=sum(tally.own_cpu for tally in tallies),
             server_cpu=sum(server_cpu) if len(server_cpu) == len(tallies) else None,
-            warm=sum(tally.warm for tally in tallies),
-            late=sum(tally.late for tally in tallies),
-            skipped=sum(tally.skipped for tally in tallies),
             histogram=latency.encoded(latencies) if self._is_open else "",
             message=self.message,
+            **counted,
         )

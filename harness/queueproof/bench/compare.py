@@ -5,34 +5,14 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple, Self
 
 from queueproof.bench import decide
-from queueproof.bench.bench import (
-    PILOT_JOBS,
-    Group,
-    Keep,
-    Progress,
-    count_once,
-    enough,
-    keeping_whole_rounds,
-    measure_once,
-    method,
-    names_of,
-    needed,
-    refuse_pace,
-    refuse_plan,
-    refuse_programs,
-)
-from queueproof.bench.cell import CLOSED, Ground
+from queueproof.bench.bench import Compared, Group, Setting, names_of, needed, refuse_plan
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.load import Loaded, refuse, why_not
-from queueproof.bench.measured import Pace, Shape
+from queueproof.bench.load import why_not
 from queueproof.errors import QueueError
-from queueproof.postgres import open_server
-from queueproof.queues.model import Queue
 
 BUDGET = 180.0  # seconds
 MOST = 100  # rounds, however long the budget
@@ -73,33 +53,21 @@ class Budget(NamedTuple):
 
 
 def compare(
-    queues: Sequence[Queue],
-    shape: Shape,
+    plan: Group,
+    setting: Setting = Setting(seconds=SECONDS),  # noqa: B008 - a tuple
     *,
-    budget: Budget | None = None,
+    budget: Budget = Budget(),  # noqa: B008 - the same
     seed: int = 0,
-    seconds: float = SECONDS,
-    pace: Pace = CLOSED,
-    postgres: str | None = None,
-    trust: bool = False,
-    progress: Progress = lambda _what, _share: None,
-    keep: Keep = lambda _report: None,
 ) -> BenchReport:
     """Say whether the second of two queues is faster or slower than the first under one load.
 
     Each round measures both, in an order drawn by lot. `decide` says when there are enough.
 
     Args:
-        queues: Two queues; the same one twice shows what the machine's noise does.
-        shape: Of the load.
-        budget: When to stop unsure; 180 seconds unless given.
+        plan: Two queues under a load; the same one twice shows what the machine's noise does.
+        setting: Where and how; a rate has no place in it.
+        budget: When to stop unsure.
         seed: Of the order within the rounds, and of the bootstrap.
-        seconds: Of measured work of the faster queue in a round.
-        pace: What both loads have in common; a rate has no place in it.
-        postgres: Where, as `open_server` takes it; what is started for this is durable.
-        trust: As `open_server` takes it.
-        progress: Told what is measured now, and which share of the budget is used.
-        keep: Given the rounds that are whole when a signal ends the run, before it goes on.
 
     Returns:
         A report with both queues' rounds, and the finding in `method["comparison"]`.
@@ -109,25 +77,21 @@ def compare(
         BenchError: There are not two queues, or a number is out of range.
         ServerUnavailableError: There is no server.
     """
+    shape, queues = plan
     if len(queues) != 2:  # noqa: PLR2004
         raise BenchError(f"--compare takes two queues, not {len(queues)}")
-    budget = budget or Budget()
-    pair = [refuse(queue) for queue in queues]
-    refuse_plan([Group(shape, tuple(pair))], 1, seconds)
-    if why := unfit(pair, shape):
-        single = not unfit(pair, shape._replace(batch=1))
+    if why := unfit(plan):
+        single = not unfit(plan._replace(shape=shape._replace(batch=1)))
         raise QueueError(f"{why}; add --batch 1" if single else why)
-    refuse_pace(pace, seconds)
-    refuse_programs(pair, pace)
-    known = names_of(pair)
-    names = [known[queue.name] for queue in pair]
+    refuse_plan([plan], setting)
+    known = names_of(queues)
+    names = [known[queue.name] for queue in queues]
     if names[0] == names[1]:
         names[1] += " (2)"
     entries = [Series(name, shape) for name in names]
     report = BenchReport({"comparison": None}, entries)
-    sides = list(zip(pair, entries, strict=True))
+    cell = Compared(shape, list(zip(queues, entries, strict=True)))
     lots = random.Random(seed)  # noqa: S311 - who goes first
-    jobs = enough(PILOT_JOBS, shape)
     rule: decide.Rule | None = None
     finding: decide.Finding | None = None
     began = time.monotonic()
@@ -135,28 +99,21 @@ def compare(
     def keep_judged(whole: BenchReport) -> None:
         ratios = entries[1].ratios(entries[0])
         _tell(whole, (rule or decide.Rule(seed=seed)).look(ratios, last=True))
-        keep(whole)
+        setting.keep(whole)
 
-    with (
-        open_server(postgres, durable=True, trust=trust) as server,
-        Ground(server, shape.workers, pace) as ground,
-        keeping_whole_rounds(report, keep_judged),
-    ):
-        report.method |= method(server, ground, seconds) | {"pace": pace._asdict()}
-        report.method["queues"] = {n: q.digest for n, q in zip(names, pair, strict=True)}
-        for queue, entry in sides:
-            count_once(ground, queue, entry, report)
+    with setting._replace(keep=keep_judged).ground([plan], report) as ground:
         for number in range(1 - PILOTS, MOST + 1):
             round_began = time.monotonic()
-            ground.pace = pace if number > 0 else pace._replace(warm_up=0.0)
             planned = f"/{rule.looks[-1]}" if rule else ""
-            progress(f"round {max(0, number)}{planned}", _used(budget, began, number, rule))
-            order = lots.sample(sides, 2)
-            _measure(ground, order, jobs, seconds)
+            used = _used(budget, began, number, rule)
+            setting.progress(f"round {max(0, number)}{planned}", used)
+            best = cell.measure(ground, setting, lots.sample(cell.sides, 2), counted=number > 0)
+            for queue, entry in cell.sides:
+                if entry.reason:
+                    raise QueueError(f"{queue.name}: {entry.reason}")
             took = time.monotonic() - round_began
             if number < 1:
-                best = max(entry.runs.pop().rate for entry in entries)
-                jobs = needed(pace, best, seconds, shape)
+                cell.jobs = needed(setting.pace, best, setting.seconds, shape)
                 continue
             left = budget.seconds - (time.monotonic() - began) if budget.seconds else MOST * took
             if rule is None:
@@ -169,30 +126,10 @@ def compare(
     return report
 
 
-def unfit(queues: Sequence[Queue], shape: Shape) -> str:
-    """Which queues cannot be put under a load, and why; empty where all can.
-
-    Args:
-        queues: That are to be compared.
-        shape: Of the load.
-    """
-    loaded = {queue.name: refuse(queue) for queue in queues}
-    reasons = {n: why_not(q, batch=shape.batch, hold=shape.hold) for n, q in loaded.items()}
+def unfit(plan: Group) -> str:
+    """Which queues cannot be put under their load, and why; empty where all can."""
+    reasons = {queue.name: why_not(queue, plan.shape) for queue in plan.queues}
     return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
-
-
-def _measure(
-    ground: Ground,
-    order: Sequence[tuple[Loaded, Series]],
-    jobs: int,
-    seconds: float,
-) -> None:
-    """Measure a round."""
-    for queue, entry in order:
-        measured = measure_once(ground, queue, entry, jobs, seconds)
-        if measured is None:
-            raise QueueError(f"{queue.name}: {entry.reason}")
-        entry.runs.append(measured)
 
 
 def _tell(report: BenchReport, finding: decide.Finding | None) -> None:

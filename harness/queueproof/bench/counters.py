@@ -7,14 +7,20 @@ are summed up: tables, indexes, TOAST, sequences, but not the catalogue.
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.resources import files
 from typing import Any, NamedTuple, Self
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from queueproof import waits
+from queueproof.bench.session import LoadSession
+from queueproof.bench.worker import PATIENCE, Jobs, Load, SqlWorker
 
 WARM = 3  # claims before those that are counted, so that plans and caches are there
 COUNTED = 20  # claims
@@ -32,37 +38,11 @@ COUNTERS: Mapping[str, str] = {
 }
 """What is counted by one worker alone, and what it means."""
 
-_TOTALS = """
-SELECT COALESCE(sum(pg_catalog.pg_stat_get_blocks_fetched(c.oid)), 0)::bigint,
-  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid)
-    + pg_catalog.pg_stat_get_tuples_updated(c.oid)
-    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_dead_tuples(c.oid)), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_stat_get_tuples_updated(c.oid)
-    + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint
-FROM pg_catalog.pg_class c
-WHERE c.oid >= 16384 AND c.relkind IN ('r', 'i', 't', 'm', 'S')
-"""
-_TABLES = """
-SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid >= 16384 AND c.relkind = 'r' ORDER BY c.oid
-"""
-_NEXT_TRANSACTION = """
-SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint % 4294967296
-"""
-# xmax stays in a row when the transaction that has locked it has ended (manual, 5.6); the new
-# version of a row that was locked before has it as well.
-_LOCKED = """
-SELECT count(*) FROM ONLY {}
-WHERE xmax::text::bigint >= %(first)s AND xmin::text::bigint < %(first)s
-"""
-_OTHERS = """
-SELECT count(*) FROM pg_catalog.pg_stat_activity
-WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend'
-  AND pid <> pg_catalog.pg_backend_pid()
-"""
+_NAMED = re.compile(r"^-- name: (\w+)\n((?:(?!-- name: ).*\n)*)", re.MULTILINE)
+ASKED: Mapping[str, str] = dict(
+    _NAMED.findall(files(__package__).joinpath("statements.sql").read_text(encoding="utf-8"))
+)
+"""What the server is asked, by its name in `statements.sql`."""
 HAND_OVER = b"SELECT pg_catalog.pg_stat_force_next_flush()"  # by PostgreSQL 15 and later
 
 
@@ -86,7 +66,7 @@ class Totals(NamedTuple):
     @classmethod
     def read(cls, admin: psycopg.Connection[Any]) -> Self:
         """Ask the server."""
-        row = admin.execute(_TOTALS).fetchone()
+        row = admin.execute(ASKED["totals"]).fetchone()
         assert row is not None  # an aggregate
         return cls(*map(int, row))
 
@@ -102,30 +82,51 @@ def all_handed_over(admin: psycopg.Connection[Any]) -> None:
     """Wait until the workers' sessions have ended, and with that handed over what they counted."""
 
     def alone() -> bool:
-        row = admin.execute(_OTHERS).fetchone()
+        row = admin.execute(ASKED["others"]).fetchone()
         return row is not None and not row[0]
 
     waits.until(alone, waits.GONE, "the workers' sessions to end")
 
 
-class CountedWork(NamedTuple):
-    """One worker's operations, for counting.
+class Alone:
+    """One worker's operations, one by one.
 
     Attributes:
-        claim: Claims once; how many jobs it got.
-        complete: Completes them.
-        hand_over: Has the session hand its counts over; False while a transaction is open.
-        trips: How many statements it has sent so far.
+        session: Its connection.
     """
 
-    claim: Callable[[], int]
-    complete: Callable[[], None]
-    hand_over: Callable[[], bool]
-    trips: Callable[[], int]
+    def __init__(self, session: LoadSession, load: Load) -> None:
+        """Prepare them, and start.
+
+        Args:
+            session: A connection to where the queue is installed.
+            load: What the worker does, each operation by a statement of its own.
+        """
+        self.session = session
+        self._worker = SqlWorker(session, replace(load, exchange=None), 0, [0])
+        self._held: Jobs = []
+
+    def claim(self) -> int:
+        """Claim once; how many jobs it got."""
+        self._held = self.session.perform(self._worker.claim())
+        return len(self._held[0]) if self._held else 0
+
+    def complete(self) -> None:
+        """Complete what the claim got."""
+        if self._held:
+            until = time.monotonic() + PATIENCE
+            self.session.perform(self._worker.complete(self._held, until))
+
+    def hand_over(self) -> bool:
+        """Have the session hand its counts over; False while a transaction is open."""
+        if self.session.pgconn.transaction_status != pq.TransactionStatus.IDLE:
+            return False
+        self.session.command(HAND_OVER)
+        return True
 
 
 def count(
-    admin: psycopg.Connection[Any], work: CountedWork, *, locking: int = LOCKING
+    admin: psycopg.Connection[Any], work: Alone, *, locking: int = LOCKING
 ) -> dict[str, float]:
     """Count what one worker alone costs: by `COUNTERS`, medians where single claims are counted.
 
@@ -142,12 +143,12 @@ def count(
     jobs = trips = 0
     for number in range(WARM + COUNTED):
         work.hand_over()
-        before, sent = Totals.read(admin), work.trips()
+        before, sent = Totals.read(admin), work.session.trips
         got = work.claim()
         apart = work.hand_over()
         middle = Totals.read(admin)
         work.complete()
-        sent = work.trips() - sent
+        sent = work.session.trips - sent
         work.hand_over()
         after = Totals.read(admin)
         if number < WARM or not got:
@@ -175,7 +176,7 @@ def count(
     return {name: round(counted[name], 3) for name in COUNTERS if name in counted}
 
 
-def _locked(admin: psycopg.Connection[Any], work: CountedWork) -> int | None:
+def _locked(admin: psycopg.Connection[Any], work: Alone) -> int | None:
     """Rows that a claim locks, by their xmax and by what it has changed; None: it got nothing.
 
     Of an open transaction others see the old rows, whose xmax is that of what changes them; once it
@@ -183,12 +184,12 @@ def _locked(admin: psycopg.Connection[Any], work: CountedWork) -> int | None:
     """
     work.hand_over()
     before = Totals.read(admin)
-    (first,) = admin.execute(_NEXT_TRANSACTION).fetchone() or (0,)
+    (first,) = admin.execute(ASKED["next_transaction"]).fetchone() or (0,)
     got = work.claim()
     work.hand_over()
     locked = Totals.read(admin).since(before).replaced
-    for table in admin.execute(_TABLES).fetchall():
-        asked = sql.SQL(_LOCKED).format(sql.Identifier(*table))
+    for table in admin.execute(ASKED["counted_tables"]).fetchall():
+        asked = sql.SQL(ASKED["locked"]).format(sql.Identifier(*table))
         locked += (admin.execute(asked, {"first": first}).fetchone() or (0,))[0]
     work.complete()
     return locked if got else None

@@ -10,13 +10,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from itertools import count
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import psycopg
 
 from queueproof.bench import counters
-from queueproof.bench.counters import CountedWork
+from queueproof.bench.counters import Alone
 
 PHASES = ("clean", "old snapshot", "recovery")
 POINTS = 6  # measurements in a phase
@@ -24,12 +24,6 @@ BACKLOG = 3_000  # jobs that wait, unless --backlog says how many
 NAPS = 6  # of autovacuum in a phase
 PRIORITIES = 3
 JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only counts
-
-_TABLES = """
-SELECT COALESCE(sum(autovacuum_count), 0)::bigint, COALESCE(sum(n_dead_tup), 0)::bigint,
-  COALESCE(sum(pg_catalog.pg_total_relation_size(relid)), 0)::bigint
-FROM pg_catalog.pg_stat_user_tables
-"""
 
 
 class Point(NamedTuple):
@@ -57,22 +51,6 @@ class Point(NamedTuple):
     autovacuums: int
 
 
-class EnduranceGround(NamedTuple):
-    """What it takes.
-
-    Attributes:
-        admin: Reads the counts.
-        work: The worker's operations.
-        enqueue: Puts one job of a priority in.
-        snapshot: Holds a snapshot as long as it is open.
-    """
-
-    admin: psycopg.Connection[Any]
-    work: CountedWork
-    enqueue: Callable[[int], object]
-    snapshot: Callable[[], AbstractContextManager[object]]
-
-
 GATES: Mapping[str, str] = {
     "buffers_slope_clean": "by how much buffers per claim grow in 1,000 claims, before",
     "buffers_slope_old_snapshot": "the same while an old snapshot is held",
@@ -96,51 +74,66 @@ def _buffers(point: Point) -> float:
     return point.buffers
 
 
-def endure(ground: EnduranceGround, batch: int, seconds: float, points: list[Point]) -> None:
-    """Go through the phases.
+class Enduring(NamedTuple):
+    """A worker beside which somebody holds a snapshot.
 
-    Args:
-        ground: What it takes.
-        batch: Jobs per claim.
-        seconds: Of each phase.
-        points: What was measured is added here, as soon as it is.
+    Attributes:
+        admin: Reads the counts.
+        work: The worker's operations.
+        enqueue: Puts one job of a priority in.
+        snapshot: Holds a snapshot as long as it is open.
     """
-    began, numbers, claims = time.monotonic(), count(), 0
 
-    def enqueue(jobs: int) -> None:
-        for _ in range(jobs):
-            ground.enqueue(next(numbers) % PRIORITIES)
+    admin: psycopg.Connection[Any]
+    work: Alone
+    enqueue: Callable[[int], object]
+    snapshot: Callable[[], AbstractContextManager[object]]
 
-    for phase in PHASES:
-        with ExitStack() as held:
-            if phase == PHASES[1]:
-                held.enter_context(ground.snapshot())
-            for _ in range(POINTS):
-                until, times = time.monotonic() + seconds / POINTS, list[float]()
-                while not times or time.monotonic() < until:
-                    enqueue(batch)
-                    wanted = time.monotonic()
-                    ground.work.claim()
-                    times.append(time.monotonic() - wanted)
-                    ground.work.complete()
-                enqueue(JOBS * batch)
-                counted = counters.count(ground.admin, ground.work, locking=0)
-                claims += len(times) + JOBS
-                row = ground.admin.execute(_TABLES).fetchone()
-                assert row is not None  # an aggregate
-                each = counted.get("buffers_per_job", 0.0) * batch
-                points.append(
-                    Point(
-                        phase,
-                        time.monotonic() - began,
-                        claims,
-                        counted.get("buffers_per_claim", each),
-                        statistics.median(times),
-                        int(row[1]),
-                        int(row[2]),
-                        int(row[0]),
+    def through(self, batch: int, seconds: float, points: list[Point]) -> None:
+        """Go through the phases.
+
+        Args:
+            batch: Jobs per claim.
+            seconds: Of each phase.
+            points: What was measured is added here, as soon as it is.
+        """
+        began, claims = time.monotonic(), 0
+        priorities = cycle(range(PRIORITIES))
+
+        def put_in(jobs: int) -> None:
+            for priority in islice(priorities, jobs):
+                self.enqueue(priority)
+
+        for phase in PHASES:
+            with ExitStack() as held:
+                if phase == PHASES[1]:
+                    held.enter_context(self.snapshot())
+                for _ in range(POINTS):
+                    until, times = time.monotonic() + seconds / POINTS, list[float]()
+                    while not times or time.monotonic() < until:
+                        put_in(batch)
+                        wanted = time.monotonic()
+                        self.work.claim()
+                        times.append(time.monotonic() - wanted)
+                        self.work.complete()
+                    put_in(JOBS * batch)
+                    counted = counters.count(self.admin, self.work, locking=0)
+                    claims += len(times) + JOBS
+                    row = self.admin.execute(counters.ASKED["vacuumed"]).fetchone()
+                    assert row is not None  # an aggregate
+                    each = counted.get("buffers_per_job", 0.0) * batch
+                    points.append(
+                        Point(
+                            phase,
+                            time.monotonic() - began,
+                            claims,
+                            counted.get("buffers_per_claim", each),
+                            statistics.median(times),
+                            int(row[1]),
+                            int(row[2]),
+                            int(row[0]),
+                        )
                     )
-                )
 
 
 def slope(points: Sequence[Point], of: Callable[[Point], float]) -> float:

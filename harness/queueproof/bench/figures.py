@@ -30,7 +30,6 @@ class Series:
         reason: Why there is no figure: not applicable by contract, or it failed; else empty.
         failed: Whether the reason is a failure.
         counted: What the queue costs one worker alone, by the names of `counters.COUNTERS`.
-        yardstick: Jobs/s of pgbench on the same SQL, one for each round; empty where not measured.
         endured: What claims cost before, under and after an old snapshot; empty where not measured.
     """
 
@@ -40,19 +39,17 @@ class Series:
     reason: str = ""
     failed: bool = False
     counted: dict[str, float] = field(default_factory=dict)
-    yardstick: list[float] = field(default_factory=list)
     endured: list[Point] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Jobs per second, round by round."""
+        return [run.rate for run in self.runs]
 
     @property
     def rate(self) -> float:
         """Jobs per second: the median over the rounds."""
-        return statistics.median(run.rate for run in self.runs)
-
-    @property
-    def spread(self) -> float:
-        """Half the range of the rounds as a share of their median."""
-        rates = [run.rate for run in self.runs]
-        return (max(rates) - min(rates)) / 2 / self.rate
+        return statistics.median(self.rates)
 
     def ratios(self, base: Series) -> list[float]:
         """How many times the base's rate this one's is, round by round."""
@@ -169,7 +166,6 @@ def _benchmark(entry: Series) -> dict[str, Any]:
         "extra_info": {
             "jobs_per_second": round(entry.rate, 1),
             "counted": entry.counted,
-            "yardstick": [_rounded(rate) for rate in entry.yardstick],
             "runs": [{k: _rounded(v) for k, v in asdict(run).items()} for run in entry.runs],
         },
         "options": {"timer": "monotonic", "warmup": False},
@@ -192,6 +188,5 @@ def _entry(params: dict[str, Any], content: dict[str, Any]) -> Series:
         content.get("reason", ""),
         content.get("failed", False),
         content.get("counted", {}),
-        list(content.get("yardstick", ())),
         [Point(**point) for point in content.get("endured", ())],
     )

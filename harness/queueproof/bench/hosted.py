@@ -6,23 +6,21 @@ uses its own client for that. What such a message costs is measured beside it.
 
 from __future__ import annotations
 
-import heapq
-import random
-import select
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping, MutableSequence, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from itertools import repeat
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from psycopg.conninfo import make_conninfo
 
 from queueproof import waits
-from queueproof.bench.load import PAYLOAD, RETRYABLE
+from queueproof.bench.load import RETRYABLE, of_size
 from queueproof.bench.measured import Shape
-from queueproof.bench.worker import DEADLOCK, PATIENCE, PAUSE, Tally
+from queueproof.bench.session import processor_seconds
+from queueproof.bench.worker import NAME, Tally, Worker, drive
 from queueproof.errors import QueueError, ServerError
 from queueproof.queues.worker import Json, WorkerClaim, WorkerError, WorkerProcess, WorkerQueue
 
@@ -31,14 +29,12 @@ CHUNK = 100  # jobs in a message
 FILLERS = 2  # workers that put them in
 LAZY = "-c synchronous_commit=off"
 MESSAGES = 20  # whose cost is measured
-WORKER = "00000000-0000-4000-8000-{:012d}"
-TICK = 0.05  # seconds between two looks at the server
 
-Steps: TypeAlias = Generator[Json | float, Any, None]  # what to ask next, or how long to pause
+Steps: TypeAlias = Generator[Json | float, Any, Any]  # what to ask next, or how long to pause
 
 
 class HostedWorkers:
-    """Workers of a queue whose tables are made; a context manager that ends them.
+    """Workers of a queue whose tables are made; whoever makes them closes them.
 
     Attributes:
         ids: The jobs.
@@ -60,25 +56,14 @@ class HostedWorkers:
         self._queue = queue
         self._conninfo = conninfo
         self._shape = shape
-        self._tallies: list[Tally] = []
         self._stack = ExitStack()
         self._processes: list[WorkerProcess] = []
         self.ids: list[bytes] = []
         self._install()
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the workers."""
-        self.close()
-
     def close(self) -> None:
         """End the workers, and with them their connections."""
         self._stack.close()
-
-    # --- before ---------------------------------------------------------------------------------
 
     @property
     def _init(self) -> Json:
@@ -88,40 +73,35 @@ class HostedWorkers:
         """Start the workers."""
         self._processes = self._started(self._stack, self._shape.workers, self._init)
         for number, process in enumerate(self._processes if "start" in self._queue.offers else ()):
-            request = self._queue.request("start", worker=WORKER.format(number))
+            request = self._queue.request("start", worker=NAME.format(number))
             self._queue.read_error("start", process.ask(request))
         self.message = self._cost_of_a_message()
 
     def _started(self, stack: ExitStack, count: int, init: Json) -> list[WorkerProcess]:
         names = [f"worker {number + 1}" for number in range(count)]
         processes = [stack.enter_context(self._queue.spawn(name)) for name in names]
-        for process in processes:
-            process.send(init)
-        for process in processes:
-            self._heard(process)
-        return processes
 
-    def _heard(self, process: WorkerProcess) -> None:
-        limit = waits.Limit(waits.BEGIN, f"{self._queue.name} to begin")
-        while process.answer is None:
-            if waits.readable(process.stdout, limit.left(waits.SLICE)):
-                process.receive()
-            process.check()
-        self._queue.described_by(process.take())
+        def begin() -> Steps:
+            self._queue.described_by((yield init))
+
+        drive([(_Link(process), begin()) for process in processes])
+        return processes
 
     def _install(self) -> None:
         request = self._queue.request("install", dsn=self._conninfo)
         try:
             with self._queue.spawn("the installer") as installer:
-                installer.send(self._init)
-                self._heard(installer)
+                self._queue.described_by(installer.ask(self._init, waits.BEGIN))
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
         except WorkerError:  # its init may want the tables
             with self._queue.spawn("the installer") as installer:
                 self._queue.read_error("install", installer.ask(request, waits.BEGIN))
-                installer.send(self._init)
-                self._heard(installer)
-        refuse_operations(self._queue)
+                self._queue.described_by(installer.ask(self._init, waits.BEGIN))
+        if not self._queue.completes:
+            raise QueueError(
+                f"{self._queue.name}: bench measures from claim to completion, and its workers"
+                " offer no complete"
+            )
 
     def _cost_of_a_message(self) -> float:
         if not self._queue.moves_clock:
@@ -141,8 +121,7 @@ class HostedWorkers:
             jobs: How many.
             payload: Bytes of each job's payload at least.
         """
-        filler = "x" * max(0, payload - len(PAYLOAD))
-        text = PAYLOAD.decode().replace("}", f', "filler": "{filler}"}}' if filler else "}")
+        text = of_size(payload).decode()
         given = {"payload": text, "priority": 0, "delay": timedelta(0), "queue": "default"}
         (job,) = self._queue.request("enqueue", **given)["jobs"]
         left = [min(CHUNK, jobs - done) for done in range(0, jobs, CHUNK)]
@@ -157,18 +136,10 @@ class HostedWorkers:
         init = self._queue.request("init", dsn=lazy, queue="default")
         with ExitStack() as stack:
             fillers = self._started(stack, FILLERS, init)
-            drive([(process, put()) for process in fillers])
+            drive([(_Link(process), put()) for process in fillers])
             if "promote" in self._queue.offers:
                 request = self._queue.request("promote")
                 self._read("promote", request, fillers[0].ask(request, waits.BULK))
-
-    def _read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
-        try:
-            return self._queue.read(operation, request, answer)
-        except ServerError as error:
-            raise QueueError(f"{self._queue.name}: {operation} failed: {error}") from None
-
-    # --- the load -------------------------------------------------------------------------------
 
     def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Claim and complete until all jobs are done or the time is up, and end the workers.
@@ -180,86 +151,25 @@ class HostedWorkers:
         Returns:
             When it began, by `time.monotonic`, and what each did.
         """
-        used = [processor_seconds(process.pid) for process in self._processes]
+        accepted = [0] * len(self._processes)
+        workers = [
+            HostedWorker(self._queue, self._shape.batch, number, len(self.ids), accepted)
+            for number in range(len(accepted))
+        ]
+        used = [processor_seconds(process.pid) or 0.0 for process in self._processes]
         began = time.monotonic()
-        self._tallies = [Tally() for _ in self._processes]
-        drive(
-            [
-                (process, self._work(number, began + seconds))
-                for number, process in enumerate(self._processes)
-            ],
-            tick,
-        )
-        for tally, process, before in zip(self._tallies, self._processes, used, strict=True):
-            tally.own_cpu = processor_seconds(process.pid) - before
+        pairs = zip(self._processes, workers, strict=True)
+        tallies = drive([(_Link(p), one.work(began + seconds)) for p, one in pairs], tick)
+        for tally, process, before in zip(tallies, self._processes, used, strict=True):
+            tally.worker_cpu = (processor_seconds(process.pid) or 0.0) - before
         self.close()
-        return began, self._tallies
+        return began, tallies
 
-    def _work(self, number: int, until: float) -> Steps:
-        queue, tally = self._queue, self._tallies[number]
-        chances = random.Random(number)  # noqa: S311 - pauses, not secrets
-        worker = WORKER.format(number)
-        claim = queue.request("claim", worker=worker, limit=self._shape.batch, queue="default")
-        ids: list[bytes] = []
-        wanted = now = time.monotonic()
-        while now < until:
-            answer = yield claim
-            now = time.monotonic()
-            jobs = answer.get("jobs")
-            if not isinstance(jobs, list) or (jobs and not isinstance(jobs[0].get("id"), str)):
-                jobs = self._or_again("claim", claim, answer, tally) or []
-            if jobs:
-                tally.latencies.append(now - wanted)
-                ids += [job["id"].encode() for job in jobs]
-                yield from self._complete(worker, jobs, tally, chances, until + PATIENCE)
-                wanted = now = time.monotonic()
-                continue
-            tally.empty += 1
-            if sum(one.accepted for one in self._tallies) >= len(self.ids):
-                break
-            yield chances.uniform(0, PAUSE)
-            now = time.monotonic()
-        tally.ids = b"\n".join(ids)
-
-    def _complete(
-        self,
-        worker: str,
-        jobs: Sequence[Mapping[str, Any]],
-        tally: Tally,
-        chances: random.Random,
-        until: float,
-    ) -> Steps:
-        queue = self._queue
-        claims = [WorkerClaim(job["id"], {}, job) for job in jobs]
-        many = is_many(queue, self._shape.batch)
-        operation = "complete_many" if many else "complete"
-        for given in [{"jobs": claims}] if many else [{"job": claim} for claim in claims]:
-            request = queue.request(operation, worker=worker, **given)
-            told = None
-            while told is None and time.monotonic() < until:
-                answer = yield request
-                told = self._or_again(operation, request, answer, tally)
-                if told is None and many and answer.get("ids", ()) is None:
-                    told = {claim.id for claim in claims}  # some, it says: the table will tell
-                if told is None:
-                    yield chances.uniform(0, PAUSE)
-            done = len(told or ()) if many else int(bool(told))
-            tally.accepted += done
-            tally.rejected += (len(claims) if many else 1) - done
-        tally.ended = time.monotonic()
-
-    def _or_again(self, operation: str, request: Json, answer: object, tally: Tally) -> Any:  # noqa: ANN401 - JSON
-        """What a worker answers; None where it means "nothing this time"."""
+    def _read(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
         try:
             return self._queue.read(operation, request, answer)
         except ServerError as error:
-            if error.sqlstate not in self._queue.retry_on | RETRYABLE:
-                raise QueueError(f"{self._queue.name}: {operation} failed: {error}") from None
-            tally.retries += 1
-            tally.deadlocks += error.sqlstate == DEADLOCK
-            return None
-
-    # --- after ----------------------------------------------------------------------------------
+            raise _failed(self._queue, operation, error) from None
 
     def states(self) -> dict[bytes, bytes] | None:
         """The state of each job, by one more worker; None where the queue cannot say."""
@@ -267,87 +177,99 @@ class HostedWorkers:
             return None
         request = self._queue.request("jobs")
         with self._queue.spawn("the reader") as reader:
-            reader.send(self._init)
-            self._heard(reader)
+            self._queue.described_by(reader.ask(self._init, waits.BEGIN))
             rows = self._read("jobs", request, reader.ask(request, waits.BULK))
         return {row.id.encode(): row.state.encode() for row in rows}
 
 
-def refuse_operations(queue: WorkerQueue) -> None:
-    """Refuse a queue that has nothing to complete a job with.
+class _Link:
+    """A process that is asked; it is closed by whoever has started it."""
 
-    Raises:
-        QueueError: It is so.
-    """
-    if not queue.completes:
-        raise QueueError(
-            f"{queue.name}: bench measures from claim to completion, and its workers offer no"
-            " complete"
+    def __init__(self, process: WorkerProcess) -> None:
+        self._process = process
+        self.send = process.send
+
+    def fileno(self) -> int:
+        return self._process.stdout
+
+    def receive(self) -> Json | None:
+        self._process.receive()
+        self._process.check()
+        return None if self._process.answer is None else self._process.take()
+
+
+class HostedWorker(Worker):
+    """A worker that is a program, and is asked for each operation."""
+
+    def __init__(
+        self,
+        queue: WorkerQueue,
+        batch: int,
+        number: int,
+        jobs: int,
+        accepted: MutableSequence[int],
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            queue: Whose worker it is.
+            batch: Jobs per claim.
+            number: Which worker this is.
+            jobs: How many are to be completed, by all.
+            accepted: Completions by worker.
+        """
+        super().__init__(number, jobs, accepted)
+        self._queue = queue
+        # One message completes all that a claim got.
+        self._many = "complete_many" in queue.offers and (
+            batch > 1 or "complete" not in queue.offers
         )
+        self._worker = NAME.format(number)
+        self._claim = queue.request("claim", worker=self._worker, limit=batch, queue="default")
 
+    def work(self, until: float) -> Steps:
+        """Claim and complete until all jobs are done or the time is up; what came of it."""
+        yield from self._at_once(until)
+        return self._told()
 
-def is_many(queue: WorkerQueue, batch: int) -> bool:
-    """Whether one message completes all that a claim got."""
-    return "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
+    def claim(self) -> Steps:
+        """Claim once; what it got, which is nothing where there was nothing this time."""
+        answer = yield self._claim
+        jobs = answer.get("jobs")
+        if not isinstance(jobs, list) or (jobs and not isinstance(jobs[0].get("id"), str)):
+            jobs = self._or_again("claim", self._claim, answer)
+        self.tally.empty += not jobs
+        return jobs
 
+    def complete(self, held: Sequence[Mapping[str, Any]], until: float) -> Steps:
+        """Complete what a claim got."""
+        claims = [WorkerClaim(job["id"], {}, job) for job in held]
+        operation = "complete_many" if self._many else "complete"
+        done = 0
+        for given in [{"jobs": claims}] if self._many else [{"job": claim} for claim in claims]:
+            request = self._queue.request(operation, worker=self._worker, **given)
+            told = None
+            while told is None and time.monotonic() < until:
+                answer = yield request
+                told = self._or_again(operation, request, answer)
+                if told is None and self._many and answer.get("ids", ()) is None:
+                    told = {claim.id for claim in claims}  # some, it says: the table will tell
+                if told is None:
+                    yield self._pause()
+            done += len(told or ()) if self._many else bool(told)
+        self.tally.ended = time.monotonic()
+        self._note([claim.id.encode() for claim in claims], done)
 
-def drive(
-    pairs: Sequence[tuple[WorkerProcess, Steps]], tick: Callable[[], None] = lambda: None
-) -> None:
-    """Ask workers side by side, each in its own steps, until all have ended.
-
-    Args:
-        pairs: Processes, and what each is asked.
-        tick: Called again and again meanwhile.
-
-    Raises:
-        QueueError: A worker died, is silent, or answers what is no answer.
-    """
-    pauses: list[tuple[float, int]] = []  # when they end, and whose they are
-    asked: dict[int, int] = {}  # from where an answer is due, and whose it is
-    left = set(range(len(pairs)))
-    limit = waits.Limit(waits.STATEMENT, "a worker to answer")
-
-    def go_on(number: int, answer: Json | None) -> None:
-        process, steps = pairs[number]
+    def _or_again(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
+        """What a worker answers; None where it means "nothing this time"."""
         try:
-            request = next(steps) if answer is None else steps.send(answer)
-        except StopIteration:
-            left.discard(number)
-            return
-        if isinstance(request, float):
-            heapq.heappush(pauses, (time.monotonic() + request, number))
-        else:
-            process.send(request)
-            asked[process.stdout] = number
-
-    for number in range(len(pairs)):
-        go_on(number, None)
-    while left:
-        now = time.monotonic()
-        seconds = min(TICK, max(0.0, pauses[0][0] - now)) if pauses else TICK
-        ready = select.select(list(asked), (), (), seconds)[0]
-        for stdout in ready:
-            process = pairs[asked[stdout]][0]
-            process.receive()
-            process.check()
-            if process.answer is not None:
-                go_on(asked.pop(stdout), process.take())
-        now = time.monotonic()
-        if ready or pauses:
-            limit = waits.Limit(waits.STATEMENT, "a worker to answer")
-        elif limit.is_over():
-            raise WorkerError(f"no worker has answered within {waits.STATEMENT:g} s")
-        while pauses and pauses[0][0] <= now:
-            go_on(heapq.heappop(pauses)[1], None)
-        tick()
+            return self._queue.read(operation, request, answer)
+        except ServerError as error:
+            if error.sqlstate not in self._queue.retry_on | RETRYABLE:
+                raise _failed(self._queue, operation, error) from None
+            self._count(error.sqlstate)
+            return None
 
 
-def processor_seconds(pid: int) -> float:
-    """What a process has used, all its threads; 0 where the system does not say.
-
-    Of its clock, in nanoseconds: /proc/PID/stat counts ticks of 10 ms, and a short load is none.
-    """
-    with suppress(OSError):
-        return time.clock_gettime(~pid << 3 | 2)  # what Linux's clock_getcpuclockid(3) answers
-    return 0.0
+def _failed(queue: WorkerQueue, operation: str, error: ServerError) -> QueueError:
+    return QueueError(f"{queue.name}: {operation} failed: {error}")

@@ -1,19 +1,28 @@
-"""From the blocks of a queue file to what a load executes: the limit a literal, all types known.
+"""From the blocks of a queue file to what a load executes, and jobs put in through its `enqueue`.
 
-The limit is written into the statement because a parameter there is planned anew each time, which
-costs a quarter of the throughput of a claim (findings: throughput).
+All types are known. The limit is written into the statement because a parameter there is planned
+anew each time, which costs a quarter of the throughput of a claim (findings: throughput).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from psycopg import postgres, pq
 from psycopg.pq.abc import PGconn
 
-from queueproof.bench.session import AnswerColumn, Command, Script
+from queueproof import waits
+from queueproof.bench.measured import Shape
+from queueproof.bench.session import (
+    AnswerColumn,
+    Command,
+    LoadSession,
+    RejectedError,
+    Script,
+    values,
+)
 from queueproof.bench.worker import Exchange, Load
 from queueproof.errors import QueueError, QueueproofError, Source
 from queueproof.queues.block import Block, Statement
@@ -23,6 +32,7 @@ from queueproof.queues.sqltext import compile_statement, first_keyword, position
 from queueproof.queues.worker import WorkerQueue
 
 SCHEMA = "queue"
+PIPELINE = 500  # statements between two synchronisations while jobs are put in
 PAYLOAD = b'{"task": "benchmark"}'
 RETRYABLE = frozenset({"40001", "40P01"})
 _PLAIN = frozenset({20, 21, 23, 26, 700, 701, 2950})  # int8, int2, int4, oid, float4, float8, uuid
@@ -48,35 +58,23 @@ class NotApplicableError(QueueproofError):
 
 
 class Field(NamedTuple):
-    """A column of an answer, as the server describes it."""
-
-    name: str
-    oid: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledLoad:
-    """The blocks of a queue that a measurement takes.
+    """A column of an answer, as the server describes it.
 
     Attributes:
-        load: For the workers.
-        enqueue: For the preload.
-        enqueue_id: Where the id stands in the answer of enqueue.
-        promote: For what was put in; no command where the queue does not offer it.
-        jobs: What the table says at the end; None where the queue does not offer it.
-        jobs_columns: Where id and state stand in the answer of jobs.
-        states: What the queue's own names of states stand for.
-        constants: The parameters of all of these.
+        place: In a row.
+        name: Its name.
+        oid: Of its type.
+        array: Of the array of that.
     """
 
-    load: Load
-    enqueue: Script
-    enqueue_id: int
-    promote: Script
-    jobs: Script | None
-    jobs_columns: tuple[int, int]
-    states: Mapping[bytes, bytes]
-    constants: Mapping[str, bytes | None]
+    place: int
+    name: str
+    oid: int
+    array: int
+
+    def as_parameter(self, suffix: str) -> AnswerColumn:
+        """What later steps take of it."""
+        return AnswerColumn(self.place, self.name + suffix, self.oid in _PLAIN)
 
 
 Loaded: TypeAlias = SqlFileQueue | WorkerQueue
@@ -105,14 +103,9 @@ def refuse(queue: Queue) -> Loaded:
     return queue
 
 
-def why_not(queue: Loaded, *, batch: int, hold: float) -> str | None:
-    """Why a queue has no figure for a batch size or a hold; None where it has one.
-
-    Args:
-        queue: The queue.
-        batch: Jobs per claim.
-        hold: Seconds for which a claim's transaction is kept open.
-    """
+def why_not(queue: Loaded, shape: Shape) -> str | None:
+    """Why a queue has no figure for a batch size or a hold; None where it has one."""
+    batch, hold = shape.batch, shape.hold
     if isinstance(queue, WorkerQueue):
         return "its workers' transactions are their own: there is none to hold" if hold else None
     claim = queue.blocks["claim"]
@@ -150,31 +143,32 @@ def literal_limit(text: str, limit: int) -> str:
     return text
 
 
-def compile_queue(
-    queue: SqlFileQueue, pgconn: PGconn, *, batch: int, hold: float, jobs: int
-) -> CompiledLoad:
+def compile_queue(queue: SqlFileQueue, pgconn: PGconn, shape: Shape) -> Load:
     """Compile an installed queue.
 
     Args:
         queue: The queue.
         pgconn: A connection to where it is installed; statements are prepared there to learn
             their types, and dropped.
-        batch: Jobs per claim.
-        hold: Seconds for which a claim's transaction is kept open; 0: not at all.
-        jobs: How many there will be.
+        shape: Of the load.
 
     Raises:
         NotApplicableError: The queue has no such claim.
         QueueError: The server rejected a statement, or an answer lacks a column.
     """
-    if reason := why_not(queue, batch=batch, hold=hold):
+    if reason := why_not(queue, shape):
         raise NotApplicableError(reason)
-    return _Compiler(queue, pgconn).compile(batch, hold, jobs)
+    return _Compiler(queue, pgconn).compile(shape)
 
 
 def _own(operation: str) -> dict[str, int]:
     """The types of the parameters that an operation has of itself."""
     return {name: _TYPES[name] for name in (OPERATIONS[operation] | {NOW}) & _TYPES.keys()}
+
+
+def _arrays(fields: list[Field]) -> dict[str, int]:
+    """The parameters that an answer gives to what follows, with their types."""
+    return {f"{field.name}s": field.array for field in fields if field.oid != VOID}
 
 
 class _Compiler:
@@ -184,7 +178,6 @@ class _Compiler:
         lease = queue.lease_seconds
         self._constants: dict[str, bytes | None] = {
             "queue": b"default",
-            "payload": PAYLOAD,
             "priority": b"0",
             "max_attempts": str(queue.max_attempts or 3).encode(),
             "delay": b"0 seconds",
@@ -192,21 +185,51 @@ class _Compiler:
             NOW: b"now",  # which PostgreSQL reads as the time
         }
 
-    def compile(self, batch: int, hold: float, jobs: int) -> CompiledLoad:
+    def compile(self, shape: Shape) -> Load:
         queue = self._queue
         claim_block = queue.blocks["claim"]
-        claim, fields = self._script(claim_block, _own("claim"), batch)
+        claim, fields = self._script(claim_block, _own("claim"), shape.batch)
         self._column(claim_block, fields, "id")
-        if not queue.completes:
-            return self._at_most_once(claim, fields, jobs)
+        strict = queue.isolation != "read committed"
+        enqueue_block = queue.blocks["enqueue"]
+        enqueue, enqueued = self._script(enqueue_block, _own("enqueue"))
+        observed, columns = self._observed()
+        load = Load(
+            setup=(
+                f"SET search_path = {SCHEMA}, public;"
+                f"SET default_transaction_isolation = '{queue.isolation}'"
+            ).encode(),
+            start=self._of_itself("start"),
+            claim=claim,
+            complete=Script(()),  # a claim that takes its jobs out for good
+            many=True,
+            token=self._columns(fields, "s", set()),
+            constants=self._constants,
+            retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
+            enqueue=enqueue,
+            enqueue_id=self._column(enqueue_block, enqueued, "id"),
+            promote=replace(self._of_itself("promote"), counts=True),
+            observed=observed,
+            observed_columns=columns,
+            states={own.encode(): state.encode() for own, state in queue.states.items()},
+        )
+        return self._completing(load, fields, shape) if queue.completes else load
+
+    def _observed(self) -> tuple[Script | None, tuple[int, int]]:
+        """What says how the jobs ended, and where its answer has id and state."""
+        block = self._queue.blocks.get("jobs")
+        if block is None:
+            return None, (0, 0)
+        script, answer = self._script(block, {})
+        return script, (self._column(block, answer, "id"), self._column(block, answer, "state"))
+
+    def _completing(self, load: Load, fields: list[Field], shape: Shape) -> Load:
+        """The load with its completion, which takes what a claim answers."""
+        queue, batch, hold = self._queue, shape.batch, shape.hold
         many = "complete_many" in queue.offers and (batch > 1 or "complete" not in queue.offers)
         block = queue.blocks["complete_many" if many else "complete"]
         suffix = "s" if many else ""
-        passed = {
-            f.name + suffix: self._array_of(f.oid) if many else f.oid
-            for f in fields
-            if f.oid != VOID
-        }
+        passed = _arrays(fields) if many else {f.name: f.oid for f in fields if f.oid != VOID}
         # A parameter of the operation's own wins over a column of the same name.
         own = _own(block.name)
         complete, _ = self._script(block, {**passed, **own})
@@ -216,59 +239,11 @@ class _Compiler:
             needed |= {name.removesuffix("s") + suffix for name in both.used.keys() - own.keys()}
         token = self._columns(fields, suffix, needed)
         exchange = self._exchange(both, fields, token, batch) if both else None
+        claim = load.claim
         if hold:
             claim, complete = self._held(claim, complete, hold)
-        strict = queue.isolation != "read committed"
-        return self._compiled(
-            Load(
-                setup=self._setup(),
-                start=self._of_itself("start"),
-                claim=claim,
-                complete=complete,
-                many=many,
-                token=token,
-                constants={key: self._constants[key] for key in ("queue", "lease", NOW)},
-                retry_on=queue.retry_on | (RETRYABLE if strict else {"40P01"}),
-                jobs=jobs,
-                exchange=exchange,
-            )
-        )
-
-    def _at_most_once(self, claim: Script, fields: list[Field], jobs: int) -> CompiledLoad:
-        """A claim that takes its jobs out for good."""
-        queue = self._queue
-        return self._compiled(
-            Load(
-                setup=self._setup(),
-                start=self._of_itself("start"),
-                claim=claim,
-                complete=Script(()),
-                many=True,
-                token=self._columns(fields, "s", set()),
-                constants={"queue": b"default", "lease": None, NOW: self._constants[NOW]},
-                retry_on=queue.retry_on | {"40P01"},
-                jobs=jobs,
-            )
-        )
-
-    def _compiled(self, load: Load) -> CompiledLoad:
-        queue = self._queue
-        enqueue_block = queue.blocks["enqueue"]
-        enqueue, answer = self._script(enqueue_block, _own("enqueue"))
-        enqueue_id = self._column(enqueue_block, answer, "id")
-        observed: Script | None = None
-        columns = (0, 0)
-        if "jobs" in queue.offers:
-            jobs_block = queue.blocks["jobs"]
-            observed, answer = self._script(jobs_block, {})
-            columns = (
-                self._column(jobs_block, answer, "id"),
-                self._column(jobs_block, answer, "state"),
-            )
-        states = {own.encode(): state.encode() for own, state in queue.states.items()}
-        promote = replace(self._of_itself("promote"), counts=True)
-        return CompiledLoad(
-            load, enqueue, enqueue_id, promote, observed, columns, states, self._constants
+        return replace(
+            load, claim=claim, complete=complete, many=many, token=token, exchange=exchange
         )
 
     def _of_itself(self, operation: str) -> Script:
@@ -281,20 +256,13 @@ class _Compiler:
     ) -> Exchange:
         """A block that completes and claims, by what a claim answers and what is kept of that."""
         own = _own(block.name)
-        arrays = {f"{f.name}s": self._array_of(f.oid) for f in fields if f.oid != VOID}
-        script, answer = self._script(block, {**arrays, **own}, batch)
+        script, answer = self._script(block, {**_arrays(fields), **own}, batch)
         names = [fields[column.index].name for column in token]
         columns = tuple(
             AnswerColumn(self._column(block, answer, name), f"{name}s", column.plain)
             for name, column in zip(names, token, strict=True)
         )
         return Exchange(script, columns, self._column(block, answer, "completed"))
-
-    def _setup(self) -> bytes:
-        return (
-            f"SET search_path = {SCHEMA}, public;"
-            f"SET default_transaction_isolation = '{self._queue.isolation}'"
-        ).encode()
 
     def _script(
         self, block: Block, types: Mapping[str, int], limit: int | None = None
@@ -312,7 +280,7 @@ class _Compiler:
                 answer = fields
                 arrays = self._columns(fields, "s", needed, leading="")
                 command = replace(command, arrays=arrays)
-                known |= {f"{f.name}s": self._array_of(f.oid) for f in fields if f.oid != VOID}
+                known |= _arrays(fields)
             commands.append(command)
         return Script(tuple(commands), block.mode == "!"), answer
 
@@ -343,8 +311,8 @@ class _Compiler:
             raise QueueError(f"PostgreSQL rejected this SQL: {message}", source)
         told = self._pgconn.describe_prepared(b"")
         fields = [
-            Field((told.fname(column) or b"").decode(), told.ftype(column))
-            for column in range(told.nfields)
+            Field(place, (told.fname(place) or b"").decode(), oid, self._array_of(oid))
+            for place, oid in enumerate(map(told.ftype, range(told.nfields)))
         ]
         return command, fields
 
@@ -353,16 +321,16 @@ class _Compiler:
     ) -> tuple[AnswerColumn, ...]:
         """The columns that are needed later, the leading one first and in any case."""
         columns = [
-            AnswerColumn(index, field.name + suffix, field.oid in _PLAIN)
-            for index, field in enumerate(fields)
+            field.as_parameter(suffix)
+            for field in fields
             if field.oid != VOID and (field.name + suffix in needed or field.name == leading)
         ]
         return tuple(sorted(columns, key=lambda column: column.name != leading + suffix))
 
     def _column(self, block: Block, fields: list[Field], name: str) -> int:
-        for index, field in enumerate(fields):
+        for field in fields:
             if field.name == name:
-                return index
+                return field.place
         source = Source(block.statements[0].source.path, block.line)
         raise QueueError(f"{block.name} must return a column {name}", source)
 
@@ -385,3 +353,104 @@ class _Compiler:
             commands = (begin, *commands, Command(b"hold_commit", b"COMMIT", (), ()))
         last = replace(commands[-1], wait=hold)
         return replace(claim, commands=(*commands[:-1], last)), complete
+
+
+def of_size(payload: int) -> bytes:
+    """A job's payload, of so many bytes at least."""
+    filler = b"x" * max(0, payload - len(PAYLOAD))
+    return PAYLOAD.replace(b"}", b', "filler": "%b"}' % filler) if filler else PAYLOAD
+
+
+def fill(
+    queue: SqlFileQueue,
+    session: LoadSession,
+    shape: Shape,
+    *,
+    jobs: int,
+    payload: int = 0,
+) -> tuple[Load, list[bytes]]:
+    """Install a queue and put jobs in; what was compiled, and the jobs' ids.
+
+    Args:
+        queue: The queue.
+        session: A connection to its empty schema.
+        shape: Of the load.
+        jobs: How many.
+        payload: Bytes of each job's payload at least.
+
+    Raises:
+        NotApplicableError: The queue has no such claim.
+        QueueError: The server rejected the schema, or the text of a block.
+        RejectedError: The server rejected an enqueue.
+    """
+    for statement in queue.blocks["schema"].statements:
+        try:
+            session.command(statement.text.encode())
+        except RejectedError as error:
+            raise QueueError(str(error), statement.source) from None
+    load = compile_queue(queue, session.pgconn, shape)
+    load = replace(load, constants={**load.constants, "payload": of_size(payload)})
+    session.prepare(load.enqueue)
+    session.prepare(load.promote)
+    ids = _enqueued(load, session, jobs)
+    promote(load, session, jobs)
+    return load, ids
+
+
+def promote(load: Load, session: LoadSession, jobs: int) -> None:
+    """Make jobs claimable that were put in, where that takes a step of its own.
+
+    Args:
+        load: Of the queue.
+        session: A connection on which its `promote` is prepared.
+        jobs: How many there may be; a function, which does not tell what it has changed, runs once.
+
+    Raises:
+        RejectedError: The server rejected it.
+    """
+    for _ in range(jobs if load.promote.commands else 0):
+        _, changed = session.run(load.promote, {})
+        if not changed:
+            return
+
+
+def _enqueued(load: Load, session: LoadSession, jobs: int) -> list[bytes]:
+    if len(load.enqueue.commands) == 1:
+        return _pipelined(load, session, jobs)
+    ids: list[bytes] = []
+    for _ in range(jobs):
+        answer, _ = session.run(load.enqueue, dict(load.constants))
+        ids += [text or b"" for text in values(answer, load.enqueue_id)] if answer else []
+    return ids
+
+
+def _pipelined(load: Load, session: LoadSession, jobs: int) -> list[bytes]:
+    """Enqueue without waiting for each answer, in one transaction."""
+    (command,) = load.enqueue.commands
+    known = [load.constants[parameter] for parameter in command.parameters]
+    pgconn = session.pgconn
+    ids: list[bytes] = []
+    session.command(b"BEGIN")
+    for start in range(0, jobs, PIPELINE):
+        count = min(PIPELINE, jobs - start)
+        pgconn.enter_pipeline_mode()
+        for _ in range(count):
+            pgconn.send_query_prepared(command.name, known)
+        pgconn.pipeline_sync()
+        limit = waits.Limit(waits.BULK, f"PostgreSQL to enqueue {count} jobs")
+        waits.flush(pgconn, limit)
+        synchronised = False
+        while not synchronised:
+            while pgconn.is_busy():
+                if waits.readable(pgconn.socket, limit.left()):
+                    pgconn.consume_input()
+            result = pgconn.get_result()  # None stands between the answers
+            if result is None:
+                continue
+            synchronised = result.status == pq.ExecStatus.PIPELINE_SYNC
+            if not synchronised:
+                session.check(result, command.where)
+                ids.append(result.get_value(0, load.enqueue_id) or b"")
+        pgconn.exit_pipeline_mode()
+    session.command(b"COMMIT")
+    return ids

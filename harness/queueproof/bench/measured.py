@@ -20,6 +20,10 @@ class Shape(NamedTuple):
     workers: int
     hold: float = 0.0
 
+    def held(self, before: str) -> str:
+        """How long a claim is held open, behind some words; empty where it is not."""
+        return f"{before}{self.hold * 1000:g} ms" if self.hold else ""
+
 
 class Pace(NamedTuple):
     """What all loads of a benchmark have in common.

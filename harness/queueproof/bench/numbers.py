@@ -43,3 +43,8 @@ def with_spread(values: Sequence[float]) -> str:
     if spread is None:
         return f"{median(values)} (1 round)"
     return f"{median(values)} ±{spread / statistics.median(values):.0%}"
+
+
+def workers(number: int) -> str:
+    """So many workers, in words."""
+    return f"{number} worker{'s' * (number > 1)}"

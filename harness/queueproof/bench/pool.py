@@ -5,15 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from types import TracebackType
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from queueproof import ending, waits
 from queueproof.bench import worker
-from queueproof.bench.worker import PATIENCE, Load, Order, Tally
+from queueproof.bench.session import LoadSession, values
+from queueproof.bench.worker import PATIENCE, TICK, Load, Order, Tally
 from queueproof.ending import in_one_piece
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.machine import processors
@@ -22,7 +22,6 @@ START_SECONDS = 60.0  # for a process to start and prepare; far more than a load
 GRACE = PATIENCE + 20.0  # seconds after the end of a load in which every process has answered
 CLOSE_SECONDS = 2.0  # in which idle processes end by themselves
 DIED = "a worker process died"
-TICK = 0.05  # seconds between two looks at the server while a load runs
 
 Answer: TypeAlias = list[Tally] | str | None  # what its workers did, what went wrong, or "ready"
 
@@ -32,26 +31,26 @@ class WorkerLostError(QueueproofError):
 
 
 class Pool:
-    """Worker processes; a context manager that ends them.
+    """Worker processes; whoever makes them closes them.
 
     They are new Python processes, not forks: each imports little and shares nothing but a count.
     """
 
-    def __init__(self, size: int, at_most: int | None = None) -> None:
-        """Start the processes, or as many as there are workers where these are fewer.
+    def __init__(self, size: int) -> None:
+        """Start one for each processor, or for each worker where these are fewer.
 
         Args:
             size: Most workers.
-            at_most: Processes; None for one for each processor.
         """
         context = multiprocessing.get_context("spawn")
         self._accepted = context.RawArray("q", size)
         self._busy: Sequence[Connection] = ()
+        self._prepared: tuple[str, Load] | None = None
         self._pipes: list[Connection] = []
         self._processes: list[SpawnProcess] = []
         self._working = False  # whether one of them still owes an answer
         try:
-            for _ in range(min(size, at_most or processors())):
+            for _ in range(min(size, processors())):
                 ours, theirs = context.Pipe()
                 self._pipes.append(ours)
                 process = context.Process(
@@ -65,21 +64,8 @@ class Pool:
             self.close()
             raise
 
-    def __enter__(self) -> Self:
-        """Return the pool."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the processes."""
-        self.close()
-
     def prepare(self, conninfo: str, load: Load, workers: int) -> None:
-        """Let workers connect and prepare their statements; they then wait for `release`.
+        """Let workers connect and prepare their statements; they then wait for `work`.
 
         Args:
             conninfo: Where to.
@@ -90,12 +76,12 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
+        self._prepared = conninfo, load
         for number in range(len(self._accepted)):
             self._accepted[number] = 0
-        numbers = range(workers)
-        pipes = self._busy = self._pipes[: len(numbers)]
+        pipes = self._busy = self._pipes[:workers]
         for place, pipe in enumerate(pipes):
-            _tell([pipe], Order(conninfo, load, numbers[place :: len(pipes)]))
+            _tell([pipe], Order(conninfo, load, range(place, workers, len(pipes))))
         answers = self._answers(pipes, START_SECONDS)
         if any(isinstance(answer, str) for answer in answers):
             ready = [p for p, answer in zip(pipes, answers, strict=True) if answer is None]
@@ -103,15 +89,12 @@ class Pool:
             self._answers(ready, GRACE)
             _raise_first(answers)
 
-    def release(
-        self, seconds: float, tick: Callable[[], None], *, warm_up: float = 0.0
-    ) -> tuple[float, list[Tally]]:
+    def work(self, seconds: float, tick: Callable[[], None]) -> tuple[float, list[Tally]]:
         """Let the prepared workers go, and wait until all have ended.
 
         Args:
             seconds: After which they claim no more; they end before if the jobs are done.
             tick: Called again and again meanwhile.
-            warm_up: Seconds of the same before that, of which only counts remain.
 
         Returns:
             When the measurement began, by `time.monotonic`, and what each did.
@@ -120,17 +103,28 @@ class Pool:
             QueueError: The server rejected something.
             WorkerLostError: A worker died or did not answer.
         """
-        pipes = self._busy
+        assert self._prepared is not None  # nobody is let go before
+        pipes, warm_up = self._busy, self._prepared[1].warm_up
         began = time.monotonic() + warm_up
         _tell(pipes, (began, began + seconds))
         answers = self._answers(pipes, warm_up + seconds + GRACE, tick)
         _raise_first(answers)
         return began, [t for answer in answers if isinstance(answer, list) for t in answer]
 
-    def kill(self) -> None:
-        """Kill the processes, whatever they do."""
-        for process in self._processes:
-            process.kill()
+    def states(self) -> dict[bytes, bytes] | None:
+        """The state of each job; None where the queue cannot say."""
+        assert self._prepared is not None  # there are no jobs before
+        conninfo, load = self._prepared
+        if load.observed is None:
+            return None
+        with closing(LoadSession(conninfo, load.setup)) as session:
+            session.prepare(load.observed)
+            answer, _ = session.run(load.observed, {})
+        if answer is None:
+            return {}
+        job, state = (values(answer, column) for column in load.observed_columns)
+        named = load.states
+        return {j or b"": named.get(s or b"", s or b"") for j, s in zip(job, state, strict=True)}
 
     def _answers(
         self, pipes: Sequence[Connection], seconds: float, tick: Callable[[], None] = lambda: None
@@ -156,8 +150,8 @@ class Pool:
 
     def close(self) -> None:
         """End the processes, at once if they are at work or do not end by themselves."""
-        if self._working:
-            self.kill()  # they hear nothing before their time is up
+        for process in self._processes if self._working else ():
+            process.kill()  # it hears nothing before its time is up
         for pipe in self._pipes:
             with suppress(OSError):
                 pipe.close()

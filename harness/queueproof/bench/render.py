@@ -3,100 +3,38 @@
 from __future__ import annotations
 
 import base64
+import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
 
-from queueproof.bench import costs, numbers
+from jinja2 import Environment, StrictUndefined, UndefinedError
+
+from queueproof.bench import numbers
 from queueproof.bench.decide import ERROR, LEAST, LOOKS, Finding
 from queueproof.bench.figures import BenchError, BenchReport, Series
-from queueproof.bench.table import NOTHING, TitledTable
+from queueproof.bench.measured import Pace
+from queueproof.bench.tables import NOTHING, TitledTable, tables
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from queueproof.bench.measured import Shape
+_DAMAGED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, UndefinedError)
+LACKING = {"comparison": None, "interrupted": False, "endure": 0.0, "apart": True}
+"""What a report's method does not say where there was none of it, or it was not known before."""
 
 
 def method(report: BenchReport) -> list[str]:
     """How the figures came about, a sentence or two each."""
-    facts = report.method
-    settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
-    rounds = f"{facts['rounds']} round" + "s" * (facts["rounds"] > 1)
-    durable = "" if facts["durable"] else " **These settings are not durable.**"
-    compared = facts.get("comparison")
-    warm = (
-        "of both queues, in an order drawn by lot, after two that are not counted"
-        if compared
-        else "over all queues after one that is not counted"
+    environment = Environment(  # noqa: S701 - of a page in Markdown
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    interrupted = facts.get("interrupted")
-    if interrupted:
-        warm += "; **it was interrupted, and only whole rounds count**"
-    pace = _pace(facts.get("pace", {}))
-    exchange = ""
-    if facts.get("apart") is False and not facts.get("pace", {}).get("rate"):
-        exchange = (
-            "Where a queue has `complete_and_claim` and holds no transaction, that statement"
-            " completes a batch and claims the next one; the counters of one worker alone are of"
-            " two. "
-        )
-    text = f"""\
-{facts["server"]}. {settings}.{durable}
-
-{_place(facts)} compare the ratios, which come from cells
-next to each other in time, before the figures.
-
-{rounds} {warm}. A figure is the median of the rounds, ± half
-their range, with no more digits than that allows; in brackets the median of its ratios to the
-first queue, round by round.
-
-A cell: the queue is installed anew, without the movable clock; jobs go in through its own
-`enqueue`; `VACUUM (ANALYZE)`. None of that is timed. Then each worker, with a connection and
-prepared statements of its own, claims and completes until all jobs are done or the time is up; as
-many processes as there are cores share the workers, as pgbench's threads share its clients. There
-are jobs for {facts["seconds"]} s at the fastest queue's rate, and slower queues have half as
-long again. Timed is from the common start to the answer of the last completion; the jobs themselves
-take no time.{pace}
-
-Batches are completed by `complete_many` where the queue has it; `:limit` is a literal. {exchange}A
-worker that gets nothing waits for up to 2 ms and tries again. deadlock_timeout is 1 s. A cell is
-shorter than autovacuum's naptime, so that it makes no difference.
-
-Jobs/s are no verdict on a design: a queue that keeps a history, notifies or counts does more for
-each job, which the counters show.
-
-{facts["date"][:10]}."""
-    told = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    if not facts["rounds"]:
-        del told[2:5]  # on rounds, cells and workers, of which there were none
-    if seconds := facts.get("endure"):
-        told.insert(
-            2,
-            f"Three phases of {seconds:g} s each, in which autovacuum is on if the server is ours"
-            + ("; **it was interrupted, and only whole phases count**." * bool(interrupted) or "."),
-        )
-    return told
-
-
-def _place(facts: dict[str, Any]) -> str:
-    """Where the load came from."""
-    return (
-        f"{facts['cores']} cores, shared by server, workers and whatever else ran (load average"
-        f" {facts['load_before']} when it began). On such a machine"
-    )
-
-
-def _pace(facts: dict[str, float]) -> str:
-    """What differs from a closed loop over small jobs."""
-    told = {
-        "rate": " Claims are due at {:g} jobs/s in all, whatever the answers do.",
-        "backlog": " {:,} further jobs stand in the queue.",
-        "payload": " A job's payload has {:,} bytes.",
-        "warm_up": " The same load runs for {:g} s before.",
-    }
-    return "".join(text.format(facts[name]) for name, text in told.items() if facts.get(name))
+    template = files(__package__).joinpath("method.md.j2").read_text(encoding="utf-8")
+    pace = Pace(**report.method.get("pace", {}))
+    text = environment.from_string(template).render(LACKING | report.method, pace=pace)
+    return [" ".join(paragraph.split()) for paragraph in re.split("\n{2,}", text.strip())]
 
 
 def comparison(report: BenchReport) -> list[str]:
@@ -153,11 +91,12 @@ def answers(report: BenchReport) -> list[str]:
         others = [one for one in others if one.ratios(base)]
         if base.queue != report.entries[0].queue or not others:
             continue
-        hold = f", each claim held open for {shape.hold * 1000:g} ms" if shape.hold else ""
+        spread = (max(base.rates) - min(base.rates)) / 2
+        hold = shape.held(", each claim held open for ")
         told.append(
-            f"**{_count(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue} does"
-            f" {numbers.rounded(base.rate, base.rate * base.spread)} jobs/s. The others, as a"
-            f" multiple of that: {'; '.join(_alike(others, base))}."
+            f"**{numbers.workers(shape.workers)}, batches of {shape.batch}{hold}:** {base.queue}"
+            f" does {numbers.rounded(base.rate, spread)} jobs/s. The others, as a multiple of that:"
+            f" {'; '.join(_alike(others, base))}."
         )
     if any(" and " in one for one in told):
         told[-1] += " Queues joined by “and” do about the same: the rates of their rounds overlap."
@@ -183,8 +122,7 @@ def _alike(entries: Sequence[Series], base: Series) -> list[str]:
 
 def _overlap(one: Series, other: Series) -> bool:
     """The slowest round of each is no faster than the fastest of the other."""
-    mine, others = ([run.rate for run in entry.runs] for entry in (one, other))
-    return min(mine) <= max(others) and min(others) <= max(mine)
+    return min(one.rates) <= max(other.rates) and min(other.rates) <= max(one.rates)
 
 
 def _falls(report: BenchReport) -> list[str]:
@@ -197,7 +135,7 @@ def _falls(report: BenchReport) -> list[str]:
     for (queue, batch), entries in loads.items():
         if entries[-1].rate < max(one.rate for one in entries) / 2:
             rates = (
-                f"{numbers.median([run.rate for run in one.runs])} with {_count(one.shape.workers)}"
+                f"{numbers.median(one.rates)} with {numbers.workers(one.shape.workers)}"
                 for one in entries
             )
             told.append(
@@ -226,185 +164,13 @@ def _most(report: BenchReport) -> list[str]:
     )
     beside = f", compared with {first}: {', '.join(each)}" if (each := list(times)) else ""
     told = (
-        f"**{entries[0].queue} does most** with {_count(entries[0].shape.workers)}{beside}. That"
-        f" is {', '.join(numbers.median(share) for _, share in best)} of what is possible:"
+        f"**{entries[0].queue} does most** with"
+        f" {numbers.workers(entries[0].shape.workers)}{beside}. That is"
+        f" {', '.join(numbers.median(share) for _, share in best)} of what is possible:"
         f" {report.method['limit']} takes its jobs out for good, and loses them where a worker"
         " dies, so that no queue that keeps its jobs does more."
     )
     return [told]
-
-
-def tables(report: BenchReport) -> list[TitledTable]:
-    """Every table of a report."""
-    plain = [entry for entry in report.entries if not entry.shape.hold]
-    held = [entry for entry in report.entries if entry.shape.hold]
-    compared = {(e.shape.workers, e.shape.batch) for e in held}
-    both = [e for e in report.entries if (e.shape.workers, e.shape.batch) in compared]
-    # A row of a matrix is a queue that was measured with all of its batch sizes.
-    plain = [entry for entry in plain if entry.runs or entry.reason]
-    matrix = [e for e in plain if (e.shape.workers, e.shape.batch) not in compared]
-    found: list[TitledTable] = []
-    if possible := report.possible():
-        found.append(_possible(possible, report.method["limit"]))
-    for workers in _distinct(e.shape.workers for e in matrix):
-        part = [e for e in matrix if e.shape.workers == workers]
-        found.append(_throughput(f"Jobs/s, {_count(workers)}", part))
-    if both:
-        found.append(_comparison(both))
-    for workers in _distinct(e.shape.workers for e in matrix):
-        part = [e for e in matrix if e.shape.workers == workers]
-        if any(run.histogram for entry in part for run in entry.runs):
-            continue  # an open loop has a table of its own
-        found.append(_latency(f"Claim latency, {_count(workers)}", part))
-    found += costs.tables(report.entries, report.method.get("pace", {}).get("rate", 0.0))
-    if any(entry.runs for entry in report.entries):
-        found.append(_correctness(report.entries))
-    return found
-
-
-def _count(workers: int) -> str:
-    return f"{workers} worker" if workers == 1 else f"{workers} workers"
-
-
-def _distinct(values: Iterable[int]) -> list[int]:
-    return sorted(set(values))
-
-
-def _queues(entries: Sequence[Series]) -> list[str]:
-    return list(dict.fromkeys(entry.queue for entry in entries))
-
-
-def _by_key(entries: Sequence[Series]) -> dict[tuple[str, Shape], Series]:
-    return {(entry.queue, entry.shape): entry for entry in entries}
-
-
-def _throughput(title: str, entries: list[Series]) -> TitledTable:
-    shapes = sorted({entry.shape for entry in entries})
-    found = _by_key(entries)
-    base = entries[0].queue
-    rows = [
-        (queue, *(_figure(found.get((queue, s)), found.get((base, s))) for s in shapes))
-        for queue in _queues(entries)
-    ]
-    return TitledTable(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows)
-
-
-def _possible(shares: Sequence[tuple[Series, list[float]]], limit: str) -> TitledTable:
-    shapes = sorted({entry.shape for entry, _ in shares})
-    found = {(entry.queue, entry.shape): numbers.with_spread(share) for entry, share in shares}
-    rows = [
-        (queue, *(found.get((queue, shape), NOTHING) for shape in shapes))
-        for queue in _queues([entry for entry, _ in shares])
-    ]
-    note = (
-        f"{limit} = 1: a claim that takes its jobs out for good, which loses them where a worker"
-        " dies. No queue that keeps its jobs does more."
-    )
-    title = f"Of what is possible, {_count(shapes[0].workers)}"
-    return TitledTable(title, ("strategy", *(f"batch {s.batch}" for s in shapes)), rows, note)
-
-
-def _figure(entry: Series | None, base: Series | None) -> str:
-    if entry is None or not entry.runs:
-        return "failed" if entry and entry.failed else NOTHING
-    shown = numbers.with_spread([run.rate for run in entry.runs])
-    if base is None or base is entry or not base.runs:
-        return shown
-    return f"{shown} ({numbers.median(entry.ratios(base))}x)"
-
-
-def _comparison(entries: list[Series]) -> TitledTable:
-    found = _by_key(entries)
-    base = entries[0].queue
-    rows: list[tuple[str, ...]] = []
-    for shape in sorted({entry.shape for entry in entries}):
-        for queue in _queues(entries):
-            entry, first = found.get((queue, shape)), found.get((base, shape))
-            times = NOTHING
-            waits = NOTHING
-            if entry and entry.runs and first and first.runs:
-                ratios = entry.ratios(first)
-                spread = numbers.half_range(ratios)
-                low, high = (numbers.rounded(f(ratios), spread) for f in (min, max))
-                times = f"{numbers.median(ratios)}x ({low} to {high})"
-                waits = _share([r.lock_waits for r in entry.runs if r.lock_waits is not None])
-            hold = f"{shape.hold * 1000:g} ms" if shape.hold else "none"
-            where = (str(shape.workers), str(shape.batch), hold)
-            shown = _figure(entry, None)
-            rows.append((*where, queue, shown, "1" if queue == base else times, waits))
-    header = ("workers", "batch", "hold", "strategy", "jobs/s", f"of what {base} does", "waiting")
-    note = (
-        "hold: how long a claim's transaction is kept open before its COMMIT, as by an ORM or a"
-        f" worker that does something else in it. 0.5x: half of what {base} does, round by round;"
-        " in brackets the least and the most. waiting: share of samples in which a worker's backend"
-        " waited for a lock."
-    )
-    return TitledTable(
-        "The convoy: waiting for locks, with and without a held transaction", header, rows, note
-    )
-
-
-def _share(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.0%}" if values else NOTHING
-
-
-def _latency(title: str, entries: list[Series]) -> TitledTable:
-    shapes = sorted({entry.shape for entry in entries})
-    found = _by_key(entries)
-    rows = [
-        (queue, *(_percentiles(found.get((queue, shape))) for shape in shapes))
-        for queue in _queues(entries)
-    ]
-    note = (
-        "p50 / p95 / p99 in ms, from wanting jobs to having them: retries, pauses between them and"
-        " empty answers included. Medians over the rounds; every sample was kept."
-    )
-    return TitledTable(
-        title, ("strategy", *(f"batch {shape.batch}" for shape in shapes)), rows, note
-    )
-
-
-def _percentiles(entry: Series | None) -> str:
-    if entry is None or not entry.runs:
-        return NOTHING
-    columns = zip(*((run.p50, run.p95, run.p99) for run in entry.runs), strict=True)
-    return " / ".join(numbers.median([1000 * value for value in column]) for column in columns)
-
-
-def _correctness(entries: Sequence[Series]) -> TitledTable:
-    rows: list[tuple[str, ...]] = []
-    for queue in _queues(entries):
-        runs = [run for entry in entries if entry.queue == queue for run in entry.runs]
-        if not runs:
-            continue
-        claimed = sum(run.claimed for run in runs)
-        double = sum(run.double_claims for run in runs)
-        counts = (
-            sum(run.rejected for run in runs),
-            sum(run.unfinished for run in runs),
-            sum(run.lost for run in runs),
-            sum(run.empty for run in runs),
-            sum(run.retries for run in runs),
-            sum(run.deadlocks for run in runs),
-        )
-        share = f"{double:,} (**{double / claimed:.0%}**)" if double else "0"
-        rows.append((queue, f"{claimed:,}", share, *(f"{count:,}" for count in counts)))
-    header = (
-        "strategy",
-        "claimed",
-        "claimed twice",
-        "completions rejected",
-        "claimed, not completed",
-        "lost",
-        "empty claims",
-        "retries",
-        "deadlocks",
-    )
-    note = (
-        "Counted after every cell from the workers' own records and the queue's `jobs`. Jobs/s"
-        " counts a job once however often it ran."
-    )
-    return TitledTable("Was every job handed out once and completed?", header, rows, note)
 
 
 def notes(report: BenchReport) -> list[str]:
@@ -412,8 +178,7 @@ def notes(report: BenchReport) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in report.entries:
         if entry.reason:
-            hold = f" hold {entry.shape.hold * 1000:g} ms" if entry.shape.hold else ""
-            cell = f"{entry.shape.batch}/{entry.shape.workers}{hold}"
+            cell = f"{entry.shape.batch}/{entry.shape.workers}{entry.shape.held(' hold ')}"
             reasons.setdefault((entry.queue, entry.reason), []).append(cell)
     return [f"{q} at batch/workers {', '.join(at)}: {why}." for (q, why), at in reasons.items()]
 
@@ -486,7 +251,7 @@ def section(written: str, name: str) -> Section:
             (chart.title, chart.note, [charts.draw(panel) for panel in chart.panels])
             for chart in charts.charts(report)
         ]
-    except (ValueError, KeyError, TypeError, ArithmeticError, AttributeError) as error:
+    except _DAMAGED as error:
         raise BenchError(f"this is no benchmark of queueproof: {error!r}") from None
     data = base64.b64encode(written.encode()).decode()
     return Section(name, data, _plain(said), _plain(found), drawn, figures, _plain(missing))

@@ -7,23 +7,31 @@ processes start it.
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
+import psycopg
 from psycopg import pq
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGresult
+
+from queueproof import waits
+from queueproof.errors import QueueError
 
 _CHANGES = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE"})
 _DONE, _ROWS = int(pq.ExecStatus.COMMAND_OK), int(pq.ExecStatus.TUPLES_OK)  # compared often
+SHOWN = 60  # characters of a statement in a message
 
 T = TypeVar("T")
 Known: TypeAlias = dict[str, bytes | None]  # parameters by name, in PostgreSQL's text form
 Prepared: TypeAlias = tuple[bytes, list[bytes | None]]  # a statement's name, and its parameters
-Steps: TypeAlias = Generator[Prepared | bytes | float, PGresult, T]
+Asked: TypeAlias = Prepared | bytes
+Steps: TypeAlias = Generator[Asked | float, PGresult, T]
 """What a worker does, up to where it waits: for a statement's answer, or for some seconds.
 
 Whoever drives it decides whether anything else goes on meanwhile.
@@ -83,7 +91,7 @@ class Script:
     counts: bool = False
 
 
-class RejectedError(Exception):
+class RejectedError(QueueError):
     """The server rejected a statement, for a reason that trying again does not mend."""
 
 
@@ -97,7 +105,7 @@ class Retryable(Exception):  # noqa: N818 - an answer of the queue's, not a fail
 
 
 class LoadSession:
-    """A connection that runs scripts; it waits for the server, however long.
+    """A connection that runs scripts; no answer is waited for longer than `waits.BULK`.
 
     Attributes:
         pgconn: The connection.
@@ -115,29 +123,55 @@ class LoadSession:
         Raises:
             RejectedError: The server does not let us in, or rejects the setup.
         """
-        self.pgconn: PGconn = self._connect(conninfo)
-        if self.pgconn.status != pq.ConnStatus.OK:
-            raise RejectedError(self.pgconn.get_error_message())
+        try:
+            self.pgconn = waits.connect(conninfo)
+        except psycopg.OperationalError as error:
+            raise RejectedError(str(error)) from None
         self.trips = 0
         self._retry_on = retry_on
+        self._last: PGresult | None = None  # of the answer that is coming
         self.command(setup)
 
-    def _connect(self, conninfo: str) -> PGconn:
-        return pq.PGconn.connect(conninfo.encode())
+    def close(self) -> None:
+        """Close the connection."""
+        self.pgconn.finish()
 
-    def _execute(self, sql: bytes) -> PGresult:
-        return self.pgconn.exec_(sql)
+    def fileno(self) -> int:
+        """The socket, on which answers come."""
+        return self.pgconn.socket
 
-    def _prepare(self, command: Command) -> PGresult:
-        return self.pgconn.prepare(command.name, command.sql, command.types)
+    def send(self, asked: Asked) -> None:
+        """Ask, and wait for no answer."""
+        if type(asked) is tuple:
+            self.pgconn.send_query_prepared(*asked)
+        else:
+            self.pgconn.send_query(cast("bytes", asked))
 
-    def _execute_prepared(self, name: bytes, sent: list[bytes | None]) -> PGresult:
-        # None is NULL, which psycopg's annotation of this one method leaves out.
-        return self.pgconn.exec_prepared(name, sent)  # type: ignore[arg-type]
+    def receive(self) -> PGresult | None:
+        """The answer to what was sent; None where not all of it is there yet."""
+        self.pgconn.consume_input()
+        while not self.pgconn.is_busy():
+            result = self.pgconn.get_result()
+            if result is None:
+                answer, self._last = self._last, None
+                return self._unless_closed(answer)
+            self._last = result
+        return None
+
+    def _answer(self, sql: bytes) -> PGresult:
+        shown = textwrap.shorten(sql.decode(), SHOWN)
+        what = f"PostgreSQL to answer {shown}"
+        return self._unless_closed(waits.answer(self.pgconn, waits.BULK, what))
+
+    def _unless_closed(self, answer: PGresult | None) -> PGresult:
+        if answer is None:
+            raise RejectedError("the server closed the connection")
+        return answer
 
     def command(self, sql: bytes) -> None:
         """Execute statements that have no parameters."""
-        self.check(self._execute(sql), "")
+        self.send(sql)
+        self.check(self._answer(sql), "")
 
     def prepare(self, script: Script) -> None:
         """Prepare every command of a script.
@@ -146,8 +180,8 @@ class LoadSession:
             RejectedError: The server rejected one.
         """
         for command in script.commands:
-            prepared = self._prepare(command)
-            self.check(prepared, command.where)
+            self.pgconn.send_prepare(command.name, command.sql, command.types)
+            self.check(self._answer(command.sql), command.where)
 
     def run(self, script: Script, known: Known) -> tuple[PGresult | None, int]:
         """Run a script, and wait for each answer; `steps` says more.
@@ -162,18 +196,28 @@ class LoadSession:
         """
         return self.perform(self.steps(script, known))
 
-    def perform(self, steps: Steps[T]) -> T:
-        """Go through steps to their end, and wait for each answer."""
+    def perform(self, steps: Steps[T], *, blocking: bool = False) -> T:
+        """Go through steps to their end, and wait for each answer.
+
+        Args:
+            steps: What to do.
+            blocking: Whether libpq waits by itself, without an end, which costs less.
+        """
         try:
             asked = next(steps)
             while True:
-                if type(asked) is tuple:
-                    asked = steps.send(self._execute_prepared(*asked))
-                elif type(asked) is bytes:
-                    asked = steps.send(self._execute(asked))
-                else:
-                    time.sleep(cast("float", asked))
+                if isinstance(asked, float):
+                    time.sleep(asked)
                     asked = next(steps)
+                elif not blocking:
+                    self.send(asked)
+                    name = asked[0] if isinstance(asked, tuple) else asked
+                    asked = steps.send(self._answer(name))
+                elif type(asked) is tuple:
+                    # None is NULL, which psycopg's annotation of this one method leaves out.
+                    asked = steps.send(self.pgconn.exec_prepared(*asked))  # type: ignore[arg-type]
+                else:
+                    asked = steps.send(self.pgconn.exec_(cast("bytes", asked)))
         except StopIteration as end:
             return cast("T", end.value)
 
@@ -279,14 +323,22 @@ def _quoted(text: bytes | None) -> bytes:
     return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
-def processor_seconds(pgconn: PGconn) -> float | None:
-    """What the server's process of a connection has used; None where it is not on this machine."""
-    if not pgconn.host.startswith(b"/"):
-        return None
-    process = Path(f"/proc/{pgconn.backend_pid}")
-    try:
-        if process.joinpath("comm").read_text(encoding="utf-8").strip() != "postgres":
-            return None  # a socket of a container's, whose processes have numbers of their own
-        return int(process.joinpath("schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
-    except (OSError, ValueError):
-        return None
+def processor_seconds(pid: int) -> float | None:
+    """What a process has used, all its threads; None where the system does not say.
+
+    Of its clock, in nanoseconds: /proc/PID/stat counts ticks of 10 ms, and a short load is none.
+    """
+    with suppress(OSError):
+        return time.clock_gettime(~pid << 3 | 2)  # what Linux's clock_getcpuclockid(3) answers
+    return None
+
+
+def server_seconds(session: LoadSession) -> float | None:
+    """What the server's process of a session has used; None where it is not on this machine."""
+    pid = session.pgconn.backend_pid
+    if session.pgconn.host.startswith(b"/"):
+        with suppress(OSError):
+            # A socket of a container's leads to processes that have numbers of their own there.
+            if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "postgres":
+                return processor_seconds(pid)
+    return None

@@ -12,17 +12,18 @@ import random
 import select
 import signal
 import time
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping, MutableSequence, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Mapping, MutableSequence, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import psycopg
 from psycopg import pq
-from psycopg.pq.abc import PGresult
 
+from queueproof import waits
 from queueproof.bench.session import (
     AnswerColumn,
     Known,
@@ -32,14 +33,18 @@ from queueproof.bench.session import (
     Script,
     Steps,
     array_literal,
-    processor_seconds,
+    server_seconds,
     values,
 )
+from queueproof.errors import QueueError, QueueproofError
 
+TICK = 0.05  # seconds between two looks at the server while a load runs
 PAUSE = 0.002  # seconds at most; what a worker waits that got nothing, drawn evenly
 LATE = 0.001  # seconds; as exactly as a sleeping process wakes
 PATIENCE = 10.0  # seconds; how long a completion is tried again after the load has ended
 DEADLOCK = "40P01"
+# Of a worker: like the UUID text that workers have elsewhere, and the same in every run.
+NAME = "00000000-0000-4000-8000-{:012d}"
 
 Jobs: TypeAlias = list[list[bytes | None]]
 """Some jobs, by the columns of `Load.token`; empty where there are none."""
@@ -62,7 +67,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Everything that a worker has to know.
+    """The blocks of a queue that a measurement takes, and what a worker has to know of it.
 
     Attributes:
         setup: SQL for a new connection.
@@ -72,12 +77,19 @@ class Load:
             claim itself is the end of its jobs.
         many: Whether it is of all.
         token: Columns of the claim's answer that the completion takes; the id comes first.
-        constants: Parameters of the claim that are the same for every worker.
+        constants: Parameters that are the same for every worker.
         retry_on: SQLSTATEs after which an operation is tried again.
+        enqueue: For the preload.
+        enqueue_id: Where the id stands in the answer of enqueue.
+        promote: For what was put in; no command where the queue does not offer it.
+        observed: What the table says at the end; None where the queue does not offer it.
+        observed_columns: Where id and state stand in that answer.
+        states: What the queue's own names of states stand for.
+        exchange: What completes and claims at once, in a closed loop; None: two statements do.
         jobs: How many are to be completed.
         rate: Claims per second that this worker is to begin; 0: as many as it can.
         standing: Whether there are more jobs, so that claims go on getting some.
-        exchange: What completes and claims at once, in a closed loop; None: two statements do.
+        warm_up: Seconds of the same before what is measured, of which only counts remain.
     """
 
     setup: bytes
@@ -88,57 +100,126 @@ class Load:
     token: tuple[AnswerColumn, ...]
     constants: Mapping[str, bytes | None]
     retry_on: frozenset[str]
-    jobs: int
+    enqueue: Script
+    enqueue_id: int
+    promote: Script
+    observed: Script | None
+    observed_columns: tuple[int, int]
+    states: Mapping[bytes, bytes]
+    exchange: Exchange | None = None
+    jobs: int = 0
     rate: float = 0.0
     standing: bool = False
-    exchange: Exchange | None = None
+    warm_up: float = 0.0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker did.
+    """What a worker did; what is counted has the name that it has in `Measured`.
 
     Attributes:
         ids: The job of every claim, joined by newlines; a job claimed twice is there twice.
         accepted: Completions that the queue accepted.
-        rejected: Those that it rejected: somebody else had taken the job over.
-        empty: Claims that got nothing.
-        retries: Operations that failed with an error that means "nothing this time".
-        deadlocks: Those of them that were deadlocks.
         latencies: Seconds from wanting jobs to having them, retries, empty answers and a held
             transaction included, one for each claim that got some; where one statement completes
             and claims, that is all of it.
         ended: When the last completion was answered, by `time.monotonic`; 0 if none was.
-        trips: Statements sent and answered.
-        own_cpu: Processor seconds of this worker's process; the first of several workers has them.
-        server_cpu: Those of the server's process for it; None where it is not on this machine.
-        warm: Completions accepted before the measurement began.
-        late: Claims that began later than they were due, by more than `LATE`.
-        skipped: Claims that were due and never began, or got nothing.
+        worker_cpu: Of this worker's process; the first of several workers has them.
     """
 
     ids: bytes = b""
     accepted: int = 0
+    latencies: array[float] = field(default_factory=lambda: array("d"))
+    ended: float = 0.0
     rejected: int = 0
     empty: int = 0
     retries: int = 0
     deadlocks: int = 0
-    latencies: array[float] = field(default_factory=lambda: array("d"))
-    ended: float = 0.0
-    trips: int = 0
-    own_cpu: float = 0.0
+    round_trips: int = 0
+    worker_cpu: float = 0.0
     server_cpu: float | None = None
     warm: int = 0
     late: int = 0
     skipped: int = 0
 
 
-class Worker:
+class Worker(ABC):
     """A worker under load.
 
     Attributes:
         tally: What it has done so far.
     """
+
+    def __init__(self, number: int, jobs: int, accepted: MutableSequence[int]) -> None:
+        """Do nothing yet.
+
+        Args:
+            number: Which worker this is; its pauses are drawn by it.
+            jobs: How many are to be completed, by all.
+            accepted: Completions by worker; it writes its own, and reads all to see the end.
+        """
+        self.tally = Tally()
+        self._number = number
+        self._jobs = jobs
+        self._accepted = accepted
+        self._random = random.Random(number)  # noqa: S311 - pauses, not secrets
+        self._ids: list[bytes] = []
+
+    @abstractmethod
+    def claim(self) -> Generator[Any, Any, Any]:
+        """Claim once; what it got, which is nothing where there was nothing this time."""
+
+    @abstractmethod
+    def complete(self, held: Any, until: float) -> Generator[Any, Any, None]:  # noqa: ANN401 - its own
+        """Complete what a claim got.
+
+        Args:
+            held: What it got.
+            until: When to give up trying again, by `time.monotonic`.
+        """
+
+    def _at_once(self, until: float, *, standing: bool = False) -> Generator[Any, Any, None]:
+        """A closed loop: the next claim follows the completion."""
+        wanted = now = time.monotonic()
+        while now < until:
+            held = yield from self.claim()
+            now = time.monotonic()
+            if held:
+                self.tally.latencies.append(now - wanted)
+                yield from self.complete(held, until + PATIENCE)
+                wanted = now = time.monotonic()
+            if (standing or not held) and self._enough():
+                break
+            if not held:
+                yield self._pause()
+
+    def _enough(self) -> bool:
+        """Whether all jobs are completed."""
+        return sum(self._accepted) >= self._jobs
+
+    def _pause(self) -> float:
+        return self._random.uniform(0, PAUSE)
+
+    def _note(self, ids: Sequence[bytes | None], done: int) -> None:
+        """Note what a claim got, and how much of it is completed."""
+        self._ids += [text or b"" for text in ids]
+        self.tally.accepted += done
+        self.tally.rejected += len(ids) - done
+        self._accepted[self._number] += done
+
+    def _count(self, sqlstate: str) -> None:
+        """Count an error that means "nothing this time"."""
+        self.tally.retries += 1
+        self.tally.deadlocks += sqlstate == DEADLOCK
+
+    def _told(self) -> Tally:
+        """The tally, with what was claimed."""
+        self.tally.ids = b"\n".join(self._ids)
+        return self.tally
+
+
+class SqlWorker(Worker):
+    """A worker that sends the statements of a queue file."""
 
     def __init__(
         self, session: LoadSession, load: Load, number: int, accepted: MutableSequence[int]
@@ -154,17 +235,13 @@ class Worker:
         Raises:
             RejectedError: The server rejected a statement.
         """
+        super().__init__(number, load.jobs, accepted)
         self._session = session
         self._load = load
-        self._number = number
-        self._accepted = accepted
-        self._random = random.Random(number)  # noqa: S311 - pauses, not secrets
-        self._ids: list[bytes] = []
-        # A name like the UUID text that workers have elsewhere, and the same in every run.
-        self._own: Known = {"worker": f"00000000-0000-4000-8000-{number:012d}".encode()}
+        self._own: Known = {"worker": NAME.format(number).encode()}
         self._wanted: Known = {**load.constants, **self._own}
         self._held: Known = dict(self._own)  # the parameters of a completion
-        self.tally = Tally()
+        self._kept: Jobs = []  # what the next claim completes
         session.prepare(load.start)
         self._start()
         session.prepare(load.claim)
@@ -181,7 +258,7 @@ class Worker:
                 if time.monotonic() > until:
                     message = f"start failed with {error.sqlstate} for {PATIENCE:g} s"
                     raise RejectedError(message) from None
-                time.sleep(self._random.uniform(0, PAUSE))
+                time.sleep(self._pause())
             else:
                 self._session.trips = 0  # what is counted is what jobs cost
                 return
@@ -198,88 +275,26 @@ class Worker:
         Raises:
             RejectedError: The server rejected a statement.
         """
-        pgconn = self._session.pgconn
-        server_cpu = processor_seconds(pgconn)
+        server_cpu = server_seconds(self._session)
         if time.monotonic() < begin:
-            yield from self._at_once(begin)
+            yield from self._at_once(begin, standing=self._load.standing)
             self.tally.warm = self.tally.accepted
             del self.tally.latencies[:]
         if self._load.rate:
             yield from self._on_time(begin, until)
         else:
-            yield from self._at_once(until)
-        if server_cpu is not None and (now_used := processor_seconds(pgconn)) is not None:
+            yield from self._at_once(until, standing=self._load.standing)
+        if server_cpu is not None and (now_used := server_seconds(self._session)) is not None:
             self.tally.server_cpu = now_used - server_cpu
-        self.tally.ids = b"\n".join(self._ids)
-        self.tally.trips = self._session.trips
-        return self.tally
+        self.tally.round_trips = self._session.trips
+        return self._told()
 
-    def _at_once(self, until: float) -> Steps[None]:
-        """A closed loop: the next claim follows the completion."""
-        if self._load.exchange:
-            yield from self._exchange_at_once(self._load.exchange, until)
-            return
-        wanted = now = time.monotonic()
-        while now < until:
-            answer = yield from self.claim()
-            now = time.monotonic()
-            if answer is not None:
-                self.tally.latencies.append(now - wanted)
-                yield from self.complete(answer, until + PATIENCE)
-                wanted = now = time.monotonic()
-                if self._load.standing and sum(self._accepted) >= self._load.jobs:
-                    break
-            elif sum(self._accepted) >= self._load.jobs:
-                break
-            else:
-                yield self._random.uniform(0, PAUSE)
-
-    def _exchange_at_once(self, exchange: Exchange, until: float) -> Steps[None]:
-        """A closed loop in which the completion is the next claim."""
-        held: Jobs = []
-        wanted = now = time.monotonic()
-        while now < until:
-            try:
-                held = yield from (self._exchange(exchange, held) if held else self._first())
-            except Retryable as error:
-                self._count(error)
-                yield self._random.uniform(0, PAUSE)
-                now = time.monotonic()
-                continue
-            now = time.monotonic()
-            if held:
-                self.tally.latencies.append(now - wanted)
-                wanted = now
-            enough = sum(self._accepted) >= self._load.jobs
-            if enough and (self._load.standing or not held):
-                break
-            if not held:
-                yield self._random.uniform(0, PAUSE)
-        if held:
-            yield from self._complete(held, until + PATIENCE)
-
-    def _first(self) -> Steps[Jobs]:
-        """What a claim gets; nothing where there was nothing."""
-        answer = yield from self.claim()
-        return [values(answer, column.index) for column in self._load.token] if answer else []
-
-    def _exchange(self, exchange: Exchange, held: Jobs) -> Steps[Jobs]:
-        """Complete a batch, and claim the next one; nothing where there was nothing."""
-        known: Known = {
-            column.name: array_literal(texts, plain=column.plain)
-            for column, texts in zip(exchange.token, held, strict=True)
-        }
-        answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
-        flags = values(answer, exchange.completed) if answer else []
-        claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
-        if len(claimed) < len(flags):
-            self.tally.ended = time.monotonic()
-        self._note(held[0], len(flags) - len(claimed))
-        if answer is None or not claimed:
-            self.tally.empty += 1
-            return []
-        places = [column.index for column in exchange.token]
-        return [[answer.get_value(row, index) for row in claimed] for index in places]
+    def _at_once(self, until: float, *, standing: bool = False) -> Steps[None]:
+        """The same; what no further claim completes is completed in the end."""
+        yield from super()._at_once(until, standing=standing)
+        if self._kept:
+            kept, self._kept = self._kept, []
+            yield from self._complete(kept, until + PATIENCE)
 
     def _on_time(self, begin: float, until: float) -> Steps[None]:
         """An open loop: claims are due at random times, and whoever is late has waited since then.
@@ -293,38 +308,58 @@ class Worker:
             if now < due:
                 yield due - now
             self.tally.late += now > due + LATE
-            answer = None
-            while answer is None and time.monotonic() < until:
-                answer = yield from self.claim()
-                if answer is None:
-                    yield self._random.uniform(0, PAUSE)
-            if answer is None:
-                self.tally.skipped += 1
-            else:
+            held: Jobs = []
+            while not held and time.monotonic() < until:
+                held = yield from self.claim()
+                if not held:
+                    yield self._pause()
+            if held:
                 self.tally.latencies.append(time.monotonic() - due)
-                yield from self.complete(answer, until + PATIENCE)
+                yield from self.complete(held, until + PATIENCE)
+            else:
+                self.tally.skipped += 1
             due += self._random.expovariate(self._load.rate)
 
-    def claim(self) -> Steps[PGresult | None]:
-        """Claim once; None if there was nothing, or nothing this time."""
+    def claim(self) -> Steps[Jobs]:
+        """Claim once, and complete by that what is kept; nothing where there was nothing."""
+        kept, exchange = self._kept, self._load.exchange
         try:
+            if kept and exchange:
+                return (yield from self._exchange(exchange, kept))
             answer, _ = yield from self._session.steps(self._load.claim, self._wanted.copy())
         except Retryable as error:
-            self._count(error)
-            return None
+            self._count(error.sqlstate)
+            return []
         if answer is None:
             self.tally.empty += 1
-        return answer
+            return []
+        return [values(answer, column.index) for column in self._load.token]
 
-    def complete(self, answer: PGresult, until: float) -> Steps[None]:
-        """Complete what a claim got.
+    def _exchange(self, exchange: Exchange, kept: Jobs) -> Steps[Jobs]:
+        """Complete a batch, and claim the next one, by one statement."""
+        known: Known = {
+            column.name: array_literal(texts, plain=column.plain)
+            for column, texts in zip(exchange.token, kept, strict=True)
+        }
+        answer, _ = yield from self._session.steps(exchange.script, known | self._wanted)
+        self._kept = []
+        flags = values(answer, exchange.completed) if answer else []
+        claimed = [row for row, flag in enumerate(flags) if flag == b"f"]
+        if len(claimed) < len(flags):
+            self.tally.ended = time.monotonic()
+        self._note(kept[0], len(flags) - len(claimed))
+        if answer is None or not claimed:
+            self.tally.empty += 1
+            return []
+        places = [column.index for column in exchange.token]
+        return [[answer.get_value(row, index) for row in claimed] for index in places]
 
-        Args:
-            answer: The claim's.
-            until: When to give up trying again, by `time.monotonic`.
-        """
-        held = [values(answer, column.index) for column in self._load.token]
-        yield from self._complete(held, until)
+    def complete(self, held: Jobs, until: float) -> Steps[None]:
+        """Complete what a claim got, or keep it for the next one."""
+        if self._load.exchange:
+            self._kept = held
+        else:
+            yield from self._complete(held, until)
 
     def _complete(self, held: Jobs, until: float) -> Steps[None]:
         token, known = self._load.token, self._held
@@ -349,13 +384,6 @@ class Worker:
             return  # the claim was its transaction, and is undone with it
         self._note(held[0], done)
 
-    def _note(self, ids: list[bytes | None], done: int) -> None:
-        """Note what a claim got, and how much of it is completed."""
-        self._ids += [text or b"" for text in ids]
-        self.tally.accepted += done
-        self.tally.rejected += len(ids) - done
-        self._accepted[self._number] += done
-
     def _finish(self, known: Known, until: float) -> Steps[int]:
         """Complete; how many jobs of those were accepted."""
         held = self._session.pgconn.transaction_status != pq.TransactionStatus.IDLE
@@ -363,95 +391,87 @@ class Worker:
             try:
                 done, changed = yield from self._session.steps(self._load.complete, known)
             except Retryable as error:
-                self._count(error)
+                self._count(error.sqlstate)
                 if held:
                     raise
                 if time.monotonic() > until:
                     return 0
-                yield self._random.uniform(0, PAUSE)
+                yield self._pause()
             else:
                 self.tally.ended = time.monotonic()
                 if self._load.complete.counts:
                     return changed
                 return done.ntuples if done else 0
 
-    def _count(self, error: Retryable) -> None:
-        self.tally.retries += 1
-        self.tally.deadlocks += error.sqlstate == DEADLOCK
+
+class Link(Protocol):
+    """What somebody is asked over."""
+
+    def fileno(self) -> int:
+        """The descriptor on which answers come."""
+
+    def send(self, asked: Any) -> None:  # noqa: ANN401 - what its steps yield
+        """Ask, and wait for no answer."""
+
+    def receive(self) -> Any:  # noqa: ANN401 - what its steps take
+        """The answer to what was sent; None where not all of it is there yet."""
 
 
-def together(pairs: Sequence[tuple[LoadSession, Steps[Tally]]]) -> list[Tally]:
-    """Drive workers side by side, each over its connection, until all have ended.
+def drive(
+    pairs: Sequence[tuple[Link, Generator[Any, Any, Any]]],
+    tick: Callable[[], None] = lambda: None,
+) -> list[Any]:
+    """Go through steps side by side, each over its link, until all have ended.
 
     Args:
-        pairs: Connections, and what is done over each.
+        pairs: Links, and what is done over each.
+        tick: Called again and again meanwhile.
+
+    Returns:
+        What each has come to.
 
     Raises:
-        RejectedError: The server rejected a statement, or a connection broke.
+        QueueError: Nobody answers for so long as a statement may take.
     """
-    if len(pairs) == 1:
-        ((session, steps),) = pairs
-        return [session.perform(steps)]  # libpq waits by itself, which costs less
-    tallies: dict[int, Tally] = {}
-    numbers = {session.pgconn.socket: number for number, (session, _) in enumerate(pairs)}
-    last: list[PGresult | None] = [None] * len(pairs)
-    asking = [False] * len(pairs)
+    ended: dict[int, Any] = {}
     pauses: list[tuple[float, int]] = []  # when they end, and whose they are
-    answers = select.poll()
-    for socket in numbers:
-        answers.register(socket, select.POLLIN)
+    due: dict[int, int] = {}  # from where an answer is due, and whose it is
+    silence: waits.Limit | None = None
 
-    def go_on(number: int, answer: PGresult | None) -> None:
-        session, steps = pairs[number]
-        asking[number] = True
+    def go_on(number: int, answer: object) -> None:
+        link, steps = pairs[number]
         try:
             asked = next(steps) if answer is None else steps.send(answer)
         except StopIteration as end:
-            tallies[number] = cast("Tally", end.value)
-            answers.unregister(session.pgconn.socket)
+            ended[number] = end.value
             return
-        if type(asked) is tuple:
-            session.pgconn.send_query_prepared(*asked)
-        elif type(asked) is bytes:
-            session.pgconn.send_query(asked)
+        if isinstance(asked, float):
+            heapq.heappush(pauses, (time.monotonic() + asked, number))
         else:
-            asking[number] = False
-            heapq.heappush(pauses, (time.monotonic() + cast("float", asked), number))
+            link.send(asked)
+            due[link.fileno()] = number
 
-    try:
-        for number in range(len(pairs)):
-            go_on(number, None)
-        while len(tallies) < len(pairs):
-            if pauses:
-                waiting = [socket for socket, n in numbers.items() if n not in tallies]
-                ready = _readable(waiting, pauses[0][0])
-                now = time.monotonic()
-                while pauses and pauses[0][0] <= now:
-                    go_on(heapq.heappop(pauses)[1], None)
-            else:
-                ready = [socket for socket, _ in answers.poll()]
-            for socket in ready:
-                number = numbers[socket]
-                pgconn = pairs[number][0].pgconn
-                pgconn.consume_input()
-                while asking[number] and not pgconn.is_busy():
-                    result = pgconn.get_result()
-                    if result is None:
-                        answer, last[number] = last[number], None
-                        if answer is None:
-                            raise RejectedError("the server closed the connection")
-                        go_on(number, answer)
-                        break
-                    last[number] = result
-    except psycopg.OperationalError as error:
-        raise RejectedError(str(error).strip()) from None
-    return [tallies[number] for number in range(len(pairs))]
-
-
-def _readable(sockets: Sequence[int], until: float) -> list[int]:
-    """Which can be read, as soon as one can or the time has come."""
-    # To the microsecond, by select(2): poll(2) counts in milliseconds.
-    return select.select(sockets, (), (), max(0.0, until - time.monotonic()))[0]
+    for number in range(len(pairs)):
+        go_on(number, None)
+    while len(ended) < len(pairs):
+        pause = pauses[0][0] - time.monotonic() if pauses else TICK
+        # To the microsecond, by select(2): poll(2) counts in milliseconds.
+        ready = select.select(list(due), (), (), min(TICK, max(0.0, pause)))[0]
+        for descriptor in ready:
+            answer = pairs[due[descriptor]][0].receive()
+            if answer is not None:
+                go_on(due.pop(descriptor), answer)
+        if ready or pauses:
+            silence = None
+        elif silence is None:
+            silence = waits.Limit(waits.STATEMENT, "a worker to answer")
+        elif silence.is_over():
+            raise QueueError(f"no worker has answered within {waits.STATEMENT:g} s")
+        now = time.monotonic()
+        while pauses and pauses[0][0] <= now:
+            go_on(heapq.heappop(pauses)[1], None)
+        tick()
+    return [ended[number] for number in range(len(pairs))]
 
 
 class Order(NamedTuple):
@@ -475,8 +495,8 @@ def main(pipe: Connection, accepted: MutableSequence[int]) -> None:
             order: Order = pipe.recv()
             try:
                 _obey(pipe, order, accepted)
-            except RejectedError as error:
-                pipe.send(str(error))
+            except (QueueproofError, psycopg.OperationalError) as error:
+                pipe.send(str(error).strip())
             gc.collect()
 
 
@@ -486,11 +506,16 @@ def _obey(pipe: Connection, order: Order, accepted: MutableSequence[int]) -> Non
         workers = []
         for number in order.numbers:
             session = LoadSession(order.conninfo, load.setup, load.retry_on)
-            connections.callback(session.pgconn.finish)
-            workers.append((session, Worker(session, load, number, accepted)))
+            connections.enter_context(closing(session))
+            workers.append((session, SqlWorker(session, load, number, accepted)))
+            session.pgconn.nonblocking = 0  # whoever sends under load waits until all is sent
         pipe.send(None)
         times = pipe.recv()
         before = time.process_time()
-        tallies = together([(session, worker.work(*times)) for session, worker in workers])
-        tallies[0].own_cpu = time.process_time() - before
+        pairs = [(session, worker.work(*times)) for session, worker in workers]
+        if len(pairs) == 1:
+            tallies = [session.perform(steps, blocking=True) for session, steps in pairs]
+        else:
+            tallies = drive(pairs)
+        tallies[0].worker_cpu = time.process_time() - before
         pipe.send(tallies)

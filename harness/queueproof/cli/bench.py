@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +16,8 @@ from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit, QueueproofError
 
 if TYPE_CHECKING:
+    from queueproof.bench.bench import Group
     from queueproof.bench.figures import BenchReport
-    from queueproof.bench.measured import Shape
-    from queueproof.queues.model import Queue
     from queueproof.report.terminal import Output
 
 
@@ -98,12 +97,6 @@ def bench(
         float,
         typer.Option(metavar="S", min=0, help="Run the same load first for so long, unmeasured."),
     ] = 0.0,
-    yardstick: Annotated[
-        bool,
-        typer.Option(
-            "--yardstick", help="Run the same SQL through pgbench in the same rounds as well."
-        ),
-    ] = False,
     endure: Annotated[
         float,
         typer.Option(
@@ -139,10 +132,10 @@ def bench(
 
     many = "10" if compare else "1" if rate or endure else "1,10,100"
     batches = counts(batch or many, "--batch")
-    if endure and (compare or rate or yardstick or hold or rounds or workers):
+    if endure and (compare or rate or hold or rounds or workers):
         raise QueueproofError(
-            "--endure is one worker and three phases: of --compare, --rate, --yardstick, --hold,"
-            " --rounds and --workers none goes with it"
+            "--endure is one worker and three phases: of --compare, --rate, --hold, --rounds and"
+            " --workers none goes with it"
         )
     processes = counts(
         workers or ("1" if endure else "4" if compare or rate else "1,4,16"), "--workers"
@@ -153,25 +146,20 @@ def bench(
         raise QueueproofError("--compare is under one load: name one --batch and one --workers")
     if budget is not None and not compare:
         raise QueueproofError("--budget is a comparison's: it goes with --compare")
-    if yardstick and compare:
-        raise QueueproofError("--yardstick is a measurement's: --compare compares queues")
     if rounds is not None and compare:
         raise QueueproofError("--compare takes the rounds that it needs: limit it by --budget")
     found = [resolve(queue) for queue in queues]
     with bench_extra():
         from queueproof.bench import compare as pairs
         from queueproof.bench import render
-        from queueproof.bench.bench import OPEN_SECONDS, ROUNDS, SECONDS
-        from queueproof.bench.bench import run as measure
-        from queueproof.bench.compare import Budget
+        from queueproof.bench.bench import OPEN_SECONDS, ROUNDS, SECONDS, Setting, groups, measure
         from queueproof.bench.gate import Condition
-        from queueproof.bench.measured import Pace, Shape
+        from queueproof.bench.measured import Pace
 
-        pace = Pace(rate, backlog, payload, warm_up)
         conditions = [Condition.of(text) for text in fail_if or ()]
         before = [Path(one.path) for one in conditions if one.path]
         refuse_outputs([json], [*before, *(file for queue in found for file in files_of(queue))])
-        limits = Budget() if budget is None else Budget.of(budget)
+        limits = pairs.Budget() if budget is None else pairs.Budget.of(budget)
 
         out = output(json)  # whose imports take time, which there is not once a signal has come
 
@@ -181,37 +169,20 @@ def bench(
             out.markdown(render.markdown(report))
             sys.stdout.flush()
 
-        shape = Shape(batches[0], processes[0], hold / 1000)  # of a comparison
-        shape = _fitting(out, found, shape) if compare and batch is None else shape
+        plan = groups(found, batches, processes, [hold / 1000])
+        pair = _fitting(out, plan[0]) if compare and batch is None else plan[0]
+        usual = pairs.SECONDS if compare else OPEN_SECONDS if rate else SECONDS
+        pace = Pace(rate, backlog, payload, warm_up)
         with progress_bar("starting PostgreSQL and the workers") as progress:
+            setting = Setting(seconds or usual, pace, postgres, trust, progress, show)
             if compare:
-                report = pairs.compare(
-                    found,
-                    shape,
-                    budget=limits,
-                    seed=seed,
-                    seconds=seconds or pairs.SECONDS,
-                    pace=pace,
-                    postgres=postgres,
-                    trust=trust,
-                    progress=progress,
-                    keep=show,
-                )
+                report = pairs.compare(pair, setting, budget=limits, seed=seed)
             else:
                 report = measure(
-                    found,
-                    batches,
-                    processes,
-                    holds=[hold / 1000],
+                    plan,
+                    setting,
                     endure=endure,
                     rounds=ROUNDS if rounds is None else rounds,
-                    seconds=seconds or (OPEN_SECONDS if rate else SECONDS),
-                    pace=pace,
-                    yardstick=yardstick,
-                    postgres=postgres,
-                    trust=trust,
-                    progress=progress,
-                    keep=show,
                 )
         show(report)
     failing = [told for condition in conditions for told in condition.judge(report.entries)]
@@ -220,13 +191,13 @@ def bench(
     return Exit.BROKEN if failing else Exit.HOLDS
 
 
-def _fitting(out: Output, queues: Sequence[Queue], shape: Shape) -> Shape:
-    """A load of a comparison whose batch nobody has chosen: of 1 where a claim takes one job."""
+def _fitting(out: Output, pair: Group) -> Group:
+    """A comparison whose batch nobody has chosen: of 1 where a claim takes one job."""
     from queueproof.bench.compare import unfit
 
-    why, single = unfit(queues, shape), shape._replace(batch=1)
-    if not why or unfit(queues, single):
-        return shape
+    why, single = unfit(pair), pair._replace(shape=pair.shape._replace(batch=1))
+    if not why or unfit(single):
+        return pair
     out.say(f"{why}; so batch 1 is compared.\n")
     return single
 

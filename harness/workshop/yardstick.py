@@ -2,7 +2,10 @@ r"""pgbench on a queue's own SQL: how much of the figures the harness itself cos
 
 Each of its transactions is a claim and the completion of what that got. Its `\gset` takes a single
 row, so that what a claim of several jobs returns is gathered in arrays, as `complete_many` takes
-them; beyond that it sends the same text, prepared.
+them; beyond that it sends the same text, prepared. Both run in the same rounds, every other time
+pgbench first.
+
+Run with `python -m workshop.yardstick`; it prints a table.
 """
 
 from __future__ import annotations
@@ -11,22 +14,32 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from importlib.resources import as_file, files
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from rich.console import Console
+from rich.table import Table
 
 from queueproof import waits
-from queueproof.bench.load import CompiledLoad, literal_limit
+from queueproof.bench import numbers
+from queueproof.bench.cell import Ground
+from queueproof.bench.load import literal_limit
+from queueproof.bench.measured import Shape
+from queueproof.bench.worker import Load
 from queueproof.errors import QueueError
 from queueproof.machine import processors
-from queueproof.postgres import Server
+from queueproof.postgres import Server, open_server
 from queueproof.postgres.local import find_embedded
-from queueproof.queues.sqlfile import SqlFileQueue
+from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.queues.sqltext import first_keyword, tokens
 
 WORKER = "00000000-0000-4000-8000-000000000000"
+ROUNDS, JOBS = 5, 2_000
+SHAPES = tuple(Shape(batch, workers) for workers in (1, 4) for batch in (1, 10))
 SPARE = 1.25  # jobs put in for each one claimed, so that no claim comes back empty
 PATIENCE = 60.0  # seconds in which it has ended, beyond what the harness took
 # Parts of a DSN that a pgbench of any age takes; the rest have defaults in ours alone.
@@ -37,6 +50,58 @@ _UNDERSTOOD = frozenset(
 _VERBS = frozenset({"SELECT", "INSERT", "UPDATE", "DELETE", "MERGE"})
 _TPS = re.compile(r"^tps = ([0-9.]+) \(without", re.MULTILINE)
 _DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULTILINE)
+
+
+def compared(
+    ground: Ground, queue: SqlFileQueue, shape: Shape, *, rounds: int = ROUNDS, jobs: int = JOBS
+) -> list[tuple[float, float]]:
+    """Jobs/s of the harness and of pgbench, round by round.
+
+    Args:
+        ground: Where.
+        queue: One that pgbench can run.
+        shape: Of the load.
+        rounds: How many.
+        jobs: In each.
+
+    Raises:
+        QueueError: pgbench cannot run it, or one of them failed.
+    """
+    ground.apart = True  # as pgbench, which cannot hand a batch on
+    found = []
+    for number in range(rounds):
+        before = pgbench(ground, queue, shape, jobs) if number % 2 else None
+        prepared = ground.prepare(queue, shape, jobs)
+        prepared.run(PATIENCE)
+        beside = before or pgbench(ground, queue, shape, jobs)
+        if beside is None:
+            raise QueueError(f"{queue.name}: pgbench cannot run it")
+        found.append((prepared.verdict().rate, beside))
+    return found
+
+
+def pgbench(ground: Ground, queue: SqlFileQueue, shape: Shape, jobs: int) -> float | None:
+    """Jobs/s of pgbench on the queue's own SQL; None where it cannot run that.
+
+    Args:
+        ground: Where.
+        queue: The queue.
+        shape: Of the load.
+        jobs: How many it claims and completes.
+
+    Raises:
+        QueueError: It failed.
+        ServerUnavailableError: There is no pgbench.
+    """
+    spare = shape.batch * shape.workers
+    claims = max(1, jobs // spare)
+    compiled, _ = ground.install(queue, shape, int(claims * spare * SPARE) + spare)
+    text = script(queue, compiled, shape.batch)
+    if text is None:
+        return None
+    program = find(ground.server)
+    per_claim = rate(program, ground.conninfo, text, compiled, workers=shape.workers, claims=claims)
+    return shape.batch * per_claim
 
 
 def find(server: Server) -> Path:
@@ -52,25 +117,25 @@ def find(server: Server) -> Path:
     return find_embedded("").directory / "pgbench"
 
 
-def script(queue: SqlFileQueue, compiled: CompiledLoad, batch: int) -> str | None:
+def script(queue: SqlFileQueue, compiled: Load, batch: int) -> str | None:
     """What pgbench runs; None where it cannot: a start, several statements, batches without an end.
 
     Args:
         queue: The queue.
-        compiled: The same, compiled for the load.
+        compiled: The same, compiled.
         batch: Jobs per claim.
     """
-    load = compiled.load
-    if not load.complete.commands or load.start.commands:
+    if not compiled.complete.commands or compiled.start.commands:
         return None
     claims = queue.blocks["claim"].statements
-    ends = queue.blocks["complete_many" if load.many else "complete"].statements
-    if len(claims) + len(ends) > 2 or (batch > 1 and not load.many):  # noqa: PLR2004
+    ends = queue.blocks["complete_many" if compiled.many else "complete"].statements
+    if len(claims) + len(ends) > 2 or (batch > 1 and not compiled.many):  # noqa: PLR2004
         return None
     claim = literal_limit(claims[0].text, batch).strip().rstrip(";")
-    if load.many:
+    if compiled.many:
         gathered = ", ".join(
-            f"array_agg({column.name.removesuffix('s')}) AS {column.name}" for column in load.token
+            f"array_agg({column.name.removesuffix('s')}) AS {column.name}"
+            for column in compiled.token
         )
         claim = f"{_as_with(claim, 'claimed')}\nSELECT {gathered} FROM claimed"
     return f"{claim}\n\\gset\n{ends[0].text.strip().rstrip(';')};\n"
@@ -89,7 +154,7 @@ def _as_with(text: str, name: str) -> str:
 
 
 def rate(
-    pgbench: Path, conninfo: str, text: str, compiled: CompiledLoad, *, workers: int, claims: int
+    pgbench: Path, conninfo: str, text: str, compiled: Load, *, workers: int, claims: int
 ) -> float:
     """Run it; transactions per second, without the time to connect.
 
@@ -129,10 +194,10 @@ def rate(
     return float(tps[1])
 
 
-def _connection(conninfo: str, compiled: CompiledLoad) -> tuple[str, Mapping[str, str]]:
+def _connection(conninfo: str, compiled: Load) -> tuple[str, Mapping[str, str]]:
     """How pgbench connects; a password is for its environment, where nobody else reads it."""
     known = conninfo_to_dict(conninfo)
-    settings = compiled.load.setup.decode().split(";")
+    settings = compiled.setup.decode().split(";")
     options = [str(known.pop("options", None) or "")]
     for setting in settings:
         name, _, value = setting.removeprefix("SET ").partition(" = ")
@@ -157,3 +222,31 @@ def _run(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
             process.wait()
         output.seek(0)
         return output.read()
+
+
+def main() -> int:
+    """Measure the reference queue and print a table; the exit code."""
+    with as_file(files("queueproof.strategies") / "skip_locked.sql") as path:
+        queue = load(path)
+    table = Table("workers", "batch", "pgbench, jobs/s", "harness ÷ pgbench")
+    most = max(shape.workers for shape in SHAPES)
+    with open_server(None, durable=True) as server, Ground(server, most) as ground:
+        for shape in SHAPES:
+            found = compared(ground, queue, shape)
+            ratios = [own / beside for own, beside in found]
+            low, high = (numbers.rounded(f(ratios), numbers.half_range(ratios)) for f in (min, max))
+            table.add_row(
+                str(shape.workers),
+                str(shape.batch),
+                numbers.with_spread([beside for _, beside in found]),
+                f"{numbers.median(ratios)} ({low} to {high})",
+            )
+        label = server.label
+    console = Console()
+    console.print(label, style="bold")
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
