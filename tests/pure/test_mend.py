@@ -23,6 +23,7 @@ from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement
+from queueproof.report.story import Account, Part
 from tests.fix_places import BROKEN, REFERENCE
 from tests.fix_queues import FREE, queue_file
 
@@ -329,6 +330,11 @@ COUNTS = {
 PAIRS = """(ids, receipts)
 UPDATE jobs SET status = 'completed' WHERE id = ANY (:ids) AND receipt = ANY (:receipts)
 RETURNING id;"""
+WHOLE_JOIN = JOINED.replace("OF bodies ", "")
+EITHER = """(queue)
+UPDATE jobs SET status = 'running' WHERE id = (SELECT id FROM jobs
+WHERE (lane = :queue AND status = 'queued' OR beat < now()) LIMIT 1) RETURNING id;"""
+LANED = "(queue)\nINSERT INTO jobs (lane) VALUES (:queue) RETURNING id;"
 SLOTS = """(id)!
 WITH ended AS (UPDATE jobs SET status = 'completed' WHERE id = :id RETURNING id),
 free AS (UPDATE slots SET job = NULL WHERE job = :id) SELECT id FROM ended;"""
@@ -342,6 +348,8 @@ HOLDER = (
     [
         ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
         ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
+        ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
+        ("routing", {"claim": EITHER, "enqueue": LANED}, "OR beat < now())\n  AND lane = :queue"),
         ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
         (
             "single-claim",
@@ -364,7 +372,17 @@ HOLDER = (
             "AND EXISTS (SELECT FROM ended))",
         ),
     ],
-    ids=["listed", "of another table", "met", "upserted", "as a failure", "pairs", "beside"],
+    ids=[
+        "listed",
+        "of another table",
+        "of all",
+        "or",
+        "met",
+        "upserted",
+        "as a failure",
+        "pairs",
+        "beside",
+    ],
 )
 def test_a_form_is_made_of_the_file_s_own_words(
     tmp_path: Path, guarantee: str, blocks: Mapping[str, str], lines: str
@@ -394,6 +412,14 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
             "not all that the worker holds",
         ),
         ("server-clock", {"claim": "\nSELECT id FROM j WHERE at < :now;"}, "now() instead of :now"),
+        ("claim-limit", {"claim": "\nSELECT id FROM j WHERE ctid IS NULL;"}, "by the key"),
+        ("order", {"schema#": "\nCREATE TABLE j (score real);"}, "score has too few digits"),
+        (
+            "live-lease",
+            {"heartbeat": "!\nUPDATE j SET b = 1 WHERE b < now() - a;"},
+            "sets the lease",
+        ),
+        ("no-lost-job", {"promote": "\nSELECT 1 WHERE i > (SELECT m FROM l);"}, "A mark at the"),
         ("isolation", {"claim": NOWHERE}, "open rows of held refuse"),
         ("single-claim", {}, "The row that FOR UPDATE SKIP LOCKED locks is the one"),
         ("concurrency-limit", {"claim": "\nSELECT id FROM j HAVING count(*) < 3;"}, "Two claims"),
@@ -407,3 +433,13 @@ def test_what_stands_in_the_sql_has_its_own_remedy(
 ) -> None:
     """It names that, and not what the file has already."""
     assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
+
+
+def test_no_index_on_a_view_is_advised(tmp_path: Path) -> None:
+    """What the plan's probe would write is for a table."""
+    path = tmp_path / "q.sql"
+    path.write_text(queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
+    told = Account("steady-cost", (Part("prose", "`CREATE INDEX ON ready (id)`"),))
+    broken = Judgement("steady-cost", "broken", "r", "story", told=told)
+    card = Card("q.sql", "PostgreSQL 18", 0, 1.0, (broken,))
+    assert "ready is a view" in str(with_remedies(card, load(path)).guarantees[0].remedy)

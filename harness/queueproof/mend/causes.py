@@ -13,13 +13,13 @@ class Cause(NamedTuple):
 
     Attributes:
         guarantees: Those that break by it.
-        block: The block that has it.
+        blocks: The blocks that may have it.
         pattern: It, as a regular expression; letters of either case, across lines.
         safe: The remedy; `{1}` is what the pattern's first group found.
     """
 
     guarantees: str
-    block: str
+    blocks: str
     pattern: str
     safe: str
 
@@ -30,6 +30,34 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "schema",
         r"\b(\w+)\s+timestamp\w*\s*\([0-5]\)",
         "{1} is rounded, so it may be earlier than what was written: declare it timestamptz.",
+    ),
+    Cause(
+        "order",
+        "schema",
+        r"\b(\w+)\s+(?:real|double\s+precision|float\d?)\b",
+        "{1} has too few digits for what it is to order: numeric, or the columns themselves in "
+        "ORDER BY.",
+    ),
+    Cause(
+        "live-lease",
+        "heartbeat",
+        r"<\s*(?:now|clock_timestamp)\(\)\s*-",
+        "A heartbeat that is accepted sets the lease anew. Here it leaves a lease alone that was "
+        "set a moment ago, and answers as if it had been set.",
+    ),
+    Cause(
+        "no-lost-job",
+        "promote claim",
+        r">\s*\(\s*SELECT\b",
+        "A mark at the highest number passes over a job with a lower one that commits later. Take "
+        "what nobody has taken yet: WHERE NOT EXISTS (...), or a flag in the row.",
+    ),
+    Cause(
+        "claim-limit",
+        "claim",
+        r"\bctid\b",
+        "Choose by the key. A ctid is a place in one table: partitions have the same places, "
+        "and what is updated moves.",
     ),
     Cause(
         "crash-safe",
@@ -112,10 +140,12 @@ def cause_of(guarantee: str, draft: Draft) -> str | None:
         draft: The file that breaks it; functions count as part of the block that calls them.
     """
     for cause in CAUSES:
-        if guarantee in cause.guarantees.split():
-            block = draft.queue.blocks.get(cause.block)
+        if guarantee not in cause.guarantees.split():
+            continue
+        for name in cause.blocks.split():
+            block = draft.queue.blocks.get(name)
             texts = [statement.text for statement in block.statements] if block else []
-            calls = (site for site in draft.sites if site.block == cause.block and not site.own)
+            calls = (site for site in draft.sites if site.block == name and not site.own)
             texts += [site.parsed.text for site in calls]
             if seen := re.search(cause.pattern, "\n".join(texts), re.IGNORECASE | re.DOTALL):
                 return cause.safe.format(seen[0], *seen.groups())

@@ -78,11 +78,22 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     if draft is not None and (told := cause_of(judgement.id, draft)):
         return told
     text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
+    index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
+    if index and draft is not None and _is_view(index[1], draft):
+        return (
+            f"{index[1]} is a view, and no index holds what a view computes. Ask in the claim for "
+            "the table's own columns, and index the table WHERE they say that a job can run."
+        )
     if draft is None or judgement.id != "live-lease" or not _adds_up(draft):
         return text
     lease = draft.columns.lease
     anew = _time(f"now(){' + lease' if _ends(draft.columns) else ''}", lease, draft.text)
     return f"The heartbeat adds to {lease}: set it from the clock, {lease} = {anew}. Also: {text}"
+
+
+def _is_view(name: str, draft: Draft) -> bool:
+    made = rf"(?i)\bVIEW\s+(?:IF\s+NOT\s+EXISTS\s+)?(?:\w+\.)?{re.escape(name)}\b"
+    return any(re.search(made, one.text) for one in draft.queue.blocks["schema"].statements)
 
 
 def _adds_up(draft: Draft) -> bool:

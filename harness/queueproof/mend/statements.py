@@ -44,6 +44,9 @@ def _locked(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
                 yield "SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED")]
             mine = select.args["from_"].this.alias_or_name
             of = [one for one in lock.expressions if one.name != mine]
+            if select.args.get("joins") and not lock.expressions:
+                begin = parsed.text.index("UPDATE", span.start) + len("UPDATE")
+                yield f"locks {mine} alone", [Edit(Span(begin, begin), f" OF {mine}")]
             if of and len(of) == len(lock.expressions):  # it locks rows of other tables alone
                 wanted = re.sub(r"\bOF\s+[\w.,\s]+?(?=\s*(SKIP|NOWAIT|$))", f"OF {mine}",
                                 parsed.source(span))  # fmt: skip
@@ -145,6 +148,9 @@ def _narrowed(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer
             for column, value in values.items():
                 if not mentions(part, column) or is_test(part, column, value):
                     continue
+                # Which job is free at all may stand there too.
+                if column != known.status and known.status and mentions(part, known.status):
+                    continue
                 if part.find(exp.Select) and column != known.key:
                     continue
                 test = f"{column} {'' if value[:2] in {'<=', '< ', 'IN'} else '= '}{value}"
@@ -190,10 +196,11 @@ def _in_pairs(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
             f"{one and one[0]}::{kind}[]" for one, kind in zip(given, kinds, strict=True)
         )
         spans = [site.parsed.span(part) for part, _, _ in anys]
-        whole = Span(spans[0].start, spans[1].end)
-        if site.parsed.text[spans[0].end : spans[1].start].split() == ["AND"] and all(given):
+        before = re.search(r"\s+AND\s+\Z", site.parsed.text[: spans[1].start], re.IGNORECASE)
+        if before is not None and all(given):
             pairs = f"({columns}) IN (SELECT * FROM unnest({lists}))"
-            yield "id and token compared in pairs", [Edit(whole, pairs)]
+            edits = [Edit(spans[0], pairs), Edit(Span(before.start(), spans[1].end))]
+            yield "id and token compared in pairs", edits
 
 
 def _met(site: Site, _: Columns, __: SqlFileQueue) -> Iterator[Offer]:
@@ -258,12 +265,13 @@ def _due(site: Site, known: Columns, queue: SqlFileQueue) -> Iterator[Offer]:
         wanted[known.queue] = f"{known.queue} = :queue"
     for node in reads_of(site, known.table):
         for column, text in wanted.items():
-            if column and not any(mentions(part, column) for part in site.where(node)):
+            asked = (one for one in site.where(node) if not one.find(exp.Or))
+            if column and not any(mentions(part, column) for part in asked):
                 test = f"{prefix_of(node)}{text}"
                 # Of a job that never failed nobody may have said when it is due.
-                for asked in (test, f"({test.split(' ', 1)[0]} IS NULL OR {test})"):
-                    if (edit := added(site, node, asked)) is not None:
-                        yield f"asks for {asked}", [edit]
+                for wish in (test, f"({test.split(' ', 1)[0]} IS NULL OR {test})"):
+                    if (edit := added(site, node, wish)) is not None:
+                        yield f"asks for {wish}", [edit]
 
 
 def _as_failed(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
