@@ -235,7 +235,7 @@ class Draft:
             for site in self.sites
             if site.own and site.block == "fail"
             for change in site.parsed.tree.find_all(exp.Update)
-            if change.this.name == table
+            if is_of(change, table)
             for part in change.expressions
             if not part.find(exp.Placeholder)
         }
@@ -249,7 +249,7 @@ class Draft:
             of = asked.setdefault("held" if site.block in HELD else site.block, {})
             for node in site.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
                 source = node.args.get("from_") if isinstance(node, exp.Select) else node
-                if source is None or source.this.name != table or node.args.get("joins"):
+                if source is None or not is_of(source, table) or node.args.get("joins"):
                     continue
                 for part in site.where(node):
                     alone = all(
@@ -344,6 +344,16 @@ class Draft:
 _COLUMN = re.compile(r'(?:^|[(,])\s*"?(\w+)"?\s+(\w+)', re.MULTILINE)
 _SERIAL = {"bigserial": "bigint", "serial": "int"}
 _VALUES = frozenset({"running", "free", "done", "failed", "token"})  # of the columns
+
+
+def is_of(node: exp.Expr, table: str) -> bool:
+    """Whether a change, or what a query reads, is a table's; the UPDATE of a MERGE names none.
+
+    Args:
+        node: An UPDATE or a DELETE, or a query's FROM.
+        table: The table.
+    """
+    return isinstance(node.this, exp.Table) and node.this.name == table
 
 
 def _table(node: exp.Table) -> Name:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from queueproof.mend.draft import HELD, Columns, Site
+from queueproof.mend.draft import HELD, Columns, Site, is_of
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Edit, Span
 
@@ -81,7 +81,7 @@ def changes_of(site: Site, table: str) -> Iterator[exp.Expr]:
         table: The table.
     """
     for node in site.parsed.tree.find_all(exp.Update, exp.Delete):
-        if isinstance(node.this, exp.Table) and node.this.name == table:
+        if is_of(node, table):
             yield node
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from queueproof.mend.draft import HELD, Columns, Name, Site
+from queueproof.mend.draft import HELD, Columns, Name, Site, is_of
 from queueproof.mend.edits import (
     Offer,
     added,
@@ -164,19 +164,15 @@ def _with_the_job(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer
     """What is changed beside the job is changed only where the job was."""
     with_ = site.parsed.tree.args.get("with_")
     ctes = with_.expressions if with_ is not None else []
-    job = [one.alias for one in ctes for change in (one.this,) if _changes(change, known.table)]
+    job = [one.alias for one in ctes if is_of(one.this, known.table)]
     if site.block not in HELD or len(job) != 1:
         return
     for change in site.parsed.tree.find_all(exp.Update, exp.Delete):
         read = {table.name for table in change.find_all(exp.Table)}
-        if not _changes(change, known.table) and job[0] not in read:
+        if not is_of(change, known.table) and change.this and job[0] not in read:
             edit = added(site, change, f"EXISTS (SELECT FROM {job[0]})")
             if edit is not None:
                 yield f"{change.this.name} changed only where {job[0]} has the job", [edit]
-
-
-def _changes(node: exp.Expr, table: str) -> bool:
-    return isinstance(node, exp.Update | exp.Delete) and node.this.name == table
 
 
 def _in_pairs(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
