@@ -5,21 +5,25 @@ from __future__ import annotations
 import difflib
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.mend import search
 from queueproof.mend.blocks import WHOLE
 from queueproof.mend.catalogue import Fix, changed, fixes
 from queueproof.mend.causes import cause_of
 from queueproof.mend.draft import Draft
 from queueproof.mend.names import in_own_names, with_remedies
-from queueproof.mend.search import Tries, as_diff, said, source
+from queueproof.mend.search import Outcome, Tries, as_diff, said, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
+from queueproof.postgres import Server
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, Judgement
@@ -443,3 +447,24 @@ def test_no_index_on_a_view_is_advised(tmp_path: Path) -> None:
     broken = Judgement("steady-cost", "broken", "r", "story", told=told)
     card = Card("q.sql", "PostgreSQL 18", 0, 1.0, (broken,))
     assert "ready is a view" in str(with_remedies(card, load(path)).guarantees[0].remedy)
+
+
+def test_a_form_that_helped_once_by_luck_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A story of drawn ids fails to happen now and then, with whatever form."""
+    path = tmp_path / "q.sql"
+    path.write_text(queue_file())
+    asked = Counter[str]()
+
+    def judged(text: str, **_: object) -> Outcome:
+        asked[text] += 1
+        gone = text != path.read_text() and asked[text] == 1
+        return Outcome() if gone else Outcome(("token",), reason="the story happens again")
+
+    monkeypatch.setattr(search, "_judged", judged)
+    broken = Judgement("fencing", "broken", "r", "story", "token")
+    card = Card(str(path), "PostgreSQL 18", 0, 1.0, (broken,))
+    server = cast("Server", None)  # which `judged` does not ask
+    assert search.advise(load(path), card, server, lambda _what, _done: None) == {}
+    assert max(asked.values()) > 1
