@@ -75,9 +75,9 @@ def _draft(queue: Queue) -> Draft | None:
 
 def _remedy(judgement: Judgement, queue: Queue) -> str:
     draft = _draft(queue)
-    if draft is not None and (told := cause_of(judgement.id, draft)):
-        return told
     text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
+    if draft is not None and (told := cause_of(judgement.id, draft)):
+        return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
     if index and draft is not None and _is_view(index[1], draft):
         return (
