@@ -258,7 +258,8 @@ class Draft:
                     )
                     if alone and not part.find(exp.Select) and "span" in part.meta:
                         text = " ".join(site.parsed.source(site.parsed.span(part)).split())
-                        of[text.replace(f"{source.this.alias_or_name}.", "")] = None
+                        alias = re.escape(source.this.alias_or_name)
+                        of[re.sub(rf"\b{alias}\.", "", text)] = None
         return asked
 
     def _types(self) -> dict[str, str]:

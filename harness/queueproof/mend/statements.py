@@ -185,7 +185,7 @@ def _in_pairs(site: Site, known: Columns, _: SqlFileQueue) -> Iterator[Offer]:
         ]
         if site.block != "complete_many" or len(anys) != 2:  # noqa: PLR2004
             continue
-        given = [re.search(r":\w+", text) for _, _, text in anys]
+        given = [re.search(r"(?<!:):\w+", text) for _, _, text in anys]  # and no cast's type
         kinds = [known.types.get(column, "text") for _, column, _ in anys]
         columns = ", ".join(text.partition("=")[0].strip() for _, _, text in anys)
         lists = ", ".join(
