@@ -64,7 +64,7 @@ class Group(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Where and how something is measured, whatever it is.
+    """The place and the manner of a measurement, whatever is measured.
 
     Attributes:
         seconds: Of measured work of the fastest queue in a cell.
@@ -84,7 +84,7 @@ class Setting(NamedTuple):
 
     @contextmanager
     def ground(self, plan: Sequence[Group], report: BenchReport) -> Iterator[Ground]:
-        """Where a plan is measured, once counters have been read there.
+        """The place where a plan is measured, once counters have been read there.
 
         Args:
             plan: What is to be measured.

@@ -32,7 +32,7 @@ SUMMED = (
     *("rejected", "empty", "retries", "deadlocks", "round_trips", "worker_cpu"),
     *("warm", "late", "skipped"),
 )
-"""What all workers have counted is their sum."""
+"""Counts of all workers, whose sum is told."""
 
 
 class Ground(ExitStack):

@@ -39,7 +39,7 @@ ENDURANCE = {
     "p50": "ms per claim, median",
     "dead": "dead rows",
 }
-"""What of a point of endurance is drawn, with the panel's title."""
+"""Figures of a point of endurance that are drawn, with the panel's title."""
 KINDS = tomllib.loads(files(__package__).joinpath("charts.toml").read_text(encoding="utf-8"))
 SIZES, COLOURS = KINDS["sizes"], KINDS["colours"]
 
@@ -303,7 +303,7 @@ def _chart(
 
 
 def _kind(name: str) -> Spec:
-    """What `charts.toml` says of a kind, with all that it has of others."""
+    """A kind of chart as `charts.toml` has it, with all that it has of others."""
     own = KINDS[name]
     return own if name == "panel" else _merged(_kind(own.get("like", "panel")), own)
 

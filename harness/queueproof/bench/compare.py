@@ -127,7 +127,7 @@ def compare(
 
 
 def unfit(plan: Group) -> str:
-    """Which queues cannot be put under their load, and why; empty where all can."""
+    """The queues that cannot be put under their load, and why; empty where all can."""
     reasons = {queue.name: why_not(queue, plan.shape) for queue in plan.queues}
     return "; ".join(f"{name}: {why}" for name, why in reasons.items() if why)
 

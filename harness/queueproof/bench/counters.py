@@ -42,7 +42,7 @@ _NAMED = re.compile(r"^-- name: (\w+)\n((?:(?!-- name: ).*\n)*)", re.MULTILINE)
 ASKED: Mapping[str, str] = dict(
     _NAMED.findall(files(__package__).joinpath("statements.sql").read_text(encoding="utf-8"))
 )
-"""What the server is asked, by its name in `statements.sql`."""
+"""The questions to the server, by their names in `statements.sql`."""
 HAND_OVER = b"SELECT pg_catalog.pg_stat_force_next_flush()"  # by PostgreSQL 15 and later
 
 

@@ -261,7 +261,7 @@ class HostedWorker(Worker):
         self._note([claim.id.encode() for claim in claims], done)
 
     def _or_again(self, operation: str, request: Json, answer: object) -> Any:  # noqa: ANN401 - JSON
-        """What a worker answers; None where it means "nothing this time"."""
+        """The answer of a worker; None where it means "nothing this time"."""
         try:
             return self._queue.read(operation, request, answer)
         except ServerError as error:
