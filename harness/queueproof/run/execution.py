@@ -18,6 +18,7 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import (
     enqueue_arguments,
+    in_order,
     mistaken,
     read_answer,
     record_enqueue,
@@ -485,14 +486,12 @@ class Execution:
             self._answered(actor, flight, call, own)
 
     def _answered(self, actor: Actor, flight: Flight, call: Call, value: Any) -> None:  # noqa: ANN401 - any answer of an operation
-        if call.kind == "claim" and (
-            found := flood(
-                self.state.record.history.calls, call.limit, [claim.id for claim in value]
-            )
-        ):
-            raise QueueError(found, self.queue.source_of(flight.do.kind))
-        if call.kind == "claim" and (wrong := mistaken(self.state.record.history.calls, value)):
-            raise QueueError(wrong, self.queue.source_of(flight.do.kind))
+        if call.kind == "claim":
+            history, ids = self.state.record.history, [claim.id for claim in value]
+            wrong = flood(history.calls, call.limit, ids) or mistaken(history.calls, value)
+            if wrong:
+                raise QueueError(wrong, self.queue.source_of(flight.do.kind))
+            value = in_order(history.of_kind("enqueue"), value)
         read_answer(call, value)
         if flight.session.in_transaction and self.state.stands_at is None:
             self._stays_open(actor, flight)
