@@ -96,7 +96,7 @@ def test_an_enqueue_that_is_refused_brings_no_job(lab_of: LabOf) -> None:
 
 @pytest.mark.parametrize("order", ["ASC", "DESC"])
 def test_a_worker_takes_its_jobs_as_they_were_enqueued(lab_of: LabOf, order: str) -> None:
-    """RETURNING follows the plan that the server has just then; which job a worker ends does not."""
+    """RETURNING follows the plan of the moment; which of its jobs a worker ends does not."""
     claim_all = f"WITH got AS ({CLAIM_MANY[:-1]}) SELECT id FROM got ORDER BY id {order};"
     lab = lab_of(queue_file(claim=claim_all))
     run = Runner(lab).run(Program(TWO, in_turn(script("w1", claim(2), complete()))))
