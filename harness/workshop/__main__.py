@@ -97,6 +97,15 @@ def _measured(options: argparse.Namespace, errors: Console) -> BenchReport:
     return report
 
 
+def pages(report: BenchReport) -> dict[str, str]:
+    """The page that answers, and the one with all the other figures, by their names."""
+    whole = render.markdown(report, "throughput.svg", REMARKS)
+    answers, mark, others = whole.partition("## Claim latency")
+    more = "Latencies, counters and the method: [all figures](throughput-figures.md).\n"
+    first = "# Throughput: all figures\n\nWhat they come to: [Throughput](throughput.md).\n\n"
+    return {"throughput.md": answers + more, "throughput-figures.md": first + mark + others}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; the exit code."""
     parser = argparse.ArgumentParser("python -m workshop", description=__doc__)
@@ -120,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, content in (
             *(() if options.redraw else [("throughput.json", report.to_json())]),
             ("throughput.svg", render.svg(report)),
-            ("throughput.md", render.markdown(report, "throughput.svg", REMARKS)),
+            *pages(report).items(),
         ):
             path = options.results / name
             path.write_text(content)

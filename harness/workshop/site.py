@@ -45,6 +45,7 @@ PAGES: Mapping[str, str] = {
     "results/conformance.md": "results/conformance.md",
     "results/old-snapshot.md": "results/old-snapshot.md",
     "results/throughput.md": "results/throughput.md",
+    "results/throughput-figures.md": "results/throughput-figures.md",
     "strategies/README.md": "reference/file-format.md",
     "strategies/RULES.md": "reference/rules.md",
 }

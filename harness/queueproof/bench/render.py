@@ -157,15 +157,16 @@ def _most(report: BenchReport) -> list[str]:
     best = max(everywhere, key=lambda found: min(statistics.median(share) for _, share in found))
     entries, first = [entry for entry, _ in best], report.entries[0].queue
     bases = {entry.shape: entry for entry in report.entries if entry.queue == first}
-    times = (
+    times = [
         f"{numbers.median(e.ratios(bases[e.shape]))} times in batches of {e.shape.batch}"
         for e in entries
         if e.queue != first and e.shape in bases
-    )
-    beside = f", compared with {first}: {', '.join(each)}" if (each := list(times)) else ""
+    ]
+    beside = f" it completes {', '.join(times)}," if times else ""
+    beside = beside.replace(" times ", f" times as many jobs as {first} ", 1)
     told = (
-        f"**{entries[0].queue} does most** with"
-        f" {numbers.workers(entries[0].shape.workers)}{beside}. That is"
+        f"**{entries[0].queue} does most.** With"
+        f" {numbers.workers(entries[0].shape.workers)}{beside} which is"
         f" {', '.join(numbers.median(share) for _, share in best)} of what is possible:"
         f" {report.method['limit']} takes its jobs out for good, and loses them where a worker"
         " dies, so that no queue that keeps its jobs does more."
@@ -195,6 +196,9 @@ def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[st
     parts += [*(comparison(report) or answers(report)), *remarks]
     if chart:
         parts.append(f"![Jobs per second by batch size, workers and strategy]({chart})")
+    if missing := notes(report):
+        parts.append(f"Not measured ({NOTHING} in the tables):")
+        parts.append("\n".join(f"- {reason}" for reason in missing))
     for table in tables(report):
         parts.append(f"## {table.title}")
         rule = ["---", *["---:"] * (len(table.header) - 1)]
@@ -202,9 +206,6 @@ def markdown(report: BenchReport, chart: str | None = None, remarks: Sequence[st
         parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
         if table.note:
             parts.append(table.note)
-    if missing := notes(report):
-        parts.append(f"## Not measured ({NOTHING})")
-        parts.append("\n".join(f"- {reason}" for reason in missing))
     parts.append("## Method")
     parts.append("\n".join(f"- {sentence}" for sentence in method(report)))
     return "\n\n".join(parts) + "\n"

@@ -148,7 +148,8 @@ def _comparison(entries: Sequence[Series]) -> TitledTable:
     queues = dict.fromkeys(entry.queue for entry in entries)
     rows = []
     for where in product(sorted({entry.shape for entry in entries}), queues):
-        entry = measured.get(where) or Series(where[1], where[0])
+        if (entry := measured.get(where)) is None:
+            continue  # it was not asked: there is no transaction to hold open
         times = waits = NOTHING
         if entry.runs and (first := bases.get(entry.shape)):
             times = _ratios(entry.ratios(first), "x")
