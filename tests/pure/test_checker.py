@@ -1252,9 +1252,9 @@ def test_overlaps_are_pairs_of_calls_by_different_actors(history: History) -> No
             continue
         expected["single-claim", "overlapping claims"] += kinds == {"claim"}
         expected["not-early", "claims during an enqueue"] += kinds == {"claim", "enqueue"}
-        expected["no-deadlock", "operations in the midst of another's"] += 1
+        expected["no-deadlock", "operations that overlapped another"] += 1
         judged = bool(kinds & {"claim", "heartbeat", "recover"})
-        expected["non-blocking", "operations in the midst of another's"] += judged
+        expected["non-blocking", "operations that overlapped another"] += judged
     found = check(history, MODELLED).evidence
     assert expected == Counter({what: found[what] for what in expected})
 

@@ -345,8 +345,8 @@ def test_a_payload_that_is_not_a_jobs_own_is_told() -> None:
 def test_one_of_what_is_counted_is_no_plural() -> None:
     """Evidence is named in the plural, and of one the noun is not."""
     assert counted(1, "distinct plans") == "1 distinct plan"
-    assert counted(1, "operations in the midst of another's") == (
-        "1 operation in the midst of another's"
+    assert counted(1, "operations that overlapped another") == (
+        "1 operation that overlapped another"
     )
     assert counted(1024, "waits measured") == "1,024 waits measured"
 

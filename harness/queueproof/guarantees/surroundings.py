@@ -62,7 +62,7 @@ def _meetings(run: Run) -> Counter[str]:
     finished = [call for call in calls if call.returned is not None]
     pairs = itertools.combinations(finished, 2)
     met = sum(one.actor != other.actor and one.overlaps(other) for one, other in pairs)
-    return Counter({"operations in the midst of another's": met}) + Counter(
+    return Counter({"operations that overlapped another": met}) + Counter(
         f"times ERROR {call.error[:5]}, to be retried" for call in calls if call.answer == "retry"
     )
 

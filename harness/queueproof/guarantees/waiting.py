@@ -107,7 +107,7 @@ GUARANTEES = (
             "write. Where one at a time is enough, pg_try_advisory_xact_lock lets the others pass."
         ),
         programs=_non_blocking,
-        lacking="operations in the midst of another's",
+        lacking="operations that overlapped another",
         waits=True,
     ),
     Guarantee(
@@ -125,7 +125,7 @@ GUARANTEES = (
             "wherever a job may be passed over: who does not wait cannot deadlock."
         ),
         programs=_no_deadlock,
-        lacking="operations in the midst of another's",
+        lacking="operations that overlapped another",
     ),
     Guarantee(
         id="no-starvation",

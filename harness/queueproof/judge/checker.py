@@ -88,7 +88,7 @@ class CheckResult:
     @property
     def overlapping(self) -> int:
         """How many operations were in the midst of another's."""
-        return self.evidence["no-deadlock", "operations in the midst of another's"]
+        return self.evidence["no-deadlock", "operations that overlapped another"]
 
     @property
     def first(self) -> dict[str, Violation]:
@@ -915,9 +915,9 @@ class _Overlaps(Watcher):
                 evidence["single-claim", "overlapping claims"] += n
             if "enqueue" in kinds and "claim" in kinds:
                 evidence["not-early", "claims during an enqueue"] += n
-            evidence["no-deadlock", "operations in the midst of another's"] += n
+            evidence["no-deadlock", "operations that overlapped another"] += n
             if not UNHINDERED.isdisjoint(kinds):
-                evidence["non-blocking", "operations in the midst of another's"] += n
+                evidence["non-blocking", "operations that overlapped another"] += n
 
 
 @dataclass(slots=True, eq=False)
