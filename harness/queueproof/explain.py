@@ -42,7 +42,7 @@ class Defect(NamedTuple):
     Attributes:
         name: Its place among the strategies.
         why: What it does wrong, and who did.
-        diff: From the sound queue to this one, unified.
+        diff: From this queue to the sound one, unified: what mends it.
         size: How many lines differ, comments aside.
     """
 
@@ -67,12 +67,12 @@ def defects(guarantee: str) -> list[Defect]:
         head = _HEAD.match(path.read_text("utf-8"))
         if head and head["breaks"] == guarantee:
             parent = posixpath.normpath(f"broken/{head['parent']}")
-            names = (f"strategies/{parent}", f"strategies/broken/{path.name}")
-            sound, broken = map(_body, (folder / parent, path))
-            lines = list(unified_diff(sound, broken, *names, lineterm=""))
+            names = (f"strategies/broken/{path.name}", f"strategies/{parent}")
+            broken, sound = map(_body, (path, folder / parent))
+            lines = list(unified_diff(broken, sound, *names, lineterm=""))
             changed = [line for line in lines[2:] if _CHANGED.match(line)]
             why = " ".join(line.removeprefix("--").strip() for line in head["why"].splitlines())
-            found.append(Defect(names[1], why, "\n".join(lines), len(changed)))
+            found.append(Defect(names[0], why, "\n".join(lines), len(changed)))
     example = f"strategies/broken/{CATALOGUE[guarantee].example}.sql"
     return sorted(found, key=lambda one: (one.name != example, one.size, one.name))
 
@@ -87,7 +87,7 @@ def facts(guarantee: Guarantee) -> dict[str, str]:
     """What there is to say of a guarantee beside its sentence, each under its heading."""
     asks = f"enqueue and claim; {guarantee.asks}" if guarantee.asks else "enqueue and claim"
     return {
-        "Why it matters": f"{guarantee.why}.",
+        "Why it matters": f"{guarantee.why[0].upper()}{guarantee.why[1:]}.",
         "How it breaks": guarantee.wild,
         "How to mend it": guarantee.safe,
         "See": guarantee.source,
@@ -128,7 +128,7 @@ def explain(guarantee: Guarantee, width: int = WIDTH) -> str:
     told = [f"{guarantee.id}: {guarantee.sentence}"]
     told += [f"{heading}: {text}" for heading, text in facts(guarantee).items()]
     first, *others = defects(guarantee.id)
-    told.append(f"A queue that breaks it: {first.why}")
+    told.append(f"A queue that breaks it, and what mends it: {first.why}")
     parts = [*(filled(one, width) for one in told), first.diff]
     if others:
         names = "\n".join(f"  {other.name}" for other in others)

@@ -111,10 +111,10 @@ def _made() -> Iterator[tuple[str, str]]:
     for source, place in PAGES.items():
         content = _linked(source, place)
         # The matrix takes the room of the table of contents.
-        yield place, f"---\nhide: [toc]\n---\n{content}" if 'class="matrix"' in content else content
+        yield place, _wide(content) if 'class="matrix"' in content else content
     yield "guarantees/index.md", _guarantees()
     for guarantee in CATALOGUE.values():
-        yield f"guarantees/{guarantee.id}.md", _guarantee(guarantee)
+        yield f"guarantees/{guarantee.id}.md", _wide(_guarantee(guarantee))
     yield from _stories()
     yield from _queues()
     yield "reference/command-line.md", _command_line()
@@ -288,24 +288,43 @@ def _guarantee(guarantee: Guarantee) -> str:
     recorded = [one for one in _recorded() if (one.queue, one.guarantee) == of]
     if not recorded:
         raise PluginError(f"no story is recorded of {shown.name}: `make results` does that")
-    told = _told(recorded[0])
-    parts = [f"# {guarantee.id}", f"**{_plain(guarantee.sentence)}**"]
-    for heading, words in facts(guarantee).items():
-        first = words[0].upper() if heading == "Why it matters" else words[0]
-        parts += [f"## {heading}", _plain(first + words[1:])]
-        if heading == "See":
-            parts += _seen(one.why for one in (shown, *others))
-    parts += [
-        "## A queue that breaks it",
+    known = facts(guarantee)
+    parts = [
+        f"# {guarantee.id}",
+        f"**{_plain(guarantee.sentence)}** {_plain(known.pop('Why it matters'))}",
         _plain(shown.why),
-        _fenced("diff", shown.diff),
-        _drawn(told),
+        _drawn(_told(recorded[0])),
         (
             f"[The command that replays it](../stories/{guarantee.id}.md#{name})"
             f"{', and the stories of others that break it in other ways' if others else ''}."
         ),
+        "## How to mend it",
+        _mended(known.pop("How to mend it")),
+        "In the queue above:",
+        _fenced("diff", shown.diff),
     ]
+    for heading, words in known.items():
+        parts += [f"## {heading}", _plain(words)]
+        if heading == "See":
+            parts += _seen(one.why for one in (shown, *others))
     return "\n\n".join(parts)
+
+
+def _mended(remedy: str) -> str:
+    """A remedy, with each whole clause of its SQL set as a block."""
+    words, *rest = re.split("`([^`]{40,})`", remedy)
+    parts = [_prose(words)]
+    for number, part in enumerate(rest):
+        parts.append(_prose(part.lstrip(".,:; ")) if number % 2 else _fenced("postgresql", part))
+    return "\n\n".join(filter(None, parts))
+
+
+def _prose(words: str) -> str:
+    """Words that are no Markdown, but for the code between backticks."""
+    return "".join(
+        part if number % 2 else _plain(part)
+        for number, part in enumerate(re.split("(`[^`]+`)", words))
+    )
 
 
 def _seen(reasons: Iterable[str]) -> Iterator[str]:
@@ -327,7 +346,7 @@ def _issue(found: re.Match[str]) -> str:
 def _drawn(told: Told) -> str:
     """A story with its figure and its SQL."""
     if isinstance(told, Story):
-        return "\n\n".join([_figure(told), *_statements(told)])
+        return "\n\n".join([_figure(told), _folded("The SQL", "\n\n".join(_statements(told)))])
     languages = {"sql": "postgresql"}
     return "\n\n".join(
         _plain(part.text)
@@ -386,7 +405,7 @@ def _stories() -> Iterator[tuple[str, str]]:
             if queue in planted:
                 parts += [
                     _plain(planted[queue].why),
-                    _folded("The defect", _fenced("diff", planted[queue].diff)),
+                    _folded("What mends it", _fenced("diff", planted[queue].diff)),
                 ]
             for line in told:
                 story = _told(line)
@@ -462,6 +481,11 @@ def _plain(words: str) -> str:
     """Words that are no Markdown, but for addresses, which become links."""
     escaped = re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(words, quote=False))
     return re.sub(r"https://[^\s)]+", lambda found: f"<{found[0]}>".replace("\\", ""), escaped)
+
+
+def _wide(content: str) -> str:
+    """A page without its table of contents, so that no line of code is cut."""
+    return f"---\nhide: [toc]\n---\n{content}"
 
 
 def _unsearched(content: str) -> str:

@@ -187,9 +187,9 @@ WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, 
 """)
     queue = load(path)
     own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
-    assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt." in own["fencing"]
-    assert "state = 'in_flight' AND locked_until < now(), and end" in own["stale-recovery"]
-    assert "(tries = tries + 1)" in own["retry-bound"]
+    assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt`." in own["fencing"]
+    assert "state = 'in_flight' AND locked_until < now()`, and end" in own["stale-recovery"]
+    assert "(`tries = tries + 1`)" in own["retry-bound"]
     assert "tries >= max_attempts" in own["retry-bound"]
     assert "id FROM deliveries WHERE" in own["single-claim"]
     assert in_own_names(CATALOGUE["fencing"].safe, load(REFERENCE)) == CATALOGUE["fencing"].safe
@@ -220,21 +220,25 @@ def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
     path = tmp_path / "queue.sql"
     path.write_text(NUMBERED.format(kind="bigint", anew="now_ms() + :lease"))
     own = {name: in_own_names(CATALOGUE[name].safe, load(path)) for name in CATALOGUE}
-    assert "vt < extract(epoch FROM now()) * 1000, and end" in own["stale-recovery"]
-    assert "extract(epoch FROM clock_timestamp() + delay) * 1000. Every" in own["not-early"]
-    assert "due_at <= extract(epoch FROM now()) * 1000." in own["not-early"]
+    assert "vt < extract(epoch FROM now()) * 1000`, and end" in own["stale-recovery"]
+    assert "extract(epoch FROM clock_timestamp() + delay) * 1000`. Every" in own["not-early"]
+    assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
-    assert "- 1, 16))) * 1000. What" in own["backoff"]
+    assert "- 1, 16))) * 1000`. What" in own["backoff"]
     path.write_text(path.read_text().replace(" * 1000", ""))
     seconds = in_own_names(CATALOGUE["stale-recovery"].safe, load(path))
-    assert "vt < extract(epoch FROM now()), and end" in seconds
+    assert "vt < extract(epoch FROM now())`, and end" in seconds
 
 
 @pytest.mark.parametrize(
     ("kind", "anew", "advice"),
     [
-        ("timestamptz", "vt + :lease", "The heartbeat adds to vt: set it from the clock, vt = now"),
-        ("bigint", "30 + jobs.vt", "vt = extract(epoch FROM now() + lease) * 1000. Also: The"),
+        (
+            "timestamptz",
+            "vt + :lease",
+            "adds to vt: set it from the clock, `vt = now",
+        ),
+        ("bigint", "30 + jobs.vt", "vt = extract(epoch FROM now() + lease) * 1000`. Also: The"),
         ("timestamptz", "now() + :lease", "The statement that frees a job"),
         ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
     ],
@@ -248,7 +252,7 @@ def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
     found = (Judgement("live-lease", "broken", "r", "story"),)
     card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), load(path))
     assert advice in str(card.guarantees[0].remedy)
-    assert "FOR UPDATE SKIP LOCKED in the sub-select" in str(card.guarantees[0].remedy)
+    assert "`FOR UPDATE SKIP LOCKED` in the sub-select" in str(card.guarantees[0].remedy)
 
 
 def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
@@ -407,7 +411,7 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
     ("guarantee", "blocks", "safe"),
     [
         ("not-early", {"schema#": "\nCREATE TABLE j (\n  due timestamptz(0));"}, "due is rounded"),
-        ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held: an"),
+        ("crash-safe", {"schema#": "\nCREATE UNLOGGED TABLE held ();"}, "CREATE TABLE held`: an"),
         ("claim-limit", {"claim": "\n(SELECT 1 LIMIT 1) UNION (SELECT 2 LIMIT 1);"}, "One LIMIT"),
         ("claim-limit", {"claim": "\nSELECT 1 FETCH FIRST 1 ROW WITH TIES;"}, "adds every job"),
         (
@@ -415,7 +419,11 @@ CASCADES = "\nCREATE TABLE t (l int REFERENCES lanes ON DELETE CASCADE);"
             {"claim": "\nSELECT 1 WHERE a = :worker;"},
             "not all that the worker holds",
         ),
-        ("server-clock", {"claim": "\nSELECT id FROM j WHERE at < :now;"}, "now() instead of :now"),
+        (
+            "server-clock",
+            {"claim": "\nSELECT id FROM j WHERE at < :now;"},
+            "`now()` instead of `:now`",
+        ),
         ("claim-limit", {"claim": "\nSELECT id FROM j WHERE ctid IS NULL;"}, "by the key"),
         ("order", {"schema#": "\nCREATE TABLE j (score real);"}, "score has too few digits"),
         (

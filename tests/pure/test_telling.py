@@ -375,7 +375,7 @@ def test_what_a_plan_says_goes_before_the_general_remedy() -> None:
     assert remedy("steady-cost", told).startswith("What is said of this claim's plan.")
     index = Part("prose", "Give it an index: `CREATE INDEX ON jobs (id)`.")
     assert remedy("steady-cost", Account("steady-cost", (*told.parts, index))) == index.text
-    assert remedy("steady-cost", None).startswith("CREATE INDEX ON jobs")
+    assert remedy("steady-cost", None).startswith("`CREATE INDEX ON jobs")
 
 
 def test_a_queue_without_a_recovery_is_told_of_its_claim() -> None:

@@ -89,10 +89,10 @@ GUARANTEES = (
             "with its own statement."
         ),
         safe=(
-            "FOR UPDATE SKIP LOCKED in one statement that locks and marks: UPDATE jobs SET ... "
-            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE "
-            "SKIP LOCKED)). Without it a second claim waits for the first, and does not look for "
-            "another job when it goes on."
+            "One statement locks and marks: `UPDATE jobs SET ... WHERE id = ANY (ARRAY(SELECT id "
+            "FROM jobs WHERE ... ORDER BY ... LIMIT n FOR UPDATE SKIP LOCKED))`. Without `SKIP "
+            "LOCKED` a second claim waits for the first, and does not look for another job when "
+            "it goes on."
         ),
         example="single_claim_select_then_update",
         acknowledged=True,
@@ -110,8 +110,8 @@ GUARANTEES = (
             "taken. It looks right until the planner's statistics change."
         ),
         safe=(
-            "Have the sub-select run once: WHERE id = ANY (ARRAY(SELECT ...)), or WITH next AS "
-            "MATERIALIZED (SELECT ...) and a join with it."
+            "Have the sub-select run once: `WHERE id = ANY (ARRAY(SELECT ...))`, or `WITH next AS "
+            "MATERIALIZED (SELECT ...)` and a join with it."
         ),
         lacking="claims with more jobs free than allowed",
         probe="plans",
@@ -127,7 +127,7 @@ GUARANTEES = (
             "where highest first was meant."
         ),
         safe=(
-            "ORDER BY priority DESC, id (with priority a number) in the very query that has the "
+            "`ORDER BY priority DESC, id` (with priority a number) in the very query that has the "
             "LIMIT and the lock, and an index in that order; no CACHE on the sequence of ids."
         ),
         asks="an order other than none in the header",
@@ -148,8 +148,8 @@ GUARANTEES = (
         ),
         safe=(
             "INSERT the job with its run_at, in full precision, in one statement: "
-            "clock_timestamp() + delay. Every claim, the first attempt's too, asks for run_at <= "
-            "now()."
+            "`clock_timestamp() + delay`. Every claim, the first attempt's too, asks for `run_at "
+            "<= now()`."
         ),
         programs=_not_early,
         acknowledged=True,
@@ -166,7 +166,7 @@ GUARANTEES = (
             "every job passes."
         ),
         safe=(
-            "WHERE queue = :queue in the query that chooses the rows, and first in its index; "
+            "`WHERE queue = :queue` in the query that chooses the rows, and first in its index; "
             "claims, takeovers and recoveries leave the job's queue as it is."
         ),
         example="routing_inverted_filter",
@@ -186,8 +186,8 @@ GUARANTEES = (
             "the next one."
         ),
         safe=(
-            "A slot is a row: claim free slots as free jobs are claimed, with FOR UPDATE SKIP "
-            "LOCKED, or have a unique index refuse the second holder. Free it only in the fenced "
+            "A slot is a row: claim free slots as free jobs are claimed, with `FOR UPDATE SKIP "
+            "LOCKED`, or have a unique index refuse the second holder. Free it only in the fenced "
             "statement that ends the attempt."
         ),
         example="concurrency_limit_count_then_claim",

@@ -27,8 +27,8 @@ GUARANTEES = (
             "has the whole backlog sorted."
         ),
         safe=(
-            "CREATE INDEX ON jobs (queue, priority DESC, run_at, id) WHERE status = 'queued': what "
-            "may be claimed, in the order of the claim, and nothing that is over, failed jobs "
+            "`CREATE INDEX ON jobs (queue, priority DESC, run_at, id) WHERE status = 'queued'`: "
+            "what may be claimed, in the order of the claim, and nothing that is over, failed jobs "
             "included."
         ),
         advised=True,
@@ -48,9 +48,9 @@ GUARANTEES = (
         safe=(
             "Claims that begin behind what is dead: where rows are only ever inserted, behind the "
             "last one that was claimed; else at a mark below which nothing can appear, "
-            "pg_snapshot_xmin(pg_current_snapshot()), while jobs stand in line by "
-            "pg_current_xact_id(). Else end such sessions: idle_in_transaction_session_timeout, "
-            "and transaction_timeout from PostgreSQL 17."
+            "`pg_snapshot_xmin(pg_current_snapshot())`, while jobs stand in line by "
+            "`pg_current_xact_id()`. Else end such sessions: `idle_in_transaction_session_timeout`"
+            ", and `transaction_timeout` from PostgreSQL 17."
         ),
         asks='promises = ["old-snapshot"] in the header',
         needs=_promised_snapshot,

@@ -49,9 +49,9 @@ GUARANTEES = (
             "and nothing looks at the job again."
         ),
         safe=(
-            "A logged table, synchronous_commit left on, one transaction for each change of state. "
-            "Where the answer to a COMMIT is lost, lease and token decide: asking again is refused "
-            "or changes nothing."
+            "A logged table, `synchronous_commit` left on, one transaction for each change of "
+            "state. Where the answer to a COMMIT is lost, lease and token decide: asking again is "
+            "refused or changes nothing."
         ),
         evidence=_hits,
         variations=(Variation(PLAIN, _broken_off), Variation(Conditions(killed=True), _killed)),

@@ -72,10 +72,10 @@ GUARANTEES = (
             "commonest of all, nothing takes anything back."
         ),
         safe=(
-            "Begin the lease in the claim itself. Recover every row WHERE status = 'running' AND "
-            "locked_at < now() - lease, and end there, as failed, the jobs that have no attempt "
-            'left. Where a person is to look after them, declare it: stale = "stays"; where a '
-            'claim ends the job: delivery = "at-most-once".'
+            "Begin the lease in the claim itself. Recover every row `WHERE status = 'running' AND "
+            "locked_at < now() - lease`, and end there, as failed, the jobs that have no attempt "
+            'left. Where a person is to look after them, declare it: `stale = "stays"`; where a '
+            'claim ends the job: `delivery = "at-most-once"`.'
         ),
         example="stale_recovery_null_lease",
         needs=followed,
@@ -103,8 +103,8 @@ GUARANTEES = (
         ),
         safe=(
             "The statement that frees a job asks of the row that it locks whether the lease has "
-            "run out: FOR UPDATE SKIP LOCKED in the sub-select, or the same condition again in the "
-            "UPDATE's own WHERE."
+            "run out: `FOR UPDATE SKIP LOCKED` in the sub-select, or the same condition again in "
+            "the UPDATE's own WHERE."
         ),
         safe_by_itself=(
             "The operation that was refused asks for what the claim wrote into the row, its worker "
@@ -138,8 +138,8 @@ GUARANTEES = (
             "one with the answer of its first."
         ),
         safe=(
-            "A token for each attempt, such as the count that the claim raises: UPDATE jobs SET "
-            "... WHERE id = :id AND status = 'running' AND attempts = :attempt. No row changed "
+            "A token for each attempt, such as the count that the claim raises: `UPDATE jobs SET "
+            "... WHERE id = :id AND status = 'running' AND attempts = :attempt`. No row changed "
             "means that the job is lost, and the worker is told so."
         ),
         example="fencing_id_only",

@@ -38,9 +38,9 @@ GUARANTEES = (
             "somebody else's."
         ),
         safe=(
-            "State that ends with its transaction: pg_try_advisory_xact_lock, SET LOCAL, "
-            "set_config(..., true), INSERT ... RETURNING id. A claim is a lease in the row, not a "
-            "lock of the session."
+            "State that ends with its transaction: `pg_try_advisory_xact_lock`, `SET LOCAL`, "
+            "`set_config(..., true)`, `INSERT ... RETURNING id`. A claim is a lease in the row, "
+            "not a lock of the session."
         ),
         evidence=_swaps,
         variations=(

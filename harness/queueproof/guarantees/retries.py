@@ -92,13 +92,13 @@ GUARANTEES = (
             "or <= grants one attempt more."
         ),
         safe=(
-            "The claim counts (attempts = attempts + 1), so that crashes count. fail and the "
-            "recovery both end the job where attempts >= max_attempts, the row's own."
+            "The claim counts (`attempts = attempts + 1`), so that crashes count. fail and the "
+            "recovery both end the job where `attempts >= max_attempts`, the row's own."
         ),
         safe_alone=(
-            "The claim counts (attempts = attempts + 1), so that crashes count. If your claim "
+            "The claim counts (`attempts = attempts + 1`), so that crashes count. If your claim "
             "takes jobs over by itself, end exhausted jobs there, or add a recover block. fail "
-            "ends the job where attempts >= max_attempts, the row's own."
+            "ends the job where `attempts >= max_attempts`, the row's own."
         ),
         example="retry_bound_crash_not_counted",
         asks="max_attempts in the header, and fail or a lease",
@@ -121,8 +121,8 @@ GUARANTEES = (
             "sent again because its answer was lost: the job is given up with attempts left."
         ),
         safe=(
-            "Count in the claim only; fail and the recovery compare: CASE WHEN attempts < "
-            "max_attempts THEN 'queued' ELSE 'failed' END. Fence fail, so that the second of two "
+            "Count in the claim only; fail and the recovery compare: `CASE WHEN attempts < "
+            "max_attempts THEN 'queued' ELSE 'failed' END`. Fence fail, so that the second of two "
             "changes nothing."
         ),
         example="retry_given_crash_counted_twice",
@@ -146,10 +146,10 @@ GUARANTEES = (
             "and fail itself fails: a column of 255 characters, JSON put together by hand."
         ),
         safe=(
-            "Cap the exponent, then the wait, and count from the real time: run_at = "
+            "Cap the exponent, then the wait, and count from the real time: `run_at = "
             "clock_timestamp() + least(interval '1 hour', interval '5 seconds' * 2 ^ "
-            "least(attempts - 1, 16)). What was caught goes into a text column, cut, or through "
-            "to_jsonb: it has quotes, line ends and the length of a traceback."
+            "least(attempts - 1, 16))`. What was caught goes into a text column, cut, or through "
+            "`to_jsonb`: it has quotes, line ends and the length of a traceback."
         ),
         example="backoff_overflow",
         asks="fail, and backoff in the header",
@@ -168,8 +168,8 @@ GUARANTEES = (
             "that its late worker completes in between."
         ),
         safe=(
-            "Whatever puts a job back asks the row that it locks for status = 'running'. complete "
-            "and fail ask for it too, and set the end and clear the lease in one UPDATE."
+            "Whatever puts a job back asks the row that it locks for `status = 'running'`. "
+            "complete and fail ask for it too, and set the end and clear the lease in one UPDATE."
         ),
         undone=True,
         example="final_state_completed_lease",
@@ -189,9 +189,9 @@ GUARANTEES = (
             "before the commit, and an enqueue that commits late is below it."
         ),
         safe=(
-            "One transaction for each change of state, and one statement where a row moves: WITH "
-            "due AS (DELETE ... RETURNING *) INSERT ... SELECT FROM due. Cleanup deletes only "
-            "WHERE status IN ('completed', 'failed') AND the end is old, and no claim or promote "
+            "One transaction for each change of state, and one statement where a row moves: `WITH "
+            "due AS (DELETE ... RETURNING *) INSERT ... SELECT FROM due`. Cleanup deletes only "
+            "`WHERE status IN ('completed', 'failed')`, where the end is old; no claim or promote "
             "passes over jobs by age, id, the time of its last tick or a flag kept elsewhere."
         ),
         example="no_lost_job_cleanup",

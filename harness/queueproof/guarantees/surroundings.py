@@ -80,8 +80,8 @@ GUARANTEES = (
             "another TimeZone."
         ),
         safe=(
-            "timestamptz columns, and now() or clock_timestamp() in every statement; workers send "
-            "durations, never points in time."
+            "`timestamptz` columns, and `now()` or `clock_timestamp()` in every statement; workers "
+            "send durations, never points in time."
         ),
         evidence=_claims,
         variations=(Variation(Conditions(clocks=True), _delayed),),
@@ -100,8 +100,8 @@ GUARANTEES = (
         ),
         safe=(
             "Decide by the row itself, in the statement that changes it, so that a conflict is "
-            "error 40001, and retry 40001 and 40P01. Where a lock must guard a read: BEGIN "
-            "ISOLATION LEVEL READ COMMITTED."
+            "error 40001, and retry 40001 and 40P01. Where a lock must guard a read: `BEGIN "
+            "ISOLATION LEVEL READ COMMITTED`."
         ),
         evidence=_meetings,
         variations=(

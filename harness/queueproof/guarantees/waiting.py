@@ -103,8 +103,9 @@ GUARANTEES = (
             "every claim writes: each worker waits for the one before it, however many there are."
         ),
         safe=(
-            "FOR UPDATE SKIP LOCKED in the claim and in the recovery, and no row that all of them "
-            "write. Where one at a time is enough, pg_try_advisory_xact_lock lets the others pass."
+            "`FOR UPDATE SKIP LOCKED` in the claim and in the recovery, and no row that all of "
+            "them write. Where one at a time is enough, `pg_try_advisory_xact_lock` lets the "
+            "others pass."
         ),
         programs=_non_blocking,
         lacking="operations that overlapped another",
@@ -120,8 +121,8 @@ GUARANTEES = (
             "two shared rows in opposite orders: PostgreSQL aborts one of them with 40P01."
         ),
         safe=(
-            "One order for all: SELECT ... WHERE id = ANY (:ids) ORDER BY id FOR UPDATE before a "
-            "batch is changed, and shared rows in the same order in every operation. SKIP LOCKED "
+            "One order for all: `SELECT ... WHERE id = ANY (:ids) ORDER BY id FOR UPDATE` before a "
+            "batch is changed, and shared rows in the same order in every operation. `SKIP LOCKED` "
             "wherever a job may be passed over: who does not wait cannot deadlock."
         ),
         programs=_no_deadlock,
@@ -138,8 +139,8 @@ GUARANTEES = (
             "behind them."
         ),
         safe=(
-            "Every condition for a job to run stands in the query that has the LIMIT and FOR "
-            "UPDATE SKIP LOCKED; nothing is filtered out of its result."
+            "Every condition for a job to run stands in the query that has the LIMIT and `FOR "
+            "UPDATE SKIP LOCKED`; nothing is filtered out of its result."
         ),
         example="no_starvation_limit_before_filter",
         programs=_no_starvation,

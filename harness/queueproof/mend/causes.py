@@ -29,7 +29,7 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "live-lease not-early backoff stale-recovery",
         "schema",
         r"\b(\w+)\s+timestamp\w*\s*\([0-5]\)",
-        "{1} is rounded, so it may be earlier than what was written: declare it timestamptz.",
+        "{1} is rounded, so it may be earlier than what was written: declare it `timestamptz`.",
     ),
     Cause(
         "order",
@@ -50,7 +50,7 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "promote claim",
         r">\s*\(\s*SELECT\b",
         "A mark at the highest number passes over a job with a lower one that commits later. Take "
-        "what nobody has taken yet: WHERE NOT EXISTS (...), or a flag in the row.",
+        "what nobody has taken yet: `WHERE NOT EXISTS (...)`, or a flag in the row.",
     ),
     Cause(
         "claim-limit",
@@ -63,7 +63,7 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "crash-safe",
         "schema",
         r"\bUNLOGGED\s+TABLE\s+(?:IF NOT EXISTS\s+)?([\w.]+)",
-        "CREATE TABLE {1}: an unlogged table is empty once the server has crashed.",
+        "`CREATE TABLE {1}`: an unlogged table is empty once the server has crashed.",
     ),
     Cause(
         "claim-limit",
@@ -76,8 +76,8 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "claim-limit",
         "claim",
         r"\bWITH\s+TIES\b",
-        "LIMIT, or FETCH FIRST ... ROWS ONLY. WITH TIES adds every job that stands in line just as "
-        "the last one does.",
+        "`LIMIT`, or `FETCH FIRST ... ROWS ONLY`. WITH TIES adds every job that stands in line "
+        "just as the last one does.",
     ),
     Cause(
         "claim-limit",
@@ -89,7 +89,7 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "server-clock",
         "claim",
         r":now\b",
-        "now() instead of :now: the worker's clock is another one than the server's, and than "
+        "`now()` instead of `:now`: the worker's clock is another one than the server's, and than "
         "other workers'.",
     ),
     Cause(
@@ -112,8 +112,8 @@ CAUSES = (  # the first that fits is told, so that the narrower ones come first
         "claim",
         r"\bcount\s*\(",
         "Two claims that count at once both see room. Let one count at a time, and let the others "
-        "claim nothing meanwhile: SELECT pg_try_advisory_xact_lock(...) in a statement before the "
-        "one that counts. Or let jobs be claimed with rows that stand for the room.",
+        "claim nothing meanwhile: `SELECT pg_try_advisory_xact_lock(...)` in a statement before "
+        "the one that counts. Or let jobs be claimed with rows that stand for the room.",
     ),
     Cause(
         "retry-given no-lost-job",

@@ -88,7 +88,7 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
         return text
     lease = draft.columns.lease
     anew = _time(f"now(){' + lease' if _ends(draft.columns) else ''}", lease, draft.text)
-    return f"The heartbeat adds to {lease}: set it from the clock, {lease} = {anew}. Also: {text}"
+    return f"The heartbeat adds to {lease}: set it from the clock, `{lease} = {anew}`. Also: {text}"
 
 
 def _is_view(name: str, draft: Draft) -> bool:
@@ -130,7 +130,7 @@ def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
         found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", f"{known.table}"))
     if not known.status:
         found.append((r"\bstatus = 'running' AND ", ""))
-        found.append((r"\bfor status = 'running'", "whether the job still runs"))
+        found.append((r"\bfor `status = 'running'`", "whether the job still runs"))
     for state, own in (("running", known.running), ("queued", known.free)):
         if known.status and own and own in sql:
             found.append((rf"status = '{state}'", f"{known.status} = {own}"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pygments.lexers.sql import PostgresLexer
 from pygments.token import Token
 
@@ -63,6 +64,7 @@ def to_page(
     )
     environment.filters |= {
         "pieces": _pieces,
+        "coded": _coded,
         "painted": painted,
         "quoted": shlex.quote,
         "worst_first": _worst_first,
@@ -103,6 +105,11 @@ def read_matrix(content: object) -> Matrix | None:
         if not CATALOGUE.keys() >= verdicts.keys() or not set(_MARKS) >= set(verdicts.values()):
             return None
     return content
+
+
+def _coded(words: str) -> Markup:
+    """Prose with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704 - escaped
 
 
 def painted(sql: str) -> Markup:
