@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
+end_process = os._exit  # even while somebody's code is kept from it
 
 # Seconds.
 GRACE = 1.5  # whatever is waited for after somebody has asked the run to stop
@@ -120,7 +121,7 @@ def interrupted(act: Callable[[], T], seconds: float, error: Exception) -> T:
     try:
         return act()
     finally:
-        if not _signals:  # whose exception may come again, by this timer
+        if signal.getsignal(signal.SIGALRM) is tick:  # else a signal's exception comes again by it
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 
@@ -171,7 +172,7 @@ def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
         with suppress(OSError):
             told = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
             os.write(2, f"queueproof: {told}\n".encode())
-    os._exit(128 + number)
+    end_process(128 + number)
 
 
 def _name(number: int) -> str:

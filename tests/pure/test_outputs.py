@@ -35,6 +35,18 @@ class Mine(Queue):
 """
 
 
+def test_a_link_in_a_circle_is_no_place_to_write(tmp_path: Path) -> None:
+    """It is named, and stays."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    told = r"cannot write .*loop: Too many levels of symbolic"
+    with pytest.raises(QueueproofError, match=told):
+        refuse_outputs([loop], [])
+    with pytest.raises(QueueproofError, match=told):
+        write(loop, "")
+    assert loop.is_symlink()
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of queues, with other names for one of them; no server may be started."""

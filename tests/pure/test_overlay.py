@@ -147,6 +147,15 @@ def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) 
     assert run(["show", "json:loads"]) == 4
 
 
+def test_files_that_extend_one_another_without_end_are_refused(tmp_path: Path) -> None:
+    """Also in a circle that goes over links."""
+    for n in range(60):
+        lines = f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n'
+        (tmp_path / f"{n}.sql").write_text(lines)
+    with pytest.raises(FormatError, match="more than 50 files extend one another"):
+        load(tmp_path / "0.sql")
+
+
 def test_a_file_that_extends_nothing_is_as_it_was() -> None:
     """Byte for byte."""
     path = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"

@@ -621,6 +621,19 @@ def test_complete_and_claim_stands_beside_a_completion() -> None:
         load_text(text, PATH)
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "DELETE FROM jobs RETURNING id, status AS state;",
+        "WITH gone AS (DELETE FROM jobs RETURNING id) SELECT id, 'completed' AS state FROM gone;",
+    ],
+)
+def test_what_jobs_shows_it_does_not_change(sql: str) -> None:
+    """A queue whose jobs went as they were looked at was told to have lost them."""
+    with pytest.raises(QueueError, match=r"q\.sql:\d+: jobs only reads"):
+        load_text(FILE + f"\n-- name: jobs\n{sql}\n", PATH)
+
+
 def test_complete_many_takes_no_single_columns() -> None:
     """A claim column without its `s` is an error that says so."""
     with pytest.raises(QueueError, match=r"q.sql:21: .*and an s.*did you mean :ids\?"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from queueproof import ending
 from queueproof.errors import QueueError, ServerError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
@@ -280,6 +282,36 @@ def test_code_that_never_ends_is_interrupted(catches: int, monkeypatch: pytest.M
         answered(Mine("", None).begin("claim"))
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_signal_that_interrupts_such_code_leaves_no_alarm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At its end Python forgets the handlers, and the alarm would end the process by itself."""
+
+    class Mine(Answering):
+        def claim(self) -> Operation[list[Claim]]:
+            monkeypatch.setattr(ending, "_signals", [signal.SIGINT])
+            raise KeyboardInterrupt
+            yield
+
+    with pytest.raises(KeyboardInterrupt):
+        answered(Mine("", None).begin("claim"))
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_code_that_ends_the_process_gives_no_verdict() -> None:
+    """Status 0 would be that of a queue that holds."""
+
+    class Mine(Answering):
+        def claim(self) -> Operation[list[Claim]]:
+            os._exit(0)
+            yield
+
+    before = os._exit
+    with pytest.raises(QueueError, match=r"claim ended its process: os\._exit\(0\)"):
+        answered(Mine("", None).begin("claim"))
+    assert os._exit is before
 
 
 def test_an_operation_sees_the_error_of_its_statement() -> None:

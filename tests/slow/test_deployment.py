@@ -160,6 +160,18 @@ def test_the_two_ways_round_have_tokens_of_their_own() -> None:
     assert one.name == other.name == "old.sql with new.sql"
 
 
+def test_a_new_version_that_does_not_work_is_refused_before_the_old_one_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It took the check of one way round, and the search for a remedy, before it was tried."""
+    new = tmp_path / "new.sql"
+    new.write_text(OLD.read_text().replace("RETURNING id, attempts", "RETURNING idd, attempts"))
+    assert cli.run(["check", str(OLD), "--with", str(new), "--only", "single-claim"]) == 4
+    said = capsys.readouterr()
+    assert "column" in said.err
+    assert "seed 0" not in said.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

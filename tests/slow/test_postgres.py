@@ -32,7 +32,7 @@ from queueproof.postgres.server import Conninfo, ServerFacts
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
 Eventually = Callable[[Callable[[], bool]], None]
 PATIENCE = 30.0  # seconds
-GOOD = ServerFacts(180004, "alice", False, True, "on", "on", False, False, False)  # noqa: FBT003
+GOOD = ServerFacts(180004, "alice", False, False, True, "on", "on", False, False, False)  # noqa: FBT003
 
 
 def ask(conninfo: str, query: str) -> object:
@@ -462,6 +462,30 @@ class TestDsn:
     def test_without_createdb(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
         """A role that may not create databases is told the statement that lets it."""
         assert 'ALTER ROLE "bob" CREATEDB;' in refusal(uri(door, "bob"), monkeypatch)
+
+    @pytest.mark.parametrize("power", ["postgres", "pg_execute_server_program"])
+    def test_who_may_act_as_a_superuser_is_refused_as_one(
+        self, admin: str, door: Door, monkeypatch: pytest.MonkeyPatch, power: str
+    ) -> None:
+        """A member of it says SET ROLE, or COPY TO PROGRAM: beside others' databases it may not."""
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute("CREATE TABLE theirs ()")
+            connection.execute(f"GRANT {power} TO alice".encode())
+            try:
+                message = refusal(uri(door), monkeypatch)
+            finally:
+                connection.execute(f"REVOKE {power} FROM alice".encode())
+                connection.execute("DROP TABLE theirs")
+        assert "role 'alice' is a superuser, or may act as one" in message
+
+    def test_what_a_queue_has_made_a_template_is_dropped(self, admin: str, door: Door) -> None:
+        """DROP DATABASE refuses a template."""
+        before = databases(admin)
+        with open_server(uri(door)) as server, server.database() as conninfo:
+            name = conninfo_to_dict(conninfo)["dbname"]
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                connection.execute(f'ALTER DATABASE "{name}" IS_TEMPLATE true'.encode())
+        assert before == databases(admin)
 
     def test_read_only(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
         """A read-only role is refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import signal
 import sys
@@ -21,6 +22,20 @@ from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
     from queueproof.queues.model import Queue
+
+
+# Of a DSN, in both of its forms.
+_PASSWORD = re.compile(r"(?<=://)[^@/\s]*(?=@)|(?<=password=)('[^']*'|[^\s']+)", re.IGNORECASE)
+_REFUSED = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk's quota is used up",
+    errno.EFBIG: "no file may become that large (ulimit -f)",
+    errno.EMFILE: "no more files may be open (ulimit -n)",
+    errno.ENFILE: "no more files may be open on this machine",
+    errno.ENOMEM: "there is no memory left",
+    errno.EAGAIN: "no more processes may run (ulimit -u)",
+}
+"""What a machine may refuse, whatever the queue."""
 
 
 # click's, of which newer typers bring a copy of their own
@@ -122,7 +137,7 @@ def _bug(error: BaseException, arguments: Sequence[str]) -> str:
     if DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
         traceback.print_exception(error)
         return told + "is printed above."
-    again = shlex.join(["queueproof", *arguments, DEBUG_OPTION])
+    again = _PASSWORD.sub("***", shlex.join(["queueproof", *arguments, DEBUG_OPTION]))
     return f"{told}this prints:\n  {again}"
 
 
@@ -151,13 +166,19 @@ def _outage(error: BaseException) -> str | None:
     detail = " ".join(str(error).split())
     if state == "53100":
         return f"the disk of the PostgreSQL server is full: {detail}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"the disk is full: {detail}"
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return f"{_REFUSED[error.errno]}: {detail}"
     lost = isinstance(error, ConnectionLostError | psycopg.OperationalError)
     if lost or (state or "").startswith(("57P0", "53", "58")):
         return (
             "PostgreSQL went away or gave up in the middle of the run, so there is no verdict: "
             f"{detail}"
+        )
+    if state:
+        return (
+            f"PostgreSQL refused a statement of queueproof's own: {detail}\nDoes the queue's SQL"
+            " change the schema clock, or settings of its role or database? If not, please report"
+            " it with the queue."
         )
     return None
 

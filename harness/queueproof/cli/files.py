@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from queueproof.cli.streams import loss_of
@@ -51,8 +52,19 @@ def _identity(path: Path) -> object:
     try:
         found = os.fstat(1) if path == STDOUT else path.stat()
     except OSError:  # it is not there yet
-        return path.resolve()
+        return os.path.realpath(path)
     return found.st_dev, found.st_ino
+
+
+def _real(path: Path) -> Path:
+    """Where a path leads.
+
+    Raises:
+        OSError: It leads in a circle.
+    """
+    with suppress(FileNotFoundError):
+        path.stat()
+    return Path(os.path.realpath(path))
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -63,8 +75,8 @@ def refuse_unwritable(path: Path) -> None:
     """
     if path == STDOUT:
         return
-    real = path.resolve()
     try:
+        real = _real(path)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not os.access(path, os.W_OK):
@@ -91,9 +103,9 @@ def write(path: Path, text: str) -> None:
         if (lost := loss_of(sys.stdout)) is not None:
             raise QueueproofError(f"cannot write to stdout: {lost.strerror}")
         return
-    real = path.resolve()
-    beside = _beside(real)
     try:
+        real = _real(path)
+        beside = _beside(real)
         if streams(path):  # /dev/stdout, a pipe: nothing to put in place
             _pour(path, text)
             return

@@ -124,6 +124,8 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     with on_behalf_of(target):
         cards: list[Card] = []
         advice: Mapping[str, Advice] = {}
+        for way in target.ways[1:]:  # which would be refused only after the first was judged
+            _try(way, asked.where)
         for way in target.ways:
             with open_target(way, asked.where, _LATER) as lab:
                 from queueproof.report.terminal import print_whole
@@ -140,7 +142,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     _telling(target) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
-                    if beyond is None:
+                    if beyond is None and asked.new is None:
                         advice = _advice(target, cards[-1], lab.server, progress)
         card = _printed(out, cards, target, advice)
         print_summary(out, card, target, command, mend=beyond is None)
@@ -229,6 +231,18 @@ def _advice(
 
         return advise(target, card, server, progress)
     return {}
+
+
+def _try(target: Queue, where: Where) -> None:
+    """Use every operation of a queue once.
+
+    Raises:
+        QueueError: One does not work although nobody disturbs it.
+    """
+    from queueproof.examine.calibrate import calibrate
+
+    with open_target(target, where) as lab, progress_bar():
+        calibrate(lab)
 
 
 def _printed(

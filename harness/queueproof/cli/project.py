@@ -50,7 +50,8 @@ def project() -> Project:
     """
     here = Path.cwd()
     path = next(
-        (file for one in (here, *here.parents) if (file := one / "pyproject.toml").is_file()), None
+        (file for one in (here, *here.parents) if os.path.isfile(file := one / "pyproject.toml")),  # noqa: PTH113 - Path's raises where one may not look
+        None,
     )
     return _read(path) if path else Project()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PREFIX = "queueproof: "  # of what is said on stderr, but for what begins with a place in a file
 WIDEST = 120  # characters of a line of prose
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line ends
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
 
@@ -93,8 +95,12 @@ def progress_bar(
 
 
 def say(message: str, code: int, *, prefix: str = PREFIX) -> int:
-    """Say one message on stderr, and give its exit code back."""
-    print(f"{prefix}{message}", file=sys.stderr)  # noqa: T201 - where errors go
+    """Say one message on stderr, and give its exit code back.
+
+    What somebody's SQL or program holds does not move the cursor of who reads it.
+    """
+    shown = _CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
+    print(f"{prefix}{shown}", file=sys.stderr)  # noqa: T201 - where errors go
     return code
 
 

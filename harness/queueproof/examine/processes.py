@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from queueproof import waits
-from queueproof.ending import in_one_piece
+from queueproof.ending import end_process, in_one_piece
 from queueproof.errors import QueueproofError
 from queueproof.machine import processors
 from queueproof.postgres import Server
@@ -138,7 +138,7 @@ def end_without_parent() -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK)
-        os._exit(1)  # a server's watchdog sees to the rest
+        end_process(1)  # a server's watchdog sees to the rest
 
     Thread(target=watch, daemon=True).start()
 

@@ -28,7 +28,7 @@ from queueproof.probes.buffers import Tell, untold
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
-from queueproof.run.open import twin_of
+from queueproof.run.open import CONNECTIONS, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN, Conditions
@@ -39,7 +39,6 @@ from queueproof.space.crowds import numbered
 from queueproof.space.pieces import Pieces
 
 PART = waits.BULK  # seconds for one unit
-CONNECTIONS = 20  # that an installed queue may come to have at once
 AHEAD = 2  # units for each process that somebody guesses will be asked for next
 WORTH = 500  # runs that repay what another process takes to begin
 _PROBE, _SEARCH, _CROWD = 50, 10, 8  # runs that take as long

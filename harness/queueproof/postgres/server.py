@@ -30,6 +30,12 @@ _NOBODY = re.compile(
 )  # libpq's words
 
 
+_POWERFUL = """EXISTS (
+  SELECT FROM pg_catalog.pg_roles AS other
+  WHERE (other.rolsuper OR other.rolname ~ '^pg_(execute|read|write)_server_(program|files)$')
+    AND pg_catalog.pg_has_role(current_user, other.oid, 'MEMBER'))"""
+
+
 class Conninfo(str):
     """A connection string whose repr, which tracebacks and debuggers show, keeps its secrets."""
 
@@ -64,6 +70,7 @@ class ServerFacts(NamedTuple):
     version: int
     role: str
     superuser: bool
+    powerful: bool  # a superuser, or a role that may act as one or on the server's machine
     createdb: bool
     fsync: str
     synchronous_commit: str
@@ -191,7 +198,7 @@ def examine(conninfo: Conninfo) -> ServerFacts:
         version = connection.info.server_version
         refuse_old(version)
         (row,) = connection.execute(
-            "SELECT current_user, rolsuper, rolcreatedb,"
+            f"SELECT current_user, rolsuper, {_POWERFUL}, rolcreatedb,"
             " current_setting('fsync'), current_setting('synchronous_commit'),"
             " pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
             " pg_backend_pid() <> %s"

@@ -181,7 +181,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
     dsn = _completed(dsn)
     facts = examine(dsn)
     _refuse(facts)
-    if facts.superuser and not trust:
+    if facts.powerful and not trust:
         _refuse_company(dsn, facts)
     given = {"jit": "off"} | ({"deadlock_timeout": "60s"} if facts.superuser else {})
     return Server(
@@ -234,7 +234,7 @@ def _refuse_malformed(dsn: Conninfo) -> None:
 
 
 def _refuse_company(dsn: Conninfo, facts: ServerFacts) -> None:
-    """Raise where a superuser's queue could get at other people's databases.
+    """Raise where a queue could get at other people's databases, as a superuser or nearly one.
 
     A fresh service container has `postgres` and perhaps one more, which is empty.
     """
@@ -244,8 +244,9 @@ def _refuse_company(dsn: Conninfo, facts: ServerFacts) -> None:
     if theirs:
         listed = ", ".join(theirs[:_NAMED]) + (", ..." if len(theirs) > _NAMED else "")
         raise ServerUnavailableError(
-            f"role {facts.role!r} is a superuser of a server that has other people's databases"
-            f" ({listed}), and a queue is code: as that role it could do anything to them. Give the"
+            f"role {facts.role!r} is a superuser, or may act as one, of a server that has other"
+            f" people's databases ({listed}), and a queue is code: as that role it could do"
+            " anything to them. Give the"
             " DSN of another role (CREATE ROLE queueproof LOGIN CREATEDB), or, where you trust the"
             " queue, --trust."
         )

@@ -297,9 +297,11 @@ def drop_database(connection: psycopg.Connection[Any], name: str) -> None:
 
     connection.execute(f"SET statement_timeout = '{DATABASE_SECONDS}s'")
     connection.execute("SELECT pg_advisory_lock(%s)", [lock_key(name)])
-    connection.execute(
-        sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
-    )
+    named = sql.Identifier(name)
+    template = "SELECT FROM pg_catalog.pg_database WHERE datname = %s AND datistemplate"
+    if connection.execute(template, [name]).fetchone() is not None:  # which the queue has made it
+        connection.execute(sql.SQL("ALTER DATABASE {} IS_TEMPLATE false").format(named))
+    connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(named))
 
 
 def lock_key(database: str) -> int:

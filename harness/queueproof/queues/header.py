@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import tomllib
 from dataclasses import replace
@@ -137,7 +138,7 @@ def files_of(header: Header, pattern: str) -> list[QueueText]:
         header.file.fail(at, f"include: no file is named {path}")
     files: list[QueueText] = []
     for path in paths:
-        if path.resolve() == header.file.path.resolve():
+        if os.path.realpath(path) == os.path.realpath(header.file.path):
             header.file.fail(at, f"include: {path} is this file; name those that it includes")
         try:
             text = read(path)

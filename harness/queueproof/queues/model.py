@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, get_args
 
 from queueproof import ending
 from queueproof.errors import ClassError, QueueproofError, Source
@@ -413,9 +414,17 @@ class Queue(Facts):
             f"{self.name}: {operation} ran for {LONGEST:g} s without a Step or an answer"
         )
 
+        def ended(status: int) -> NoReturn:
+            """Refuse what would end the check without a verdict, as one that holds by status 0."""
+            raise ClassError(f"{self.name}: {operation} ended its process: os._exit({status!r})")
+
         def resume(act: Callable[[], Any]) -> Any:  # noqa: ANN401 - a step or an answer
             nonlocal sent
-            step = ending.interrupted(act, LONGEST, endless)
+            os._exit = ended
+            try:
+                step = ending.interrupted(act, LONGEST, endless)
+            finally:
+                os._exit = ending.end_process
             if not isinstance(step, Step):
                 raise ClassError(f"{self.name}: {operation} yielded {step!r}, which is no Step")
             if not isinstance(step.sql, str) or not isinstance(step.params, Mapping):

@@ -24,6 +24,9 @@ _NAME = re.compile(r"\s*([\w-]*)")
 _TABLE = re.compile(r"[\s-]*\[")  # of a header's line, with its mark or without
 
 
+DEEPEST = 50  # files, of which each extends the next
+
+
 class _Line(NamedTuple):
     text: str
     source: Source
@@ -37,7 +40,7 @@ class _Parts(NamedTuple):
     blocks: dict[str, list[_Line]]  # each with the comments right above it
 
 
-def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
+def whole(file: QueueText, beneath: frozenset[str] = frozenset()) -> QueueText:
     """A file with what it extends, each line with the place where it stands.
 
     Its keys and blocks go before those of the other file. A block that is empty here goes.
@@ -54,9 +57,11 @@ def whole(file: QueueText, beneath: frozenset[Path] = frozenset()) -> QueueText:
     if pattern is None:
         return file
     path, at = Path(os.path.normpath(file.path.parent / pattern)), header.offset(EXTENDS)
-    beneath |= {file.path.resolve()}
-    if path.resolve() in beneath:
+    beneath |= {os.path.realpath(file.path)}
+    if os.path.realpath(path) in beneath:
         file.fail(at, f"{EXTENDS}: {path} is this file, or extends it")
+    if len(beneath) > DEEPEST:
+        file.fail(at, f"{EXTENDS}: more than {DEEPEST} files extend one another")
     try:
         base = whole(QueueText(read(path), path), beneath)
     except QueueError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from queueproof.errors import FormatError, QueueError, Source
+from queueproof.queues import sqltext
 from queueproof.queues.block import Block, begin
 from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
@@ -87,6 +88,10 @@ def load_text(text: str, path: Path | str) -> SqlFileQueue:
     if both is not None and blocks.keys().isdisjoint({"complete", "complete_many"}):
         message = "complete_and_claim needs complete or complete_many, for a worker's last batch"
         raise FormatError(message, both.source)
+    for statement in blocks["jobs"].statements if "jobs" in blocks else ():
+        if sqltext.changes_rows(statement.text):
+            message = "jobs only reads: what somebody sees of the queue changes nothing in it"
+            raise FormatError(message, statement.source)
     if header.get("lease", "session") == "session":
         reject_lease(blocks.values())
     # What is sent is the file's too: a token must not outlive a change of it.

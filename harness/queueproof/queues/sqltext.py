@@ -278,6 +278,13 @@ def only_selects(sql: str) -> bool:
     )
 
 
+def changes_rows(sql: str) -> bool:
+    """Whether a statement inserts, updates or deletes, itself or in a WITH query of its own."""
+    words = [token.word for token in tokens(sql)]
+    changes = {("INSERT", "INTO"), ("MERGE", "INTO"), ("DELETE", "FROM")}
+    return words[:1] == ["UPDATE"] or any(pair in changes for pair in pairwise(words))
+
+
 Replacement: TypeAlias = tuple[int, int, str]
 
 

@@ -15,11 +15,16 @@ from queueproof.run.lab import HINDERED, Lab
 from queueproof.run.session import ConnectionLostError
 from queueproof.run.workers import ClientLab
 
+CONNECTIONS = 20  # that an installed queue may come to have at once
 _ENDED = "57P01"  # admin_shutdown, or pg_terminate_backend
 _ALIVE = 2  # seconds for a server to show that it runs
 
 
-_FULL = ("too many clients already", "remaining connection slots are reserved")
+_FULL = (  # libpq's words
+    "too many clients already",
+    "remaining connection slots are reserved",
+    "too many connections for",
+)
 
 
 @contextmanager
@@ -88,8 +93,9 @@ def _held_responsible(conninfo: str) -> Iterator[None]:
         lost = state in {None, _ENDED}
         if any(said in told for said in _FULL):
             raise ServerUnavailableError(
-                f"the server has no connection left: {told}. Raise its max_connections, or check"
-                " with --jobs 1"
+                f"the server has no connection left: {told}. Allow {2 * CONNECTIONS} for --jobs 1,"
+                f" and {CONNECTIONS} more for each further process (max_connections of the server,"
+                " CONNECTION LIMIT of the role)"
             ) from None
         if lost and began is not None and began == _start_of(conninfo):
             raise QueueError(
