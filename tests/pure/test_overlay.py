@@ -100,7 +100,7 @@ def test_a_mistake_is_told_where_it_stands(base: Path) -> None:
     base.write_text(BASE.replace("WHERE id = :id", "WHERE id = :idd OR $1"))
     with pytest.raises(QueueError, match=r"queues/base\.sql:21: parameters have names here"):
         load(over(base))
-    with pytest.raises(QueueError, match=r"over\.sql:3: unknown key leases; did you mean lease"):
+    with pytest.raises(QueueError, match=r"over\.sql:3: unknown key 'leases'; did you mean lease"):
         load(over(base, "leases = 1"))
     for key, value in (("include", '["a\\u0000b"]'), ("extends", '"a\\u0000b"')):
         (nul := base.with_name("nul.sql")).write_text(f"-- /// queue\n-- {key} = {value}\n-- ///\n")

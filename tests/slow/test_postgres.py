@@ -469,13 +469,13 @@ class TestDsn:
     ) -> None:
         """A member of it says SET ROLE, or COPY TO PROGRAM: beside others' databases it may not."""
         with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute("CREATE TABLE theirs ()")
+            connection.execute("CREATE DATABASE shop CONNECTION LIMIT 0")  # nobody may look
             connection.execute(f"GRANT {power} TO alice".encode())
             try:
                 message = refusal(uri(door), monkeypatch)
             finally:
                 connection.execute(f"REVOKE {power} FROM alice".encode())
-                connection.execute("DROP TABLE theirs")
+                connection.execute("DROP DATABASE shop")
         assert "role 'alice' is a superuser, or may act as one" in message
 
     def test_what_a_queue_has_made_a_template_is_dropped(self, admin: str, door: Door) -> None:
@@ -680,13 +680,18 @@ class TestKilled:
         """What stays behind is named, with its reason and the statement that drops it."""
         with open_server(admin) as theirs, theirs.database() as conninfo:
             name = str(conninfo_to_dict(conninfo)["dbname"])
-            with psycopg.connect(admin, autocommit=True) as connection:
-                connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE true")
+            with psycopg.connect(conninfo, autocommit=True) as connection:
+                connection.execute(
+                    "CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p"
+                    " WITH (connect = false, slot_name = NONE)"
+                )
         said = capfd.readouterr().err
-        assert f"{name} could not be dropped, and is still there: cannot drop a templ" in said
+        assert f'database "{name}" is being used by logical replication subscription' in said
+        assert f"{name} could not be dropped, and is still there: " in said
         assert said.endswith(f"DROP DATABASE {name} WITH (FORCE)\n")
+        with psycopg.connect(make_conninfo(admin, dbname=name), autocommit=True) as connection:
+            connection.execute("DROP SUBSCRIPTION s")
         with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f"ALTER DATABASE {name} IS_TEMPLATE false")
             connection.execute(f"DROP DATABASE {name}")
 
     @pytest.mark.sample

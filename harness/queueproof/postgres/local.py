@@ -32,6 +32,7 @@ INSTALLED = (
 )
 MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
 MEMORY_BYTES = 1024**3  # free at least: a check took 0.56 GiB; in a container it is often 64 MB
+_SETS = 16  # the version from which initdb takes settings
 SOCKET_LIMIT = 107  # bytes of a Unix socket's path on Linux; macOS has 103
 SOCKET = "/.s.PGSQL.5432"
 PATH_LIMIT = 1023 - 100  # bytes that PostgreSQL's programs have for a path, and of a file below it
@@ -164,6 +165,8 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
                 "--encoding=UTF8",
                 "--locale=C",
                 "--no-sync",
+                # As `settings` has it: of initdb too nothing is kept outside the directory.
+                *(["--set=dynamic_shared_memory_type=mmap"] if programs.version >= _SETS else []),
             ],
         )
     except (OSError, WatchdogError) as error:

@@ -132,6 +132,7 @@ class QueueText:
         self.fail(offset, f"a string, quoted name, dollar quote or comment is never closed: {line}")
 
 
+_UNMARKED = re.compile(r"[ \t]*--[ \t]*name[ \t]+(\w+)(?:[ \t]*[(!#].*)?[ \t]*")
 _MARKER_LINE = re.compile(rf"^{MARKER.pattern}$", re.MULTILINE)
 
 
@@ -160,6 +161,9 @@ def read(path: Path) -> str:
 def blocks_of(file: QueueText) -> list[Block]:
     """The blocks of a file, in its order."""
     markers = file.comments(MARKER)
+    for start, unmarked in file.comments(_UNMARKED):
+        if unmarked[1] in OPERATION_OF:
+            file.fail(start, f"a colon is missing: `-- name: {unmarked[1]}`")
     found = sqltext.tokens(file.text)
     first = markers[0][0] if markers else len(file.text)
     if found and found[0].start < first:
@@ -237,6 +241,8 @@ def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
     if suffix == "!" and (name == "schema" or name in _NEED_ROWS):
         answer = "nothing" if name == "schema" else "rows"
         file.fail(start, f"{name} answers {answer}, not a count; drop the !")
+    if suffix.startswith("("):
+        file.fail(start, f"the list of {name}'s parameters is not closed: write ) at its end")
     if suffix not in _MODES:
         file.fail(start, f"{suffix} after {name}: only ! (count the rows affected) may stand there")
     return _MODES[suffix]

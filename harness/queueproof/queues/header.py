@@ -110,7 +110,7 @@ def entry_of(header: Header, guarantee: str) -> int:
 
 def _header_value(header: Header, key: str, value: object) -> object:
     if key not in FILE_KEYS:
-        message = f"unknown key {key}; {meant(key, FILE_KEYS)}"
+        message = f"unknown key {key!a}; {meant(key, FILE_KEYS)}"
         header.file.fail(header.offset(key), message)
     try:
         return FILE_KEYS[key](value)

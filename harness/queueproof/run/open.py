@@ -114,6 +114,9 @@ def _start_of(conninfo: str) -> object:
     """When a server was started; None where it does not say."""
     try:
         with psycopg.connect(conninfo, connect_timeout=_ALIVE) as connection:
-            return connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
+            # As text: psycopg reads times in the style ISO alone, and a role may have another.
+            return connection.execute(
+                "SELECT pg_catalog.pg_postmaster_start_time()::pg_catalog.text"
+            ).fetchone()
     except psycopg.Error:
         return None
