@@ -127,6 +127,14 @@ def _mistake(found: Sequence[BaseException]) -> tuple[str, str] | None:
             return f"{cause}\n{cause.reference}".rstrip("\n"), ""
         if isinstance(cause, QueueproofError):
             return str(cause), PREFIX
+    if refused := next(filter(_from_server, found), None):
+        detail = " ".join(str(refused).split())
+        told = (
+            f"PostgreSQL refused a statement of queueproof's own: {detail}\n"
+            "Does the queue's SQL change the schema clock, or settings of its role or database? If"
+            " not, please report it with the queue."
+        )
+        return told, PREFIX
     return None
 
 
@@ -173,12 +181,6 @@ def _outage(error: BaseException) -> str | None:
         return (
             "PostgreSQL went away or gave up in the middle of the run, so there is no verdict: "
             f"{detail}"
-        )
-    if state:
-        return (
-            f"PostgreSQL refused a statement of queueproof's own: {detail}\nDoes the queue's SQL"
-            " change the schema clock, or settings of its role or database? If not, please report"
-            " it with the queue."
         )
     return None
 
