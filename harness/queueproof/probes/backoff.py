@@ -239,8 +239,8 @@ def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]
         lab.advance(max(0.0, began + moment - lab.now()))
         for worker in case.workers:
             early = _look(lab, offer, worker, case.queue).job
-            if early is not None:
-                waited = lab.now() - failed_at.get(early.id, 0.0)
+            waited = lab.now() - failed_at.get(early.id, 0.0) if early else least
+            if waited < least:
                 told = case.told.format(len(failed_at))
                 return _too_early(told, waited, least, 2 if case.close else 1)
     return ""
@@ -254,12 +254,11 @@ def _failed(
     enqueue(lab, case.jobs + beside, **case.facts)
     lab.advance(DAY if "delay" in case.facts else 0.0)
     lab.promote(case.jobs + beside)
+    lab.advance(lab.until_aligned())
     failed_at: dict[str, float] = {}
     for worker in case.workers * case.fails:
         if case.fails > 1 and failed_at:
             lab.advance(DAY)
-        if not case.meanwhile:
-            lab.advance(lab.until_aligned())
         job = _look(lab, offer, worker, case.queue).job
         if job is None or (case.meanwhile and lab.session(worker).in_transaction):
             continue
@@ -285,9 +284,7 @@ def _failed(
 
 
 def _too_early(told: str, waited: float, least: float, digits: int) -> str:
-    """What is said of a job that came back; nothing where it had waited long enough."""
-    if waited >= least:
-        return ""
+    """What is said of a job that came back."""
     return (
         f"after {told} came back within {waited:.{digits}f} s; "
         f"its `backoff` asks for at least {least:.{digits}f} s"
