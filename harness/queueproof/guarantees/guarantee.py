@@ -74,8 +74,6 @@ class Guarantee:
         probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
         waits: Whether it is broken by a wait: its story ends when somebody waits.
         shows_late: Whether its breach may show only in what comes of the job later.
-        passed_over: Whether it is broken where jobs are passed over, which claims that take more
-            jobs than they answer explain.
         lesson: The heading of its story at the end of the scenarios, where a queue accepts its
             breach to show it; empty for none.
     """
@@ -105,7 +103,6 @@ class Guarantee:
     probe: str = ""
     waits: bool = False
     shows_late: bool = False
-    passed_over: bool = False
     lesson: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,13 +113,13 @@ class Guarantee:
 
 
 def followed(offer: Offer) -> str | None:
-    """Why nothing is asked about what comes after a claim; None where it is."""
+    """The reason why nothing is asked about what comes after a claim; None where it is."""
     ends = offer.queue.delivery == "at-most-once"
     return 'a claim ends the job: delivery = "at-most-once"' if ends else None
 
 
 def finishing(offer: Offer) -> str | None:
-    """What is missing where no job can be ended."""
+    """The operations that are missing where no job can be ended; None where one can."""
     if (over := followed(offer)) is not None:
         return over
     offered = offer.any_of("complete", "complete_many", "fail")

@@ -146,7 +146,6 @@ GUARANTEES = (
         acknowledged=True,
         lacking="jobs claimed beside others that could not run",
         probe="behind more urgent",
-        passed_over=True,
     ),
 )
 """In the order of the scenarios."""

@@ -45,7 +45,7 @@ REWRITE = (
 
 
 class TableState(NamedTuple):
-    """How a table comes to hold what it holds, and what its statistics know of it.
+    """The way in which a table comes to hold what it holds, and what its statistics know of it.
 
     Attributes:
         others: Jobs that this claim cannot get (another queue's, or not due), enqueued first.
@@ -153,7 +153,8 @@ def _evidence(claims: int, plans: Collection[object]) -> dict[str, int]:
 
 def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
     cell = over.cell
-    explained = [one.id for one in CATALOGUE.values() if one.passed_over]
+    # A job that is looked for behind others is not found where claims have taken it unseen.
+    explained = [one.id for one in CATALOGUE.values() if one.probe.startswith("behind")]
     sentence = "jobs were passed over, as claims that take more than they return explain"
     return Seen(
         evidence,
