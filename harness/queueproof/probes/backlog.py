@@ -31,7 +31,7 @@ counts; `elsewhere`: another queue's, likewise."""
 
 
 class Backlog(NamedTuple):
-    """What stands before one ready job: jobs of a kind, and how many."""
+    """The jobs that stand before one ready job: of which kind, and how many."""
 
     kind: BacklogKind
     jobs: Annotated[int, range(100_001)]
@@ -47,7 +47,7 @@ class Backlog(NamedTuple):
 
 @dataclass(slots=True)
 class Overlooked:
-    """What claims did with one job behind a backlog.
+    """The answers of claims to one job behind a backlog.
 
     Attributes:
         backlog: What stood before it.

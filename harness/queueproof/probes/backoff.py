@@ -1,4 +1,4 @@
-"""How long a failed job waits before its next attempt, measured on the clock that is moved.
+"""The time that a failed job waits before its next attempt, measured on the clock that is moved.
 
 No column is read: a wait lies between the last moment at which a claim came back empty and the
 first at which it did not.
@@ -103,7 +103,7 @@ class Case(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """Where the jobs are claimed."""
+        """The queue that the jobs are claimed from."""
         return str(self.facts.get("queue", "default"))
 
 

@@ -1,4 +1,4 @@
-"""What a claim costs as the queue fills: shared buffers touched, whatever the machine's load.
+"""The cost of a claim as the queue fills: shared buffers touched, whatever the machine's load.
 
 The server counts, per session and relation, the pages that it fetched (manual, 27.2: statistics
 that a transaction sees of itself). Read inside the claim's transaction, before and after each of
@@ -60,7 +60,7 @@ SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16
 
 
 class Kind(NamedTuple):
-    """What contents of one kind are, beside a few ready jobs.
+    """The facts of contents of one kind, which there are beside a few ready jobs.
 
     Attributes:
         told: How many of them there are, in words.
@@ -127,7 +127,7 @@ MANY = range(4_000_001)
 
 
 class Content(NamedTuple):
-    """What a queue holds when a claim is measured, beside a few ready jobs.
+    """The jobs of a queue when a claim is measured, beside a few ready ones.
 
     Attributes:
         kind: Of which of `KINDS`.
@@ -183,7 +183,7 @@ EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one warm claim touched.
+    """The buffers that one warm claim touched.
 
     Attributes:
         content: What the queue held.
@@ -201,7 +201,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Slope:
-    """What claims cost as the queue filled.
+    """The costs of claims as the queue filled.
 
     Attributes:
         costs: One for each content, the empty queue's first.
@@ -235,7 +235,7 @@ class Slope:
 
     @property
     def grown(self) -> bool:
-        """Whether the last cost is more than it may be."""
+        """True when the last cost is more than it may be."""
         if not self.costs or self.costs[-1].content.kind in self.level:
             return False
         small, large = self.small.buffers, self.costs[-1].buffers
@@ -243,7 +243,7 @@ class Slope:
 
     @property
     def broken(self) -> str:
-        """How the last cost is more than it may be; empty where it is not."""
+        """The sentence on a last cost that is more than it may be; empty where it is not."""
         if not self.grown:
             return ""
         small, large = self.small, self.costs[-1]
@@ -264,7 +264,7 @@ class Slope:
 
     @property
     def remedy(self) -> str:
-        """What would make a claim cheap again."""
+        """The advice that would make a claim cheap again."""
         kind = self.costs[-1].content.kind
         remedy = KINDS[kind].remedy
         if "{}" not in remedy:
@@ -288,7 +288,7 @@ class Slope:
 
     @property
     def evidence(self) -> dict[str, int]:
-        """How many jobs the queue was filled with, and how many claims were measured."""
+        """The jobs that the queue was filled with, and the claims that were measured."""
         most: dict[str, int] = {}
         for content in (cost.content for cost in [*self.costs, *self.beside]):
             kind = KINDS[content.kind]
@@ -381,27 +381,21 @@ def measure(
         beside: More of them, at which a claim may cost more.
         tell: Told how far it is: of a worker process each job may take a few milliseconds.
     """
-    parts = 1 + len(series) + len(beside)
+    every = [[SMALL], *series, *beside]
     meter = _Meter(lab, offer, level, tell)
     slope = meter.slope
     with _left_as_it_was(lab):
         try:
-            meter.measure(EMPTY)
-            for number, contents in enumerate([[SMALL], *series]):
-                meter.begin(number / parts, 1 / parts)
+            meter.note(EMPTY)
+            for number, contents in enumerate(every):
+                meter.begin(number / len(every), 1 / len(every))
                 lab.reset(renew=True)
+                if number > len(series):
+                    slope.beside += map(meter.measure, meter.filled(contents))
+                    continue
                 meter.climb(contents)
                 if slope.grown:
                     return slope
-            judged = len(slope.costs)
-            for number, contents in enumerate(beside, 1 + len(series)):
-                meter.begin(number / parts, 1 / parts)
-                lab.reset(renew=True)
-                for content in meter.filled(contents):
-                    meter.measure(content)
-            slope.beside = slope.costs[judged:]
-            del slope.costs[judged:]
-            slope.guilty = None
         except _UnmeasurableError as error:
             slope.unable = str(error)
         except ServerError as error:
@@ -609,7 +603,7 @@ class _Meter:
         slope, kind = self.slope, contents[0].kind
         if not KINDS[kind].copied:
             for content in self.filled(contents):
-                self.measure(content)
+                self.note(content)
                 if not slope.grown:
                     return
             return
@@ -618,15 +612,21 @@ class _Meter:
             if content == surer and not slope.grown:
                 return
             before = slope.costs[-1] if slope.grown else None
-            self.measure(content)
+            self.note(content)
             if before is not None:
                 if slope.costs[-1].buffers < before.buffers * STILL:
                     slope.level.add(kind)
                     slope.guilty = None
                 return
 
-    def measure(self, content: Content) -> None:
-        """Vacuum, measure some claims, and note the least."""
+    def note(self, content: Content) -> None:
+        """Measure at a content that is there, and keep the plan of what has grown."""
+        self.slope.costs.append(self.measure(content))
+        if self.slope.grown:
+            self._explain(max(self.slope.costs[-1].statements, key=lambda one: one[1])[0])
+
+    def measure(self, content: Content) -> Cost:
+        """Vacuum, and measure some claims: the least of them."""
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
@@ -640,13 +640,11 @@ class _Meter:
         costs = []
         for _ in range(REPEATS):
             statements, claims = self._counted(session)
-            if not claims:
-                self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
-                statements, claims = self._counted(session)
-            if not claims:  # one that takes more than its limit has left none
-                self.enqueue(1 + self._joins)
-                self.lab.advance(MOMENT)
-                statements, claims = self._counted(session)
+            for missing in (0, 1 + self._joins):
+                if not claims:  # one that takes more than its limit has left none
+                    self.enqueue(missing)
+                    self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
+                    statements, claims = self._counted(session)
             _refuse_empty(claims)
             if self._joins:
                 more, claims = self._counted(session, claims)
@@ -657,9 +655,7 @@ class _Meter:
         if not least.buffers:
             raise _UnmeasurableError("the server counts no buffers: track_counts is off")
         self.slope.claims += REPEATS
-        self.slope.costs.append(least)
-        if self.slope.grown:
-            self._explain(session, max(least.statements, key=lambda one: one[1])[0])
+        return least
 
     def _release(self, session: Session, claims: Sequence[Claim]) -> None:
         self._end(session, claims)
@@ -714,8 +710,9 @@ class _Meter:
         longest = max(statements, key=len, default="")
         return [(longest, lab.touched() - before)], claims
 
-    def _explain(self, session: Session, guilty: str) -> None:
+    def _explain(self, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
+        session = self.lab.session("w1")
         self.enqueue(1 + self._joins)
 
         def act(step: Step) -> Result:

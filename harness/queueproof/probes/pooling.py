@@ -1,4 +1,4 @@
-"""Whether a queue works through PgBouncer in transaction mode: the same programs, with and without.
+"""Queues behind PgBouncer in transaction mode: the same programs, with and without.
 
 From here nobody sees who waits for whom, so workers act in turn. The step scheduler plays the
 pooler's part as well, on connections that it chooses and shows: see `Conditions.pooled`.

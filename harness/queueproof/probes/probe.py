@@ -25,7 +25,7 @@ def untold(_fraction: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a probe saw.
+    """The findings of a probe.
 
     Attributes:
         evidence: What was measured to how often; a pass without any is none. What could not be
@@ -75,7 +75,7 @@ class Probe(ABC):
     def look(
         self, lab: Lab, offer: Offer, points: Sequence[Any], level: int, tell: Tell, /
     ) -> Seen:
-        """What is seen at some points, up to the first at which the guarantee breaks.
+        """The findings at some points, up to the first at which the guarantee breaks.
 
         Args:
             lab: Where the queue is installed; it is left in any state.
@@ -93,7 +93,7 @@ class Probe(ABC):
         return [point]
 
     def read(self, data: object) -> Any:  # noqa: ANN401 - of its shape
-        """What `Seen.data` was, from what a token holds.
+        """The point that `Seen.data` was, from what a token holds.
 
         Raises:
             QueueproofError: It is something else; the message has the field.
@@ -115,7 +115,7 @@ class Probe(ABC):
             return Seen({}, unable=str(error))
 
     def replay(self, lab: Lab, offer: Offer, data: object) -> Any:  # noqa: ANN401 - of `Found`
-        """What `Seen.data` showed again, or None where it does not happen any more.
+        """The breach that was seen, again; None where it does not happen any more.
 
         Args:
             lab: Where the queue is installed.
@@ -177,6 +177,6 @@ def stepped(operation: Operation[T], act: Callable[[Step], Result]) -> T:
 
 
 def claimed(answer: Any) -> Sequence[Claim]:  # noqa: ANN401 - of two operations
-    """What a claim answered, or one that completed others, whose ids go before."""
+    """The jobs that a claim answered, or one that completed others, whose ids go before."""
     claims: Sequence[Claim] = answer[1] if isinstance(answer, tuple) else answer
     return claims

@@ -17,7 +17,7 @@ from queueproof.search.shrink import Failure
 __all__ = ["MEASURING", "PROBES", "Found", "Seen"]
 
 Found: TypeAlias = Overclaim | RetryWaits | Overlooked | Failure | Slope
-"""How a probe saw a guarantee broken: what `report` tells."""
+"""A breach of a guarantee as a probe saw it: what `report` tells."""
 
 MEASURING: Mapping[str, Probe] = {
     "behind more urgent": Behind("late", "elsewhere"),
@@ -28,7 +28,7 @@ MEASURING: Mapping[str, Probe] = {
     "growth": Growth(),
     "growth under a snapshot": GrowthUnderSnapshot(),
 }
-"""What a guarantee's record names as its probe."""
+"""The probes by the names that records of guarantees have for them."""
 
 PROBES: Mapping[str, Probe] = {
     name: MEASURING[one.probe] for name, one in CATALOGUE.items() if one.probe

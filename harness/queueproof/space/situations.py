@@ -139,7 +139,7 @@ _May: TypeAlias = tuple[str, Do, Mapping[str, Any]]
 
 
 class Deed(NamedTuple):
-    """What somebody may do in a situation, and the situation that should come of it."""
+    """An act that somebody may do in a situation, and the situation that should come of it."""
 
     actor: str
     do: Do
@@ -616,7 +616,7 @@ def _with_another(program: Program) -> Program:
 
 
 def skins(pieces: Pieces) -> list[Skin]:
-    """What may be different about a job all along."""
+    """The ways in which a job may be different all along."""
     takes = pieces.offer.queue.takes("enqueue")
     known: list[tuple[bool, Skin]] = [
         (pieces.routes(), _elsewhere),

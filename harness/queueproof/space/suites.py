@@ -71,7 +71,7 @@ class Suite(Pieces):
         return list(dict.fromkeys(islice(programs, count)))
 
     def known(self, what: str) -> int:
-        """How many there are.
+        """The number of those that there are.
 
         Args:
             what: `ALONE` or `MEETINGS`.
