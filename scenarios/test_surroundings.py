@@ -1,4 +1,4 @@
-"""What is around the workers: their clocks, and the database's isolation level."""
+"""What is around the workers: clocks, isolation levels, poolers, and what breaks down."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
-from queueproof.probes import pooling
-from queueproof.probes.buffers import untold
+from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
@@ -222,7 +221,7 @@ def test_a_run_that_stood_still_for_a_moment_is_asked_again(
 @pytest.fixture
 def _no_pgbouncer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that lacks it."""
-    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: None)
+    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: None)
 
 
 @pytest.mark.usefixtures("_no_pgbouncer")
@@ -285,12 +284,13 @@ def test_pgbouncer_breaks_what_lives_in_a_session(lab_of: LabOf) -> None:
 
 
 @pytest.mark.pgbouncer
-def test_claims_held_in_their_transaction_go_through(lab_of: LabOf, pgbouncer: Path) -> None:
+@pytest.mark.usefixtures("pgbouncer")
+def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
     """A held claim keeps its connection to the server, and a crash rolls it back in time."""
     lab = lab_of(HELD)
-    passage = pooling.watch(lab, calibrate(lab), pgbouncer, 1)
-    assert passage.failure is None
-    assert passage.transactions > 0
+    seen = PROBES["pooler-safe"].watch(lab, calibrate(lab), 1, untold)
+    assert not seen.broken
+    assert all(seen.evidence.values())
 
 
 @pytest.mark.pgbouncer
@@ -361,7 +361,7 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guarantee is then inconclusive, with what PgBouncer wrote."""
-    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: Path("/usr/bin/env"))
+    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: Path("/usr/bin/env"))
     lab = lab_of(queue())
     assert (
         "Permission denied"

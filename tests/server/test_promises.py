@@ -10,7 +10,7 @@ import pytest
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
 from queueproof.probes import backoff
-from queueproof.probes.backoff import watch
+from queueproof.probes.backoff import measure
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.programs import Program, claim, crash, in_turn, script
@@ -80,7 +80,7 @@ def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) ->
 def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:
     """Rule 28: recover runs while time passes, also where a short wait needs none."""
     lab = lab_of(STAGED)
-    found = watch(lab, calibrate(lab))
+    found = measure(lab, calibrate(lab))
     assert found.broken == ""
     assert len(found.found) == 2
 
@@ -97,6 +97,6 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
         return end(*arguments, **facts)
 
     monkeypatch.setattr(backoff, "_end", slowly)
-    found = watch(lab, calibrate(lab))
+    found = measure(lab, calibrate(lab))
     assert found.broken == ""
     assert found.found[0].least <= 5

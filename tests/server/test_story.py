@@ -9,7 +9,7 @@ import pytest
 
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
-from queueproof.probes.buffers import untold
+from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.card import Break, Card, Judgement

@@ -461,7 +461,7 @@ def test_without_pgbouncer_nothing_is_said_of_a_workers_own_connections(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 25: not offered, with the way to get the tool; inconclusive where it is named."""
-    monkeypatch.setattr("queueproof.probes.probes.find_pgbouncer", lambda: None)
+    monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: None)
     lab = lab_of()
     card = check_queue(lab, select(["backoff", "pooler-safe"]), profile="glance")
     waits, pooler = card.guarantees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from queueproof.probes.buffers import untold
+from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
 from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found

@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from queueproof.errors import QueueproofError, nearest
-from queueproof.guarantees import (
-    claims,
-    cost,
-    faults,
-    leases,
-    poolers,
-    retries,
-    surroundings,
-    waiting,
-)
+from queueproof.guarantees import claims, cost, leases, retries, surroundings, waiting
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.queues.ids import IDS
 from queueproof.schedule.programs import Program
 from queueproof.space.suites import Suite
 
-FAMILIES = (claims, leases, retries, waiting, surroundings, faults, poolers, cost)
+FAMILIES = (claims, leases, retries, waiting, surroundings, cost)
 
 _ALL = {guarantee.id: guarantee for family in FAMILIES for guarantee in family.GUARANTEES}
 

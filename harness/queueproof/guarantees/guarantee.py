@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from queueproof.queues.offer import Offer
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.programs import Program
+from queueproof.schedule.programs import FAULTS, Program
 from queueproof.space.pieces import Pieces
 from queueproof.space.suites import Suite
 
@@ -21,11 +21,22 @@ class Variation(NamedTuple):
 
     Attributes:
         conditions: Under what.
-        programs: Those for a queue, out of about so many.
+        known: Of which kinds, as `Suite.first` knows them.
+        share: Of so many there is one.
     """
 
     conditions: Conditions
-    programs: Callable[[Suite, int], list[Program]]
+    known: Sequence[str]
+    share: int
+
+    def programs(self, suite: Suite, count: int) -> list[Program]:
+        """Those for a queue.
+
+        Args:
+            suite: What there is for it.
+            count: Out of about how many of each kind.
+        """
+        return [one for what in self.known for one in suite.first(what, count // self.share)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +66,6 @@ class Guarantee:
         apart: Whether it is asked in runs of its own, so that those of others say nothing about it.
         variations: Conditions of which it says that they change nothing.
         evidence: What a run under the conditions of a variation is worth, in words and counts.
-        faults: Whether these programs bring faults: a pass needs all kinds of them, and errors
-            that come of one are no breach.
         lacking: The evidence without which a pass is none, where it is one thing.
         timed: Whether nothing can be told of a queue whose time stands still while the database's
             is moved.
@@ -65,8 +74,6 @@ class Guarantee:
         probe: Which of `probes.MEASURING` measures it on the whole queue; empty for none.
         waits: Whether it is broken by a wait: its story ends when somebody waits.
         shows_late: Whether its breach may show only in what comes of the job later.
-        passed_over: Whether it is broken where jobs are passed over, which claims that take more
-            jobs than they answer explain.
         lesson: The heading of its story at the end of the scenarios, where a queue accepts its
             breach to show it; empty for none.
     """
@@ -89,7 +96,6 @@ class Guarantee:
     apart: bool = False
     variations: tuple[Variation, ...] = ()
     evidence: Callable[[Run], Mapping[str, int]] = lambda _: {}
-    faults: bool = False
     lacking: str = ""
     timed: bool = False
     told_anyway: bool = False
@@ -97,19 +103,23 @@ class Guarantee:
     probe: str = ""
     waits: bool = False
     shows_late: bool = False
-    passed_over: bool = False
     lesson: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def faults(self) -> bool:
+        """Its programs bring faults: a pass needs all kinds, and errors of one are no breach."""
+        return any(kind in FAULTS for one in self.variations for kind in one.known)
+
 
 def followed(offer: Offer) -> str | None:
-    """Why nothing is asked about what comes after a claim; None where it is."""
+    """The reason why nothing is asked about what comes after a claim; None where it is."""
     ends = offer.queue.delivery == "at-most-once"
     return 'a claim ends the job: delivery = "at-most-once"' if ends else None
 
 
 def finishing(offer: Offer) -> str | None:
-    """What is missing where no job can be ended."""
+    """The operations that are missing where no job can be ended; None where one can."""
     if (over := followed(offer)) is not None:
         return over
     offered = offer.any_of("complete", "complete_many", "fail")

@@ -1,4 +1,4 @@
-"""Guarantees on what surrounds a queue: clocks, isolation levels."""
+"""Guarantees on what surrounds a queue: clocks, isolation levels, poolers, and what breaks down."""
 
 from __future__ import annotations
 
@@ -7,49 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from queueproof.guarantees.guarantee import Guarantee, Variation
-from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.moments import MOMENT
-from queueproof.schedule.programs import Do, JobSpec, Program, advance, claim, in_turn, script
-from queueproof.space.pieces import DELAY
-from queueproof.space.suites import Suite
+from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.programs import FAULTS
+from queueproof.space.suites import ALONE, MEETINGS
 
 if TYPE_CHECKING:  # the catalogue is light without
     from queueproof.run.record import Run
 
-FEWER = 10  # of so many acts alone there is one with other clocks, and one meeting at each level
-
-
-def _delayed(suite: Suite, count: int) -> list[Program]:
-    """First programs in which one enqueues a delayed job, another claims, too early and in time.
-
-    A time that the first one's clock had a part in is wrong in one direction or the other.
-    """
-    in_turns = suite.alone(count // FEWER)
-    if "delay" not in suite.offer.queue.takes("enqueue"):
-        return in_turns
-    delayed = [
-        Program(
-            (),
-            in_turn(
-                script(who, Do("enqueue")),
-                script("w3", claim()),
-                script("clock", advance(DELAY + MOMENT)),
-                script("w3", claim()),
-            ),
-            reserve=(JobSpec(delay=DELAY),),
-        )
-        for who in ("w1", "w2")
-    ]
-    return [*delayed, *in_turns]
-
-
-def _racing(suite: Suite, count: int) -> list[Program]:
-    return suite.meetings(count // FEWER)
-
-
-def _refused(suite: Suite, count: int) -> list[Program]:
-    """Fewer: what an old snapshot hides REPEATABLE READ has shown, and this level only refuses."""
-    return suite.meetings(count // FEWER // 2)
+FEWER = 10  # of so many acts and meetings one is tried under each of these conditions
+FAULTY = 16  # of so many acts there is one with each fault
 
 
 def _claims(run: Run) -> dict[str, int]:
@@ -65,6 +31,18 @@ def _meetings(run: Run) -> Counter[str]:
     return Counter({"operations that overlapped another": met}) + Counter(
         f"times ERROR {call.error[:5]}, to be retried" for call in calls if call.answer == "retry"
     )
+
+
+def _hits(run: Run) -> dict[str, int]:
+    hit = Counter(fault for fault, _, _ in run.faults)
+    hit["restart"] = len(run.history.of_kind("restart"))  # each may hit several workers
+    return {fault.several: hit[kind] for kind, fault in FAULTS.items()}
+
+
+def _swaps(run: Run) -> dict[str, int]:
+    changed = [beat.actor for beat in run.trace if beat.event == "connection"]
+    swaps = len(changed) - len(set(changed))
+    return {"transactions on another connection than the one before": swaps}
 
 
 GUARANTEES = (
@@ -84,7 +62,7 @@ GUARANTEES = (
             "send durations, never points in time."
         ),
         evidence=_claims,
-        variations=(Variation(Conditions(clocks=True), _delayed),),
+        variations=(Variation(Conditions(clocks=True), [ALONE], FEWER),),
         timed=True,
     ),
     Guarantee(
@@ -105,9 +83,58 @@ GUARANTEES = (
         ),
         evidence=_meetings,
         variations=(
-            Variation(Conditions(isolation="repeatable read"), _racing),
-            Variation(Conditions(isolation="serializable"), _refused),
+            Variation(Conditions(isolation="repeatable read"), [MEETINGS], FEWER),
+            # What an old snapshot hides that level has shown, and this one only refuses.
+            Variation(Conditions(isolation="serializable"), [MEETINGS], 2 * FEWER),
         ),
+    ),
+    Guarantee(
+        id="crash-safe",
+        apart=True,
+        sentence=(
+            "Nothing acknowledged is lost or doubled when worker, connection or server dies at any "
+            "step, the acknowledgement of COMMIT included."
+        ),
+        why="an outage of a second loses jobs, or runs finished ones again",
+        source="https://github.com/rails/solid_queue/issues/748",
+        wild=(
+            "synchronous_commit = off answers before the commit is on disk, and a crash of the "
+            "server empties an UNLOGGED table. A recovery in two transactions dies between them, "
+            "and nothing looks at the job again."
+        ),
+        safe=(
+            "A logged table, `synchronous_commit` left on, one transaction for each change of "
+            "state. Where the answer to a COMMIT is lost, lease and token decide: asking again is "
+            "refused or changes nothing."
+        ),
+        evidence=_hits,
+        variations=(
+            Variation(PLAIN, [kind for kind in FAULTS if not FAULTS[kind].of_server], FAULTY),
+            Variation(Conditions(killed=True), ["restart"], FAULTY),
+        ),
+    ),
+    Guarantee(
+        id="pooler-safe",
+        apart=True,
+        sentence="It works through a transaction-pooling proxy.",
+        why="what a session keeps is gone in the next transaction, or is another worker's",
+        source="https://www.pgbouncer.org/features.html",
+        wild=(
+            "An advisory lock, a SET or currval() belongs to a session, and the next transaction "
+            "runs in another one: the lock stays with whoever gets the first, and the setting is "
+            "somebody else's."
+        ),
+        safe=(
+            "State that ends with its transaction: `pg_try_advisory_xact_lock`, `SET LOCAL`, "
+            "`set_config(..., true)`, `INSERT ... RETURNING id`. A claim is a lease in the row, "
+            "not a lock of the session."
+        ),
+        evidence=_swaps,
+        variations=(
+            Variation(Conditions(pooled="first idle"), [ALONE], FEWER),
+            Variation(Conditions(pooled="round robin"), [ALONE], FEWER),
+        ),
+        probe="pgbouncer",
     ),
 )
 """In the order of the scenarios."""

@@ -1,1 +1,1 @@
-"""What no single interleaving decides: plans, waits, poolers, buffers per claim."""
+"""Probes of what no single interleaving decides: plans, waits, poolers, buffers per claim."""

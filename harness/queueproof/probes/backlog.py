@@ -5,18 +5,19 @@ Programs have some dozen jobs, and a page has a hundred or a thousand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import ServerError
+from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue
 from queueproof.queues.model import Claim
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive, noted
-from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY, MOMENT
 
 JOBS = (120, 1_100, 11_000)  # by level: more than a page of 100, of 1,000, of 10,000
@@ -30,7 +31,7 @@ counts; `elsewhere`: another queue's, likewise."""
 
 
 class Backlog(NamedTuple):
-    """What stands before one ready job: jobs of a kind, and how many."""
+    """The jobs that stand before one ready job: of which kind, and how many."""
 
     kind: BacklogKind
     jobs: Annotated[int, range(100_001)]
@@ -46,7 +47,7 @@ class Backlog(NamedTuple):
 
 @dataclass(slots=True)
 class Overlooked:
-    """What claims did with one job behind a backlog.
+    """The answers of claims to one job behind a backlog.
 
     Attributes:
         backlog: What stood before it.
@@ -61,31 +62,43 @@ class Overlooked:
     sent: list[str] = field(default_factory=list)
 
 
-def backlogs(offer: Offer, kinds: Sequence[BacklogKind], level: int) -> Iterator[Backlog]:
-    """Those of some backlogs that a queue can have.
+class Behind(Probe):
+    """`order` or `no-starvation`: what claims do with one job behind many others.
 
     Args:
-        offer: What the queue brings.
-        kinds: Of which kinds.
-        level: See `Probe.watch`: how many jobs.
+        kinds: Which others.
     """
-    takes = offer.queue.takes("enqueue")
-    able: Mapping[BacklogKind, bool] = {
-        "ordinary": offer.queue.by_priority and "priority" in takes,
-        "late": "delay" in takes,
-        "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
-    }
-    return (Backlog(kind, JOBS[level]) for kind in kinds if able[kind])
+
+    says_less = True
+    shape = Backlog
+
+    def __init__(self, *kinds: BacklogKind) -> None:
+        self._kinds = kinds
+
+    def points(self, offer: Offer, level: int, /) -> list[Backlog]:
+        """Those that a queue can have."""
+        takes = offer.queue.takes("enqueue")
+        able: Mapping[BacklogKind, bool] = {
+            "ordinary": offer.queue.by_priority and "priority" in takes,
+            "late": "delay" in takes,
+            "elsewhere": "queue" in takes and "queue" in offer.queue.takes("claim"),
+        }
+        return [Backlog(kind, JOBS[level]) for kind in self._kinds if able[kind]]
+
+    def look(
+        self, lab: Lab, offer: Offer, points: Sequence[Backlog], _level: int, _tell: Tell, /
+    ) -> Seen:
+        """Claim behind each backlog the one job that must be claimed first."""
+        evidence: Counter[str] = Counter()
+        for one in points:
+            found = _behind(lab, offer, one)
+            if found.broken:
+                return Seen(evidence, found.broken, found, data=list(one))
+            evidence[f"claims behind {one}"] += found.claims
+        return Seen(evidence)
 
 
-def look(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
-    """Enqueue a backlog and one job behind it, which must be claimed first.
-
-    Args:
-        lab: Where the queue is installed; it is reset.
-        offer: What the queue brings.
-        backlog: What stands before it.
-    """
+def _behind(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
     lab.reset(renew=True)
     found = Overlooked(backlog)
     top = URGENT if offer.queue.by_priority else 0
@@ -95,9 +108,9 @@ def look(lab: Lab, offer: Offer, backlog: Backlog) -> Overlooked:
         "elsewhere": {"priority": top, "queue": "other"},
     }
     with suppress(ServerError):  # judged where enqueues and claims are
-        others = [_enqueue(lab, **before[backlog.kind]) for _ in range(backlog.jobs)]
+        others = enqueue(lab, backlog.jobs, **before[backlog.kind])
         lab.advance(MOMENT)  # the one behind them is due after them all
-        mine = _enqueue(lab, priority=URGENT if backlog.kind == "ordinary" else 0)
+        mine = enqueue(lab, priority=URGENT if backlog.kind == "ordinary" else 0)[0]
         lab.advance(MOMENT)
         lab.maintain(backlog.jobs + 1)
         _claim_behind(lab, found, mine, others)
@@ -127,18 +140,11 @@ def _claim_behind(lab: Lab, found: Overlooked, mine: str, others: list[str]) -> 
         )
 
 
-def _enqueue(lab: Lab, **arguments: object) -> str:
-    asked = lab.start("enqueue", **{**lab.defaults(), **arguments})
-    ids: list[str] = drive(lab.session("producer"), asked)
-    return ids[0]
-
-
 def _claim(lab: Lab, sent: list[str]) -> list[Claim]:
     sent.clear()
     session = lab.session("w1")
-    arguments: dict[str, Any] = {**lab.defaults(), "worker": identity("w1"), "limit": 1}
     try:
-        return list(drive(session, noted(lab.start("claim", **arguments), sent)))
+        return list(drive(session, noted(asked(lab, "claim"), sent)))
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")

@@ -1,4 +1,4 @@
-"""How long a failed job waits before its next attempt, measured on the clock that is moved.
+"""The time that a failed job waits before its next attempt, measured on the clock that is moved.
 
 No column is read: a wait lies between the last moment at which a claim came back empty and the
 first at which it did not.
@@ -6,18 +6,18 @@ first at which it did not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
+from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue
 from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
 from queueproof.run.session import drive, noted
-from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY, DECADE, MARGIN
 from queueproof.space.pieces import DELAY, MOST_ATTEMPTS
 
@@ -28,7 +28,7 @@ SEVERAL = 8  # jobs; of those that fail once
 CLOSE = 0.02  # seconds before a wait is over; nothing is said where more real time has passed
 FINE, COARSE = 1.13, 3.0  # a probe's distance from the one before it
 WORK = 7207.3  # seconds that a job takes, where no lease says that it may not
-WORKER = identity("w1")
+_BESIDE = frozenset({"complete", "recover"})  # which meet a job that another worker holds
 
 
 class RetryWait(NamedTuple):
@@ -76,24 +76,86 @@ class RetryWaits:
     sent: Sequence[str] = ()
 
 
-def watch(lab: Lab, offer: Offer) -> RetryWaits:
-    """Fail one job again and again, and measure how long it stays away each time.
+class Case(NamedTuple):
+    """A way in which the wait of a failed job may end early.
+
+    Attributes:
+        told: The job, as a sentence of its breach has it behind "after"; `{}` is how many failed.
+        facts: In what it differs from most jobs.
+        jobs: How many alike fail.
+        fails: How often each fails; it is claimed again a day after it was due.
+        meanwhile: What comes while it waits: another job's completion, a recovery, or what its
+            own worker sends once more (rule 6); or nothing.
+        close: Whether it is asked for at the last moment.
+    """
+
+    told: str
+    facts: Mapping[str, object] = {}
+    jobs: int = 1
+    fails: int = 1
+    meanwhile: str = ""
+    close: bool = False
+
+    @property
+    def workers(self) -> list[str]:
+        """One for each job."""
+        return [f"w{n + 1}" for n in range(self.jobs)]
+
+    @property
+    def queue(self) -> str:
+        """The queue that the jobs are claimed from."""
+        return str(self.facts.get("queue", "default"))
+
+
+class Backoff(Probe):
+    """`backoff`, failure by failure."""
+
+    def points(self, _offer: Offer, _level: int, /) -> list[bool]:
+        """All is asked at once."""
+        return [True]
+
+    def look(
+        self, lab: Lab, offer: Offer, _points: Sequence[bool], _level: int, _tell: Tell, /
+    ) -> Seen:
+        """Measure the waits of one job, and see what ends one early."""
+        waits = measure(lab, offer)
+        evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
+        if waits.broken:
+            return Seen(evidence, broken=waits.broken, found=waits, data=True)
+        return Seen(evidence, remark=_unasked(offer, waits))
+
+
+def measure(lab: Lab, offer: Offer) -> RetryWaits:
+    """Fail one job again and again, and others once, and measure how long they stay away.
 
     Args:
         lab: Where the queue is installed; it is reset.
         offer: What the queue brings.
     """
+    waits = RetryWaits()
+    _fail_again_and_again(lab, offer, waits)
+    for case in _cases(offer.queue) if waits.found else ():
+        if waits.broken:
+            break
+        sent: list[str] = []
+        with suppress(ServerError):  # judged elsewhere
+            waits.broken = _ends_early(lab, offer, case, waits.found[0].least, sent)
+        if waits.broken:
+            waits.operation, waits.sent = case.meanwhile or "fail", sent
+    return waits
+
+
+def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
     lab.reset()
     queue = offer.queue
     takes_bound = "max_attempts" in queue.takes("enqueue")
     bound = queue.max_attempts or (DEFAULT_BOUND if takes_bound else LATER[-1] + 1)
-    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
+    enqueue(lab)
     lab.promote(1)
-    waits = RetryWaits()
     job = _claim(lab)
     for attempt in range(1, min(bound, LATER[-1] + 1)):
         if job is None:
-            break
+            return
         if attempt == BEATEN:
             _beat(lab, queue, job)
         # A wait is counted from the failure, and not from the claim: every other job takes long.
@@ -108,41 +170,25 @@ def watch(lab: Lab, offer: Offer) -> RetryWaits:
             accepted = _end(lab, "fail", job, sent=sent, caught=caught)
         except ServerError as error:
             waits.broken = f"fail at attempt {attempt} answered ERROR {error}"
-            break
+            return
         if not accepted:
-            break
+            return
         least = _least(queue, waits.found)
         wait, (job, recovery) = _measure(lab, offer, attempt, failed_at, least)
         if job is None and _has_ended(lab, queue):
             if attempt > MOST_ATTEMPTS:  # so late it is what the wait has grown to
                 waits.broken = f"after attempt {attempt} the job had ended, with attempts left"
-            break
+            return
         waits.found.append(wait._replace(worked=worked))
         waits.broken = _complaint(wait, least)
         if waits.broken:
             if recovery:
                 waits.operation, waits.sent = "recover", recovery
-            return waits
-    if waits.found and not waits.broken:
-        _cut_short(lab, offer, waits)
-    if waits.found and not waits.broken and queue.backoff_seconds:
-        _elsewhere(lab, offer, waits)
-    if waits.found and not waits.broken:
-        with suppress(ServerError):  # judged elsewhere
-            waits.broken = _claimed_late(lab, offer, waits.found[0].least)
-    if waits.found and not waits.broken and queue.backoff_seconds:
-        with suppress(ServerError):  # judged elsewhere
-            waits.broken = _one_of_several(lab, offer)
-    return waits
+            return
 
 
-def unasked(offer: Offer, waits: RetryWaits) -> str:
-    """What a reader might think was asked, and was not; empty where all was.
-
-    Args:
-        offer: What the queue brings.
-        waits: Those that were measured.
-    """
+def _unasked(offer: Offer, waits: RetryWaits) -> str:
+    """What a reader might think was asked, and was not; empty where all was."""
     last = max((wait.attempt for wait in waits.found), default=0)
     if not last or last >= LATER[0]:
         return ""
@@ -150,187 +196,99 @@ def unasked(offer: Offer, waits: RetryWaits) -> str:
     return f"none after attempt {last}, where a wait may overflow{why}"
 
 
-def _elsewhere(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
-    """See whether a job of another queue, or of another priority, waits as well.
+def _cases(queue: Queue) -> Iterator[Case]:
+    """What a queue may do to a wait, of what it offers."""
+    takes = queue.takes("enqueue")
+    for what in ("complete", "recover"):
+        if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
+            yield Case(f"a {what} the failed job", meanwhile=what)
+    for what in ("heartbeat", "fail"):
+        if what in queue.offers:
+            yield Case(f"a late {what} the failed job", meanwhile=what)
+    declared = queue.backoff_seconds > 0
+    if declared and "priority" in takes:
+        yield Case("attempt 1 a job of priority 9", {"priority": 9})
+    if declared and "delay" in takes:
+        late = {"delay": timedelta(seconds=DELAY)}
+        yield Case("attempt 1 a job that was delayed, and claimed a day later,", late)
+    if declared and "queue" in takes & queue.takes("claim"):
+        yield Case("attempt 1 a job of queue other", {"queue": "other"})
+    yield Case("attempt 2, which began a day after it was due, the job", fails=2)
+    if declared:  # waits may differ
+        yield Case("attempt 1 one of {} jobs", jobs=SEVERAL, close=True)
+
+
+def _ends_early(lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]) -> str:
+    """See whether a failed job comes back before its wait is over.
 
     Args:
         lab: Where.
         offer: What the queue brings.
-        waits: Of a job that is like most.
+        case: What may end the wait.
+        wait: Seconds, as measured for a job that nothing was beside.
+        sent: Gets the statements of what ends it.
     """
     queue = offer.queue
-    takes = queue.takes("enqueue")
-    kinds: list[dict[str, object]] = [{"priority": 9}] if "priority" in takes else []
-    if "delay" in takes:
-        kinds.append({"delay": timedelta(seconds=DELAY)})
-    if "queue" in takes & queue.takes("claim"):
-        kinds.append({"queue": "other"})
-    for kind in kinds:
-        sent: list[str] = []
-        with suppress(ServerError):  # judged elsewhere
-            waits.broken = _of_a_kind(lab, offer, kind, sent)
-        if waits.broken:
-            waits.sent = sent
-            return
-
-
-def _of_a_kind(lab: Lab, offer: Offer, kind: Mapping[str, object], sent: list[str]) -> str:
+    least = queue.backoff_seconds if case.facts or case.close else wait * (1 - queue.jitter)
     lab.reset()
-    drive(lab.session("producer"), lab.start("enqueue", **{**lab.defaults(), **kind}))
-    lab.advance(DAY if "delay" in kind else 0.0)
-    lab.promote(1)
-    where = str(kind.get("queue", "default"))
-    job = _claim(lab, queue=where)
-    if job is None:
+    failed_at = _failed(lab, offer, case, wait, sent)
+    if not failed_at:
         return ""
-    lab.advance(lab.until_aligned())
-    failed_at = lab.now()
-    if not _end(lab, "fail", job, sent=sent):
-        return ""
-    lab.advance(offer.queue.backoff_seconds / 2)
-    early = _look(lab, offer, queue=where).job
-    waited = lab.now() - failed_at
-    if early is None or early.id != job.id or waited >= offer.queue.backoff_seconds:
-        return ""
-    ((name, value),) = kind.items()
-    told = "that was delayed, and claimed a day later," if name == "delay" else f"of {name} {value}"
-    return (
-        f"after attempt 1 a job {told} came back within {waited:.1f} s; "
-        f"its `backoff` asks for at least {offer.queue.backoff_seconds:.1f} s"
-    )
+    began = min(failed_at.values())
+    for moment in (least - CLOSE,) if case.close else (0.5 * least, 0.95 * least):
+        lab.advance(max(0.0, began + moment - lab.now()))
+        for worker in case.workers:
+            early = _look(lab, offer, worker, case.queue).job
+            waited = lab.now() - failed_at.get(early.id, 0.0) if early else least
+            if waited < least:
+                told = case.told.format(len(failed_at))
+                return _too_early(told, waited, least, 2 if case.close else 1)
+    return ""
 
 
-def _claimed_late(lab: Lab, offer: Offer, wait: float) -> str:
-    """See whether a job waits after its second failure that was claimed a day after it was due."""
-    lab.reset()
-    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
-    job: Claim | None = None
-    failed_at = 0.0
-    for attempt in (1, 2):
-        job = _look(lab, offer).job
-        if job is None or not _end(lab, "fail", job):
-            return ""
-        failed_at = lab.now()
-        lab.advance(DAY if attempt == 1 else wait / 2)
-    assert job is not None
-    early = _look(lab, offer).job
-    waited = lab.now() - failed_at
-    least = wait * (1 - offer.queue.jitter)
-    if early is None or early.id != job.id or waited >= least:
-        return ""
-    return (
-        f"after attempt 2, which began a day after it was due, the job came back within "
-        f"{waited:.1f} s; its `backoff` asks for at least {least:.1f} s"
-    )
-
-
-def _one_of_several(lab: Lab, offer: Offer) -> str:
-    """See whether one of several jobs that have failed once comes back early: waits may differ."""
-    lab.reset()
-    for _ in range(SEVERAL):
-        drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
-    lab.promote(SEVERAL)
+def _failed(
+    lab: Lab, offer: Offer, case: Case, wait: float, sent: list[str]
+) -> Mapping[str, float]:
+    """Have the jobs of a case fail, and what comes meanwhile come; when each has failed."""
+    beside = case.meanwhile in _BESIDE
+    enqueue(lab, case.jobs + beside, **case.facts)
+    lab.advance(DAY if "delay" in case.facts else 0.0)
+    lab.promote(case.jobs + beside)
     lab.advance(lab.until_aligned())
     failed_at: dict[str, float] = {}
-    workers = [f"w{n + 1}" for n in range(SEVERAL)]
-    for worker in workers:
-        job = _claim(lab, worker)
-        if job is not None:
-            failed_at[job.id] = lab.now()
-            _end(lab, "fail", job, worker)
-    least = offer.queue.backoff_seconds
-    lab.advance(max(0.0, min(failed_at.values(), default=0.0) + least - CLOSE - lab.now()))
-    for worker in workers:
-        job = _look(lab, offer, worker).job
-        waited = lab.now() - failed_at.get(job.id, 0.0) if job else least
-        if waited < least:
-            return (
-                f"after attempt 1 one of {len(failed_at)} jobs came back within {waited:.2f} s; "
-                f"its `backoff` asks for at least {least:.2f} s"
-            )
-    return ""
+    for worker in case.workers * case.fails:
+        if case.fails > 1 and failed_at:
+            lab.advance(DAY)
+        job = _look(lab, offer, worker, case.queue).job
+        if job is None or (case.meanwhile and lab.session(worker).in_transaction):
+            continue
+        other = _claim(lab, "w2") if beside else job
+        if other is None:
+            continue
+        if case.meanwhile == "recover":
+            # The other will have been claimed for longer than a lease before the wait is over.
+            lab.advance(max(0.0, (offer.queue.lease_seconds or 0.0) - wait / 4))
+        sent.clear()
+        failed_at[job.id] = lab.now()
+        if not _end(lab, "fail", job, worker, sent):
+            return {}
+        if not case.meanwhile:
+            continue
+        sent.clear()
+        if case.meanwhile == "recover":
+            lab.advance(wait / 2)
+            drive(lab.session("reaper"), noted(asked(lab, "recover"), sent))
+        else:
+            _end(lab, case.meanwhile, other, "w2" if beside else worker, sent)
+    return failed_at
 
 
-def _cut_short(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
-    """Find what ends the wait of a failed job early.
-
-    That is another job's completion, a recovery, or what its own worker sends once more (rule 6).
-
-    Args:
-        lab: Where.
-        offer: What the queue brings.
-        waits: Of a job that nothing was beside.
-    """
-    queue, wait = offer.queue, waits.found[0].least
-    ways = [("complete", _beside), ("recover", _beside)]
-    ways += [(kind, _repeated) for kind in ("heartbeat", "fail")]
-    for what, ending in ways:
-        if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
-            sent: list[str] = []
-            with suppress(ServerError):  # judged elsewhere
-                waits.broken = ending(lab, offer, what, wait, sent)
-            if waits.broken:
-                waits.operation, waits.sent = what, sent
-                return
-
-
-def _repeated(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -> str:
-    """See what a worker's late heartbeat or second fail does to the wait."""
-    queue = offer.queue
-    lab.reset()
-    drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
-    lab.promote(1)
-    job = _claim(lab)
-    if job is None or lab.session("w1").in_transaction:
-        return ""
-    failed_at = lab.now()
-    if not _end(lab, "fail", job):
-        return ""
-    _end(lab, what, job, sent=sent)
-    least = wait * (1 - queue.jitter)
-    for part in (0.5, 0.95):
-        lab.advance(max(0.0, failed_at + part * least - lab.now()))
-        early = _look(lab, offer).job
-        waited = lab.now() - failed_at
-        if early is not None:
-            same = early.id == job.id
-            return _told(f"late {what}", waited, least) if same and waited < least else ""
-    return ""
-
-
-def _told(after: str, waited: float, wait: float) -> str:
+def _too_early(told: str, waited: float, least: float, digits: int) -> str:
+    """What is said of a job that came back."""
     return (
-        f"after a {after} the failed job came back within {waited:.1f} s; "
-        f"its `backoff` asks for at least {wait:.1f} s"
+        f"after {told} came back within {waited:.{digits}f} s; "
+        f"its `backoff` asks for at least {least:.{digits}f} s"
     )
-
-
-def _beside(lab: Lab, offer: Offer, what: str, wait: float, sent: list[str]) -> str:
-    queue = offer.queue
-    lab.reset()
-    for _ in range(2):
-        drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
-    lab.promote(2)
-    job = _claim(lab)
-    if job is None or lab.session("w1").in_transaction:
-        return ""
-    other = _claim(lab, "w2")
-    if what == "recover" and queue.lease_seconds is not None:
-        # It will have been claimed for longer than a lease before its wait is over.
-        lab.advance(max(0.0, queue.lease_seconds - wait / 4))
-    failed_at = lab.now()
-    if other is None or not _end(lab, "fail", job):
-        return ""
-    if what == "complete":
-        _end(lab, "complete", other, "w2", sent)
-    else:
-        lab.advance(wait / 2)
-        drive(lab.session("reaper"), noted(lab.start("recover", **lab.defaults()), sent))
-    early = _claim(lab)
-    waited = lab.now() - failed_at
-    if early is None or early.id != job.id or waited >= wait * (1 - queue.jitter):
-        return ""
-    return _told(what, waited, wait)
 
 
 def _work(queue: Queue) -> float:
@@ -345,10 +303,7 @@ def _least(queue: Queue, found: Sequence[RetryWait]) -> float:
 def _complaint(wait: RetryWait, least: float) -> str:
     if wait.most < least:
         digits = 1 if least - wait.most > MARGIN else 3
-        return (
-            f"after attempt {wait.attempt} the job came back within {wait.most:.{digits}f} s; "
-            f"its `backoff` asks for at least {least:.{digits}f} s"
-        )
+        return _too_early(f"attempt {wait.attempt} the job", wait.most, least, digits)
     if wait.most == float("inf") and wait.attempt > 1:
         # A job that never comes back at all is lost: that is no-lost-job's business.
         return f"after attempt {wait.attempt} the job had not come back within ten years"
@@ -384,7 +339,7 @@ def _look(lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default") ->
     takes = offer.queue.takes
     if "heartbeat" in offer.queue.offers and "job" not in takes("heartbeat"):
         with suppress(ServerError):  # a worker that holds nothing beats all the same
-            drive(lab.session("w1"), lab.start("heartbeat", **lab.defaults(), worker=WORKER))
+            drive(lab.session("w1"), asked(lab, "heartbeat"))
     job = _claim(lab, worker, queue)
     if job is not None or "recover" not in offer.queue.offers:
         return _Look(job)
@@ -395,11 +350,9 @@ def _look(lab: Lab, offer: Offer, worker: str = "w1", queue: str = "default") ->
 
 def _claim(lab: Lab, worker: str = "w1", queue: str = "default") -> Claim | None:
     session = lab.session(worker)
-    arguments = {**lab.defaults(), "worker": identity(worker), "limit": 1, "queue": queue}
-    try:
-        claims: Sequence[Claim] = drive(session, lab.start("claim", **arguments))
-    except ServerError:
-        claims = ()  # judged where claims are
+    claims: Sequence[Claim] = ()
+    with suppress(ServerError):  # judged where claims are
+        claims = drive(session, asked(lab, "claim", worker, queue=queue))
     if not claims and session.in_transaction:
         session.run("ROLLBACK")
     return claims[0] if claims else None
@@ -422,7 +375,7 @@ def _beat(lab: Lab, queue: Queue, job: Claim) -> None:
 
 def _end(
     lab: Lab,
-    operation: str,
+    kind: str,
     job: Claim,
     worker: str = "w1",
     sent: list[str] | None = None,
@@ -430,10 +383,9 @@ def _end(
     caught: str = FAILURE,
 ) -> bool:
     session = lab.session(worker)
-    arguments = {**lab.defaults(), "worker": identity(worker), "job": job, "error": caught}
-    asked = lab.start(operation, **arguments)
+    operation = asked(lab, kind, worker, job=job, error=caught)
     try:
-        return bool(drive(session, asked if sent is None else noted(asked, sent)))
+        return bool(drive(session, operation if sent is None else noted(operation, sent)))
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")

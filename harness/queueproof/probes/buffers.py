@@ -1,4 +1,4 @@
-"""What a claim costs as the queue fills: shared buffers touched, whatever the machine's load.
+"""The cost of a claim as the queue fills: shared buffers touched, whatever the machine's load.
 
 The server counts, per session and relation, the pages that it fetched (manual, 27.2: statistics
 that a transaction sees of itself). Read inside the claim's transaction, before and after each of
@@ -14,21 +14,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.plans import explain
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, stepped, untold
 from queueproof.probes.serving import ServingIndex, join_of_all, serving_index
 from queueproof.queues.model import Claim, Operation, Result, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
-from queueproof.schedule.actors import identity
 from queueproof.schedule.moments import DAY, MOMENT
+
+__all__ = ["Tell", "untold"]  # whoever asks for a probe takes them from here
 
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more
@@ -39,23 +41,13 @@ EVERY = 8  # one job in so many ends by failing for good
 MOST_FAILURES = 30  # of one job; where it takes more to end it, every job is completed
 LATER = 40 * DAY  # seconds; longer than any failure makes a job wait
 TOP = 5  # the priority of jobs that stand ahead of the others
-# How many jobs, by level.
-# More, where a claim of the first ones costs more: a table of some dozen pages may be read whole
-# because that is cheap, and no longer once it is large.
-CHURNED = ((1_000, 5_000, 25_000), (2_000, 10_000, 50_000), (10_000, 50_000))
-FINISHED = ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
-WAITING = ((20_000,), (100_000,), (100_000, 1_000_000))
-AHEAD = (20_000, 20_000, 100_000)
-# Where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
+# Jobs by level, where rows cannot be copied. Even rows of 40 bytes fill more pages than SLACK then.
 ONE_BY_ONE = (6_000, 10_000, 20_000)
-UNDER_SNAPSHOT = (3_000, 5_000, 10_000)
-WORKER = identity("w1")
 
 # Statements that the counters are not read before: a query may not precede SET TRANSACTION.
 _UNCOUNTED = frozenset(
     {"BEGIN", "START", "SET", "RESET", "LOCK", "SAVEPOINT", "RELEASE", "COMMIT", "END", "ROLLBACK"}
 )
-_ONE_BY_ONE = frozenset({"churned", "snapshot"})  # kinds of contents that no rows are copied for
 _FETCHED = """
 SELECT COALESCE(sum(pg_catalog.pg_stat_get_xact_blocks_fetched(c.oid)), 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -67,25 +59,78 @@ SELECT pg_get_indexdef(indexrelid) FROM pg_catalog.pg_index WHERE indrelid >= 16
 """
 
 
-KINDS: Mapping[str, str] = {
-    "churned": "{:,} jobs finished one by one",
-    "finished": "{:,} finished jobs",
-    "waiting": "{:,} waiting jobs",
-    "ahead": "{:,} jobs due tomorrow",
-    "elsewhere": "{:,} waiting jobs of another queue",
-    "snapshot": "{:,} jobs finished under an old snapshot",
+class Kind(NamedTuple):
+    """The facts of contents of one kind, which there are beside a few ready jobs.
+
+    Attributes:
+        told: How many of them there are, in words.
+        remedy: What makes a claim cheap again that they make dear; `{}` is an index.
+        jobs: How many, by level. More, where a claim of the first ones costs more: a table of some
+            dozen pages may be read whole because that is cheap, and no longer once it is large.
+        facts: In what they differ from most jobs; None where they end.
+        copied: Whether their rows are copied; else the queue's own operations make them all.
+        counted: How evidence counts them, where that is not as they are told.
+    """
+
+    told: str
+    remedy: str
+    jobs: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+    facts: Mapping[str, object] | None = None
+    copied: bool = True
+    counted: str = ""
+
+
+_PARTIAL = "Give the claim an index that holds only jobs that can run: `{}`."
+_AHEAD = (20_000,), (20_000,), (100_000,)
+KINDS: Mapping[str, Kind] = {
+    "churned": Kind(
+        "{:,} jobs finished one by one",
+        _PARTIAL,
+        ((1_000, 5_000, 25_000), (2_000, 10_000, 50_000), (10_000, 50_000)),
+        copied=False,
+        counted="finished jobs",
+    ),
+    "finished": Kind(
+        "{:,} finished jobs", _PARTIAL, ((20_000,), (100_000, 1_000_000), (100_000, 1_000_000))
+    ),
+    "waiting": Kind(
+        "{:,} waiting jobs",
+        "Give the claim an index in the order of its ORDER BY, so that it reads its batch and "
+        "stops: `{}`.",
+        ((20_000,), (100_000,), (100_000, 1_000_000)),
+        {},
+    ),
+    "ahead": Kind(
+        "{:,} jobs due tomorrow",
+        "Keep what is not due out of the claim's way: in a table or a status of its own, from "
+        "which a step moves it when its time has come.",
+        _AHEAD,
+        {"delay": timedelta(seconds=DAY), "priority": TOP},
+    ),
+    "elsewhere": Kind(
+        "{:,} waiting jobs of another queue",
+        "Give the claim an index whose first column is the queue: `{}`.",
+        _AHEAD,
+        {"queue": "other", "priority": TOP},
+    ),
+    # Churned while a snapshot was held that was taken before.
+    "snapshot": Kind(
+        "{:,} jobs finished under an old snapshot",
+        "What is updated or deleted stays in the way until the snapshot ends. Keep snapshots short "
+        "(idle_in_transaction_session_timeout, statement_timeout), or begin the claim at a mark "
+        "below which no job can appear any more.",
+        ((3_000,), (5_000,), (10_000,)),
+        copied=False,
+    ),
 }
 MANY = range(4_000_001)
 
 
 class Content(NamedTuple):
-    """What a queue holds when a claim is measured, beside a few ready jobs.
+    """The jobs of a queue when a claim is measured, beside a few ready ones.
 
     Attributes:
-        kind: `churned`: finished one by one with the queue's operations; `finished`; `waiting`;
-            `ahead`: not due yet, and of a higher priority than those that are; `elsewhere`: waiting
-            in another queue, and of a higher priority; `snapshot`: churned while a snapshot was
-            held that was taken before.
+        kind: Of which of `KINDS`.
         jobs: How many.
     """
 
@@ -93,21 +138,9 @@ class Content(NamedTuple):
     jobs: Annotated[int, MANY]
 
     def __str__(self) -> str:
-        return KINDS[self.kind].format(self.jobs)
+        return KINDS[self.kind].told.format(self.jobs)
 
 
-_REMEDIES = {
-    "churned": "Give the claim an index that holds only jobs that can run: `{}`.",
-    "finished": "Give the claim an index that holds only jobs that can run: `{}`.",
-    "waiting": "Give the claim an index in the order of its ORDER BY, so that it reads its batch "
-    "and stops: `{}`.",
-    "ahead": "Keep what is not due out of the claim's way: in a table or a status of its own, from "
-    "which a step moves it when its time has come.",
-    "elsewhere": "Give the claim an index whose first column is the queue: `{}`.",
-    "snapshot": "What is updated or deleted stays in the way until the snapshot ends. Keep "
-    "snapshots short (idle_in_transaction_session_timeout, statement_timeout), or begin the claim "
-    "at a mark below which no job can appear any more.",
-}
 _UNSEEN = (
     "Give that statement an index that holds only what it looks for, in its order; that of a claim "
     "may be `CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
@@ -145,18 +178,12 @@ _SERVED = (
     "`WHERE id = ANY (ARRAY(SELECT …))`)."
 )
 
-_NAMES = {
-    "waiting": "waiting jobs",
-    "ahead": "jobs due tomorrow",
-    "elsewhere": "waiting jobs of another queue",
-    "snapshot": "jobs finished under an old snapshot",
-}
 EMPTY, SMALL = Content("finished", 0), Content("churned", FEW)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one warm claim touched.
+    """The buffers that one warm claim touched.
 
     Attributes:
         content: What the queue held.
@@ -174,7 +201,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Slope:
-    """What claims cost as the queue filled.
+    """The costs of claims as the queue filled.
 
     Attributes:
         costs: One for each content, the empty queue's first.
@@ -208,7 +235,7 @@ class Slope:
 
     @property
     def grown(self) -> bool:
-        """Whether the last cost is more than it may be."""
+        """True when the last cost is more than it may be."""
         if not self.costs or self.costs[-1].content.kind in self.level:
             return False
         small, large = self.small.buffers, self.costs[-1].buffers
@@ -216,7 +243,7 @@ class Slope:
 
     @property
     def broken(self) -> str:
-        """How the last cost is more than it may be; empty where it is not."""
+        """The sentence on a last cost that is more than it may be; empty where it is not."""
         if not self.grown:
             return ""
         small, large = self.small, self.costs[-1]
@@ -237,9 +264,9 @@ class Slope:
 
     @property
     def remedy(self) -> str:
-        """What would make a claim cheap again."""
+        """The advice that would make a claim cheap again."""
         kind = self.costs[-1].content.kind
-        remedy = _REMEDIES[kind]
+        remedy = KINDS[kind].remedy
         if "{}" not in remedy:
             return remedy
         plan = self.guilty[1] if self.guilty else ""
@@ -261,19 +288,13 @@ class Slope:
 
     @property
     def evidence(self) -> dict[str, int]:
-        """How many jobs the queue was filled with, and how many claims were measured."""
+        """The jobs that the queue was filled with, and the claims that were measured."""
         most: dict[str, int] = {}
         for content in (cost.content for cost in [*self.costs, *self.beside]):
-            name = _NAMES.get(content.kind, "finished jobs")
+            kind = KINDS[content.kind]
+            name = kind.counted or kind.told.removeprefix("{:,} ")
             most[name] = max(most.get(name, 0), content.jobs)
         return {**most, "claims measured": self.claims}
-
-
-def again(content: Content) -> Sequence[Content]:
-    """The contents at whose last one a claim costs what it cost before."""
-    if content.kind in _ONE_BY_ONE:
-        return [content]
-    return [content._replace(jobs=content.jobs // DEEPER), content]
 
 
 def _deeper(content: Content) -> Content:
@@ -284,50 +305,61 @@ class _UnmeasurableError(Exception):
     """A claim's cost cannot be measured; the message says why."""
 
 
-Tell: TypeAlias = Callable[[float], None]
-"""A listener, told how far something is, from 0 to 1."""
+class Growth(Probe):
+    """`steady-cost`: what a claim costs as the queue fills."""
+
+    shape = Content
+
+    def points(self, offer: Offer, level: int, /) -> list[list[Content]]:
+        """Ever more finished jobs, then waiting ones, and those ahead but for a quick look."""
+        takes = offer.queue.takes("enqueue")
+        able = {
+            "churned": True,
+            "finished": True,
+            "waiting": True,
+            "ahead": "delay" in takes,
+            "elsewhere": "queue" in takes & offer.queue.takes("claim"),
+        }
+        kinds = [kind for kind in able if able[kind] and (level or _is_judged(kind, offer))]
+        return [_series(kind, level) for kind in kinds]
+
+    def look(
+        self, lab: Lab, offer: Offer, points: Sequence[Sequence[Content]], level: int, tell: Tell, /
+    ) -> Seen:
+        """Fill and measure, until a claim costs too much."""
+        judged, beside = (
+            [one for one in points if _is_judged(one[0].kind, offer) == counts]
+            for counts in (True, False)
+        )
+        slope = measure(lab, offer, judged, level, beside, tell=tell)
+        seen = Seen(slope.evidence, unable=slope.unable, remark=slope.told)
+        if slope.unable or not slope.broken:
+            return seen
+        return replace(seen, broken=slope.broken, found=slope, data=list(slope.costs[-1].content))
+
+    def again(self, point: Content) -> Sequence[Sequence[Content]]:
+        """The contents at whose last one a claim costs what it cost before."""
+        if not KINDS[point.kind].copied:
+            return [[point]]
+        return [[point._replace(jobs=point.jobs // DEEPER), point]]
 
 
-def untold(_fraction: float) -> None:
-    """Nobody."""
+class GrowthUnderSnapshot(Growth):
+    """`old-snapshot`: what a claim costs while an old snapshot is held open."""
+
+    def points(self, _offer: Offer, level: int, /) -> list[list[Content]]:
+        """Jobs that are finished meanwhile."""
+        return [_series("snapshot", level)]
 
 
-def watch(lab: Lab, offer: Offer, level: int, tell: Tell) -> Slope:
-    """Measure a claim with ever more finished jobs, then waiting ones, until it costs too much.
-
-    Jobs that stand ahead of the others and are not due, and another queue's, count where the queue
-    promises to bear them; elsewhere what they cost is told, but for a quick look.
-
-    Args:
-        lab: Where the queue is installed; it is filled anew for each measurement.
-        offer: What the queue brings.
-        level: See `Probe.watch`: how many jobs.
-        tell: Told how far it is.
-    """
-    judged = [
-        [Content("churned", n) for n in CHURNED[level]],
-        [Content("finished", n) for n in FINISHED[level]],
-        [Content("waiting", n) for n in WAITING[level]],
-    ]
-    takes = offer.queue.takes("enqueue")
-    ahead = [[Content("ahead", AHEAD[level])]] if "delay" in takes else []
-    if "queue" in takes & offer.queue.takes("claim"):
-        ahead.append([Content("elsewhere", AHEAD[level])])
-    if any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises):
-        return measure(lab, offer, [*judged, *ahead], level, tell=tell)
-    return measure(lab, offer, judged, level, ahead if level else (), tell=tell)
+def _series(kind: str, level: int) -> list[Content]:
+    return [Content(kind, jobs) for jobs in KINDS[kind].jobs[level]]
 
 
-def watch_snapshot(lab: Lab, offer: Offer, level: int, tell: Tell) -> Slope:
-    """Measure a claim before and after jobs were finished while a snapshot was held open.
-
-    Args:
-        lab: Where the queue is installed; it is filled anew.
-        offer: What the queue brings.
-        level: See `Probe.watch`: how many jobs.
-        tell: Told how far it is.
-    """
-    return measure(lab, offer, [[Content("snapshot", UNDER_SNAPSHOT[level])]], tell=tell)
+def _is_judged(kind: str, offer: Offer) -> bool:
+    """Jobs that stand ahead count where the queue promises to bear them; else they are told."""
+    promised = any(CATALOGUE[name].probe == "growth" for name in offer.queue.promises)
+    return promised or kind not in {"ahead", "elsewhere"}
 
 
 def measure(
@@ -349,27 +381,21 @@ def measure(
         beside: More of them, at which a claim may cost more.
         tell: Told how far it is: of a worker process each job may take a few milliseconds.
     """
-    parts = 1 + len(series) + len(beside)
+    every = [[SMALL], *series, *beside]
     meter = _Meter(lab, offer, level, tell)
     slope = meter.slope
     with _left_as_it_was(lab):
         try:
-            meter.measure(EMPTY)
-            for number, contents in enumerate([[SMALL], *series]):
-                meter.begin(number / parts, 1 / parts)
+            meter.note(EMPTY)
+            for number, contents in enumerate(every):
+                meter.begin(number / len(every), 1 / len(every))
                 lab.reset(renew=True)
+                if number > len(series):
+                    slope.beside += map(meter.measure, meter.filled(contents))
+                    continue
                 meter.climb(contents)
                 if slope.grown:
                     return slope
-            judged = len(slope.costs)
-            for number, contents in enumerate(beside, 1 + len(series)):
-                meter.begin(number / parts, 1 / parts)
-                lab.reset(renew=True)
-                for content in meter.filled(contents):
-                    meter.measure(content)
-            slope.beside = slope.costs[judged:]
-            del slope.costs[judged:]
-            slope.guilty = None
         except _UnmeasurableError as error:
             slope.unable = str(error)
         except ServerError as error:
@@ -413,22 +439,13 @@ class _Meter:
 
     # --- filling --------------------------------------------------------------------------------
 
-    def enqueue(self, count: int, **arguments: object) -> list[str]:
+    def enqueue(self, count: int, **facts: Any) -> list[str]:  # noqa: ANN401 - of a job
         """Enqueue jobs; their ids."""
-        session = self.lab.session("producer")
-        ids: list[str] = []
-        for _ in range(count):
-            ids += drive(session, self.lab.start("enqueue", **{**self._arguments, **arguments}))
+        # Without a complete a job ends by failing once.
+        once = {} if self._queue.completes else {"max_attempts": 1}
+        ids = enqueue(self.lab, count, **{**once, **facts})
         self.lab.promote(count)
         return ids
-
-    def ahead(self, count: int) -> list[str]:
-        """Enqueue jobs that stand ahead of the others and are not due for a day; their ids."""
-        return self.enqueue(count, delay=timedelta(seconds=DAY), priority=TOP)
-
-    def elsewhere(self, count: int) -> list[str]:
-        """Enqueue jobs of another queue, of a higher priority than the others; their ids."""
-        return self.enqueue(count, queue="other", priority=TOP)
 
     def finish(self, count: int) -> list[str]:
         """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
@@ -476,16 +493,14 @@ class _Meter:
         """Whether there is an operation that ends a job."""
         return not self._queue.offers.isdisjoint({"complete", "complete_many", "fail"})
 
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        # Without a complete a job ends by failing once.
-        once = {} if self._queue.completes else {"max_attempts": 1}
-        return {**self.lab.defaults(), **once}
+    def _claim(self, limit: int) -> Operation[Any]:
+        return asked(self.lab, "claim", limit=self._queue.most("claim", limit, held=self._held))
 
-    def _claim(self, limit: int) -> Operation[Sequence[Claim]]:
-        limit = self._queue.most("claim", limit, held=self._held)
-        arguments = {**self.lab.defaults(), "worker": WORKER, "limit": limit}
-        return self.lab.start("claim", "w1", **arguments)
+    def _asked(self, done: Sequence[Claim] | None = None) -> Operation[Any]:
+        """A claim of one job; one that completes others, where there are some."""
+        if done is None:
+            return self._claim(1)
+        return asked(self.lab, "complete_and_claim", jobs=done)
 
     @property
     def _joins(self) -> bool:
@@ -493,17 +508,13 @@ class _Meter:
         alone = self._held or self._queue.jobs_per_worker is not None
         return "complete_and_claim" in self._queue.offers and not alone
 
-    def _complete_and_claim(self, done: Sequence[Claim]) -> Operation[Any]:
-        arguments = {**self.lab.defaults(), "worker": WORKER, "limit": 1, "jobs": done}
-        return self.lab.start("complete_and_claim", "w1", **arguments)
-
     def _end(self, session: Session, claims: Sequence[Claim]) -> None:
         offers = self._queue.offers
         if "complete_many" in offers and (len(claims) > 1 or "complete" not in offers):
-            drive(session, self.lab.start("complete_many", "w1", worker=WORKER, jobs=claims))
+            drive(session, asked(self.lab, "complete_many", jobs=claims))
         elif "complete" in offers:
             for job in claims:
-                drive(session, self.lab.start("complete", "w1", worker=WORKER, job=job))
+                drive(session, asked(self.lab, "complete", job=job))
         elif "fail" in offers:
             self._fail(session, claims)
 
@@ -525,30 +536,25 @@ class _Meter:
 
     def _fail(self, session: Session, claims: Sequence[Claim]) -> None:
         for job in claims:
-            drive(session, self.lab.start("fail", "w1", worker=WORKER, job=job, error=""))
+            drive(session, asked(self.lab, "fail", job=job, error=""))
 
     def filled(self, contents: Sequence[Content]) -> Iterator[Content]:
         """Fill the queue with one content after the other; yields each once it is there."""
-        kind = contents[0].kind
-        make = self._makes.get(kind, self.finish)
-        if make == self.finish and not self._ends:
-            if kind == "snapshot":
+        name = contents[0].kind
+        kind = KINDS[name]
+        if kind.facts is None and not self._ends:
+            if name == "snapshot":
                 raise _UnmeasurableError("neither complete nor fail is offered: no job is finished")
             return
-        if kind in _ONE_BY_ONE:
-            if kind == "snapshot":
-                holder = self.lab.session("snapshot")
-                holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
-            finished = 0
-            for content in contents:
-                for start in range(finished, content.jobs, FEW):
-                    self._so_far(start / content.jobs)
-                    self.finish(min(FEW, content.jobs - start))
-                    if kind == "churned":  # as autovacuum does: space in an index is used again
-                        self._vacuum()
-                finished = content.jobs
-                yield content
+        if not kind.copied:
+            yield from self._churned(contents)
             return
+
+        def make(count: int) -> list[str]:
+            if kind.facts is None:
+                return self.finish(count)
+            return self.enqueue(count, **kind.facts)
+
         try:
             yield from self._multiplied(contents, make)
         except NotMultipliedError as error:
@@ -556,12 +562,23 @@ class _Meter:
             self.lab.reset(renew=True)
             jobs = ONE_BY_ONE[self._level]
             make(jobs)
-            yield Content(kind, jobs)
+            yield Content(name, jobs)
 
-    @property
-    def _makes(self) -> Mapping[str, Callable[[int], list[str]]]:
-        """What makes jobs that do not end, by the kind of the content."""
-        return {"waiting": self.enqueue, "ahead": self.ahead, "elsewhere": self.elsewhere}
+    def _churned(self, contents: Sequence[Content]) -> Iterator[Content]:
+        """Finish jobs one by one."""
+        kept = contents[0].kind == "snapshot"
+        if kept:
+            holder = self.lab.session("snapshot")
+            holder.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+        finished = 0
+        for content in contents:
+            for start in range(finished, content.jobs, FEW):
+                self._so_far(start / content.jobs)
+                self.finish(min(FEW, content.jobs - start))
+                if not kept:  # as autovacuum does: space in an index is used again
+                    self._vacuum()
+            finished = content.jobs
+            yield content
 
     def _multiplied(
         self, contents: Sequence[Content], make: Callable[[int], list[str]]
@@ -569,7 +586,7 @@ class _Meter:
         if self._ends:
             self.finish(1)  # what only the first job leaves, such as the worker's name
         filling = Filling(self.lab, make, max(content.jobs for content in contents))
-        if contents[0].kind in self._makes and not filling.leaves_rows:
+        if KINDS[contents[0].kind].facts is not None and not filling.leaves_rows:
             raise NotMultipliedError("no table has a row for each job that waits")
         for content in contents if filling.leaves_rows else ():
             filling.grow(content.jobs)
@@ -584,9 +601,9 @@ class _Meter:
         others, as one that makes a page of due jobs ready.
         """
         slope, kind = self.slope, contents[0].kind
-        if kind in _ONE_BY_ONE:
+        if not KINDS[kind].copied:
             for content in self.filled(contents):
-                self.measure(content)
+                self.note(content)
                 if not slope.grown:
                     return
             return
@@ -595,15 +612,21 @@ class _Meter:
             if content == surer and not slope.grown:
                 return
             before = slope.costs[-1] if slope.grown else None
-            self.measure(content)
+            self.note(content)
             if before is not None:
                 if slope.costs[-1].buffers < before.buffers * STILL:
                     slope.level.add(kind)
                     slope.guilty = None
                 return
 
-    def measure(self, content: Content) -> None:
-        """Vacuum, measure some claims, and note the least."""
+    def note(self, content: Content) -> None:
+        """Measure at a content that is there, and keep the plan of what has grown."""
+        self.slope.costs.append(self.measure(content))
+        if self.slope.grown:
+            self._explain(max(self.slope.costs[-1].statements, key=lambda one: one[1])[0])
+
+    def measure(self, content: Content) -> Cost:
+        """Vacuum, and measure some claims: the least of them."""
         if self._failures and content.kind in {"churned", "finished"} and content.jobs:
             self.lab.advance(LATER)  # what has failed was due before what is ready, as it is in use
         self._vacuum()  # before, too: rows at a table's end would keep it from being truncated
@@ -617,13 +640,11 @@ class _Meter:
         costs = []
         for _ in range(REPEATS):
             statements, claims = self._counted(session)
-            if not claims:
-                self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
-                statements, claims = self._counted(session)
-            if not claims:  # one that takes more than its limit has left none
-                self.enqueue(1 + self._joins)
-                self.lab.advance(MOMENT)
-                statements, claims = self._counted(session)
+            for missing in (0, 1 + self._joins):
+                if not claims:  # one that takes more than its limit has left none
+                    self.enqueue(missing)
+                    self.lab.advance(MOMENT)  # not always: a moved clock shows in a plan
+                    statements, claims = self._counted(session)
             _refuse_empty(claims)
             if self._joins:
                 more, claims = self._counted(session, claims)
@@ -634,9 +655,7 @@ class _Meter:
         if not least.buffers:
             raise _UnmeasurableError("the server counts no buffers: track_counts is off")
         self.slope.claims += REPEATS
-        self.slope.costs.append(least)
-        if self.slope.grown:
-            self._explain(session, max(least.statements, key=lambda one: one[1])[0])
+        return least
 
     def _release(self, session: Session, claims: Sequence[Claim]) -> None:
         self._end(session, claims)
@@ -651,21 +670,20 @@ class _Meter:
         self, session: Session, done: Sequence[Claim] | None = None
     ) -> tuple[list[tuple[str, int]], Sequence[Claim]]:
         """A claim, or one that completes others, with what each of its statements touched."""
-        operation = self._claim(1) if done is None else self._complete_and_claim(done)
+        operation = self._asked(done)
         if self.lab.by_clients:
             return self._counted_by_server(session, operation)
         statements: list[tuple[str, int]] = []
-        try:
-            step = next(operation)
-            while True:
-                if first_keyword(step.sql) in _UNCOUNTED:
-                    result = execute(session, step)
-                else:
-                    result, buffers = _count(session, step)
-                    statements.append((step.sql, buffers))
-                step = operation.send(result)
-        except StopIteration as stop:
-            return statements, _claims(stop)
+
+        def act(step: Step) -> Result:
+            if first_keyword(step.sql) in _UNCOUNTED:
+                return execute(session, step)
+            result, buffers = _count(session, step)
+            statements.append((step.sql, buffers))
+            return result
+
+        claims = claimed(stepped(operation, act))
+        return statements, claims
 
     def _counted_by_server(
         self, session: Session, operation: Operation[Any]
@@ -682,35 +700,32 @@ class _Meter:
             raise _UnmeasurableError("counters of programs' sessions need PostgreSQL 15 or later")
         before = lab.touched()
         statements: list[str] = []
-        try:
-            step = next(operation)
-            while True:
-                if step.request is None:
-                    statements.append(step.sql)
-                step = operation.send(execute(session, step))
-        except StopIteration as stop:
-            longest = max(statements, key=len, default="")
-            return [(longest, lab.touched() - before)], _claims(stop)
 
-    def _explain(self, session: Session, guilty: str) -> None:
+        def act(step: Step) -> Result:
+            if step.request is None:
+                statements.append(step.sql)
+            return execute(session, step)
+
+        claims = claimed(stepped(operation, act))
+        longest = max(statements, key=len, default="")
+        return [(longest, lab.touched() - before)], claims
+
+    def _explain(self, guilty: str) -> None:
         """Claim once more, and keep the guilty statement's plan."""
+        session = self.lab.session("w1")
         self.enqueue(1 + self._joins)
-        claims = self._watched(session, self._claim(1), guilty)
+
+        def act(step: Step) -> Result:
+            if step.sql == guilty:
+                self.slope.guilty = (guilty, explain(session, step))
+                self._advise(guilty)
+            return execute(session, step)
+
+        claims = claimed(stepped(self._asked(), act))
         if self._joins:
-            self._watched(session, self._complete_and_claim(claims), guilty)
+            stepped(self._asked(claims), act)
         if session.in_transaction:
             session.run("ROLLBACK")
-
-    def _watched(self, session: Session, operation: Operation[Any], guilty: str) -> Sequence[Claim]:
-        try:
-            step = next(operation)
-            while True:
-                if step.sql == guilty:
-                    self.slope.guilty = (guilty, explain(session, step))
-                    self._advise(guilty)
-                step = operation.send(execute(session, step))
-        except StopIteration as stop:
-            return _claims(stop)
 
     def _advise(self, guilty: str) -> None:
         """Note which index would serve a statement, and whether it is there already."""
@@ -724,12 +739,6 @@ def _comparable(index: str) -> str:
     columns = index[index.index("(") :]
     bare = re.sub(r"::[\w. ]+|[()\s]", "", columns).lower()
     return re.sub(r"=anyarray\[([^]]*)\]", r"in\1", bare)
-
-
-def _claims(stop: StopIteration) -> Sequence[Claim]:
-    """What a claim answered, or one that completed others, whose ids go before."""
-    claims: Sequence[Claim] = stop.value[1] if isinstance(stop.value, tuple) else stop.value
-    return claims
 
 
 def _refuse_empty(claims: Sequence[Claim]) -> None:

@@ -71,7 +71,7 @@ class _Column:
 
     @property
     def distinguishes(self) -> bool:
-        """Whether the seeds differ in it, as they do in a key."""
+        """True when the seeds differ in it, as they do in a key."""
         return len(set(self.values)) * 2 >= min(self.rows, SEEDS)
 
 
@@ -84,7 +84,7 @@ class _Table:
 
     @property
     def rows(self) -> str:
-        """What to select its rows from, those of tables that inherit from it left out."""
+        """The source of its rows in SQL, those of tables that inherit from it left out."""
         return f"{self.name} AS t" if self.partitioned else f"ONLY {self.name} AS t"
 
     @property
@@ -177,12 +177,12 @@ class Filling:
 
     @property
     def jobs(self) -> int:
-        """How many jobs there are: those that were made, and their copies."""
+        """The number of jobs: those that were made, and their copies."""
         return SEEDS * (1 + self._copies)
 
     @property
     def leaves_rows(self) -> bool:
-        """Whether there is anything to copy: a queue may delete what is finished."""
+        """True when there is anything to copy: a queue may delete what is finished."""
         return bool(self._tables)
 
     def grow(self, jobs: int) -> None:

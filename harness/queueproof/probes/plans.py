@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from queueproof import waits
 from queueproof.errors import ServerError
-from queueproof.queues.model import Claim, Operation, Step
+from queueproof.guarantees.catalogue import CATALOGUE
+from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, stepped
+from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
 from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
-from queueproof.schedule.actors import identity
 from queueproof.schedule.conditions import PLANNERS
 
 LIMITS = (1, 3)
@@ -44,7 +45,7 @@ REWRITE = (
 
 
 class TableState(NamedTuple):
-    """How a table comes to hold what it holds, and what its statistics know of it.
+    """The way in which a table comes to hold what it holds, and what its statistics know of it.
 
     Attributes:
         others: Jobs that this claim cannot get (another queue's, or not due), enqueued first.
@@ -110,52 +111,64 @@ class Overclaim:
     silent: bool = False
 
 
-@dataclass(slots=True)
-class PlanFindings:
-    """What a walk over the grid showed.
+class PlanGrid(Probe):
+    """`claim-limit` under many plans."""
 
-    Attributes:
-        claims: Claims that took at least one job while more than their limit were free.
-        plans: Distinct plans among them.
-        overclaim: The first claim over its limit.
-    """
+    shape = Cell
 
-    claims: int = 0
-    plans: set[tuple[str, ...]] = field(default_factory=set)
-    overclaim: Overclaim | None = None
+    def points(self, offer: Offer, level: int, /) -> list[Cell]:
+        """The cells of the grid, those with one filling after the other."""
+        queue = offer.queue
+        limits = dict.fromkeys(queue.most("claim", limit, held=offer.held) for limit in LIMITS)
+        claiming = [one for one in CLAIMS if one in queue.offers]
+        fillings = (QUICK, DEFAULT, DEEP)[level]
+        grid = itertools.product(claiming, fillings, PLANNERS, limits)
+        return [
+            Cell(filling, setting, limit, operation) for operation, filling, setting, limit in grid
+        ]
 
-
-def walk(lab: Lab, offer: Offer, fillings: Sequence[TableState]) -> PlanFindings:
-    """Claim once in every cell of the grid, until one takes more than its limit.
-
-    Args:
-        lab: Where the queue is installed; it is filled anew for each filling.
-        offer: What the queue brings.
-        fillings: What the table holds: one side of the grid; planner settings and limits are
-            the others.
-    """
-    findings = PlanFindings()
-    asked = (offer.queue.most("claim", limit, held=offer.held) for limit in LIMITS)
-    limits = tuple(dict.fromkeys(asked))
-    claiming = [one for one in CLAIMS if one in offer.queue.offers]
-    for operation, filling in itertools.product(claiming, fillings):
-        _fill(lab, offer, filling)
-        for setting, limit in itertools.product(PLANNERS, limits):
-            cell = Cell(filling, setting, limit, operation)
-            over = _claim_in(lab, offer, cell, findings)
-            if over is not None:
-                findings.overclaim = over
-                return findings
-    return findings
+    def look(
+        self, lab: Lab, offer: Offer, points: Sequence[Cell], _level: int, _tell: Tell, /
+    ) -> Seen:
+        """Claim once in every cell, until a claim takes more than its limit."""
+        claims, plans = 0, set[tuple[str, ...]]()
+        filled = None
+        for number, cell in enumerate(points):
+            if filled != (cell.operation, cell.filling):
+                _fill(lab, offer, cell.filling)
+                filled = (cell.operation, cell.filling)
+            # A worker that holds nothing: another may be answered that as well, whatever the plan.
+            found = _claim_in(lab, offer, cell, f"w{number + 1}")
+            if found.taken:
+                claims += 1
+                plans.add(tuple(plan for _, plan in found.plans))
+            if found.taken > cell.limit:
+                return _broken(found, _evidence(claims, plans))
+        return Seen(_evidence(claims, plans), remark="; ".join(_unasked(offer, plans)))
 
 
-def unasked(offer: Offer, found: PlanFindings) -> Iterator[str]:
-    """What a reader might think was asked, and was not.
+def _evidence(claims: int, plans: Collection[object]) -> dict[str, int]:
+    return {"claims with more jobs free than allowed": claims, "distinct plans": len(plans)}
 
-    Args:
-        offer: What the queue brings.
-        found: What was.
-    """
+
+def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
+    cell = over.cell
+    # A job that is looked for behind others is not found where claims have taken it unseen.
+    explained = [one.id for one in CATALOGUE.values() if one.probe.startswith("behind")]
+    sentence = "jobs were passed over, as claims that take more than they return explain"
+    return Seen(
+        evidence,
+        broken=f"a {cell.operation} with limit {cell.limit} took {over.taken} "
+        f"({cell.filling}; {cell.setting})",
+        found=over,
+        # A claim's tokens are what they were before there was another way to claim.
+        data=[list(cell.filling), *cell[1 : 3 if cell.operation == "claim" else 4]],
+        explains=dict.fromkeys(explained, sentence) if over.silent else {},
+    )
+
+
+def _unasked(offer: Offer, plans: Iterable[Iterable[str]]) -> Iterator[str]:
+    """What a reader might think was asked, and was not."""
     if offer.held:
         yield "a claim of several was not asked: it ends inside its transaction"
     elif offer.queue.jobs_per_worker is not None:
@@ -164,63 +177,54 @@ def unasked(offer: Offer, found: PlanFindings) -> Iterator[str]:
         yield "a claim of several was not asked: it takes no limit"
     if not offer.held and "jobs" not in offer.queue.offers:
         yield "jobs taken and not answered were not counted: there is no `jobs`"
-    if any("Function Scan" in plan for plans in found.plans for plan in plans):
+    if any("Function Scan" in plan for each in plans for plan in each):
         yield "plans inside a function are not seen"
-
-
-def replay(lab: Lab, offer: Offer, cell: Cell) -> Overclaim | None:
-    """The claim of one cell again.
-
-    Args:
-        lab: Where the queue is installed; it is filled anew.
-        offer: What the queue brings.
-        cell: Filling, planner setting and limit.
-    """
-    _fill(lab, offer, cell.filling)
-    return _claim_in(lab, offer, cell, PlanFindings())
 
 
 def _fill(lab: Lab, offer: Offer, filling: TableState) -> None:
     lab.reset(renew=True)
     takes = offer.queue.takes("enqueue")
-    session = lab.session("producer")
     if {"queue", "delay"} & takes:
         elsewhere = {"queue": "other"} if "queue" in takes else {"delay": timedelta(days=1)}
-        _enqueue(lab, session, filling.others, **elsewhere)
-    _enqueue(lab, session, filling.before)
+        _enqueue(lab, filling.others, **elsewhere)
+    _enqueue(lab, filling.before)
     if filling.analyze:
         for table in lab.tables:
             lab.execute(f"ANALYZE {table}", waits.BULK)
-    _enqueue(lab, session, filling.after)
+    _enqueue(lab, filling.after)
 
 
-def _enqueue(lab: Lab, session: Session, count: int, **arguments: object) -> None:
-    for _ in range(count):
-        drive(session, lab.start("enqueue", **{**lab.defaults(), **arguments}))
+def _enqueue(lab: Lab, count: int, **facts: object) -> None:
+    enqueue(lab, count, **facts)
     lab.promote(count)
 
 
-def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Overclaim | None:
+def _claim_in(lab: Lab, offer: Offer, cell: Cell, worker: str) -> Overclaim:
+    """What a claim takes under the settings of a cell."""
     session = lab.session("w1")
+    plans: list[tuple[str, str]] = []
+    done: Sequence[Claim] = ()
+    if cell.operation == "complete_and_claim":
+        done = drive(session, asked(lab, "claim", worker))
+        if not done:
+            return Overclaim(cell, 0, plans)
+    before = _running(lab) - len(done)
     settings = PLANNERS[cell.setting]
     for name, value in settings.items():
         session.run(f"SET {name} = {value}")
-    plans: list[tuple[str, str]] = []
-    # A worker that holds nothing: another may be answered that as well, whatever the plan.
-    worker = identity(f"w{findings.claims + 1}")
-    arguments: dict[str, Any] = {**lab.defaults(), "worker": worker}
-    if cell.operation == "complete_and_claim":
-        arguments["jobs"] = drive(session, lab.start("claim", **{**arguments, "limit": 1}))
-        if not arguments["jobs"]:
-            return None
-    before = _running(lab) - len(arguments.get("jobs", ()))
-    operation = lab.start(cell.operation, **{**arguments, "limit": cell.limit})
+
+    def act(step: Step) -> Result:
+        """Take the plan of a statement just before it runs."""
+        if plan := explain(session, step):
+            plans.append((step.sql, plan))
+        return execute(session, step)
+
     claims: Sequence[Claim] = ()
     try:
-        claims = _explained(session, operation, plans)
+        operation = asked(lab, cell.operation, worker, limit=cell.limit, jobs=done)
+        claims = claimed(stepped(operation, act))
     except ServerError:
-        # Said to mean "nothing this time" or judged elsewhere; here it is no evidence.
-        claims = ()
+        pass  # said to mean "nothing this time" or judged elsewhere; here it is no evidence
     finally:
         if session.in_transaction:
             session.run("ROLLBACK")
@@ -228,27 +232,7 @@ def _claim_in(lab: Lab, offer: Offer, cell: Cell, findings: PlanFindings) -> Ove
             session.run(f"RESET {name}")
     returned = len({claim.id for claim in claims})
     taken = max(returned, 0 if offer.held else _running(lab) - before)
-    if taken:
-        findings.claims += 1
-        findings.plans.add(tuple(plan for _, plan in plans))
-    over = taken > cell.limit
-    return Overclaim(cell, taken, plans, silent=taken > returned) if over else None
-
-
-def _explained(
-    session: Session, operation: Operation[Any], plans: list[tuple[str, str]]
-) -> Sequence[Claim]:
-    """A claim, with the plan of each of its statements taken just before it runs."""
-    try:
-        step = next(operation)
-        while True:
-            plan = explain(session, step)
-            if plan:
-                plans.append((step.sql, plan))
-            step = operation.send(execute(session, step))
-    except StopIteration as stop:
-        claims: Sequence[Claim] = stop.value[1] if isinstance(stop.value, tuple) else stop.value
-        return claims
+    return Overclaim(cell, taken, plans, silent=taken > returned)
 
 
 def explain(session: Session, step: Step) -> str:
@@ -271,8 +255,3 @@ def _running(lab: Lab) -> int:
     rows = drive(lab.session("producer"), lab.start("jobs"))
     assert isinstance(rows, list)
     return sum(row.state == "running" for row in rows)
-
-
-def fillings(level: int) -> Iterator[TableState]:
-    """The grid's fillings by how thorough the check is: 0 quick, 1 default, 2 deep."""
-    yield from (QUICK, DEFAULT, DEEP)[level]

@@ -1,4 +1,4 @@
-"""Whether a queue works through PgBouncer in transaction mode: the same programs, with and without.
+"""Queues behind PgBouncer in transaction mode: the same programs, with and without.
 
 From here nobody sees who waits for whom, so workers act in turn. The step scheduler plays the
 pooler's part as well, on connections that it chooses and shows: see `Conditions.pooled`.
@@ -6,13 +6,13 @@ pooler's part as well, on connections that it chooses and shows: see `Conditions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter
+from collections.abc import Sequence
 
 from queueproof.errors import ServerUnavailableError
-from queueproof.history.calls import Call
 from queueproof.judge.checker import declare
-from queueproof.postgres.pooler import WAITED, Pooler, open_pooler
+from queueproof.postgres.pooler import MISSING, WAITED, Pooler, find_pgbouncer, open_pooler
+from queueproof.probes.probe import Probe, Seen, Tell
 from queueproof.queues.offer import Offer
 from queueproof.queues.worker import WorkerError
 from queueproof.run.lab import Lab
@@ -30,88 +30,63 @@ _NAMELESS = (
     " another: use PgBouncer 1.21 or later with max_prepared_statements, or turn it off in the"
     " driver (asyncpg: statement_cache_size=0, psycopg: prepare_threshold=None)"
 )
+_NOT_THROUGH = (
+    "transactions through PgBouncer itself (not installed: apt-get install pgbouncer, "
+    "or brew install pgbouncer)"
+)
+_SPREAD = "programs over several of its connections"
 PROGRAMS = (25, 200, 1_000)  # by level
 
 
-@dataclass(slots=True)
-class PooledRuns:
-    """What came of the programs that ran through a pooler.
+class ThroughPgbouncer(Probe):
+    """`pooler-safe` with PgBouncer itself, beside the runs in which its part is played."""
 
-    Attributes:
-        pooler: Its name and version.
-        transactions: How many went through it.
-        spread: How many programs ran on several of its connections.
-        failure: What broke, that does not break without it.
-    """
+    says_less = True
 
-    pooler: str
-    transactions: int = 0
-    spread: int = 0
-    failure: Failure | None = None
+    def read(self, data: object) -> Program:
+        """A program is read with more care."""
+        return Program.from_data(data)
 
+    def points(self, offer: Offer, level: int, /) -> Sequence[Program]:
+        """Programs in which workers act in turn; none where PgBouncer is not there to run them."""
+        return Suite(offer).alone(PROGRAMS[level]) if find_pgbouncer() else ()
 
-def watch(lab: Lab, offer: Offer, pgbouncer: Path, level: int) -> PooledRuns:
-    """Run every program in which workers act in turn, until one breaks something.
-
-    Args:
-        lab: Where the queue is installed.
-        offer: What it brings.
-        pgbouncer: The program.
-        level: 0 for the short programs only.
-
-    Raises:
-        ServerUnavailableError: PgBouncer does not start or does not connect.
-    """
-    programs = Suite(offer).alone(PROGRAMS[level])
-    with open_pooler(lab.conninfo, pgbouncer) as pooler:
-        runs = PooledRuns(pooler.name)
-        for program in programs:
-            failure = _break(lab, offer, pooler, program, runs)
-            if failure is not None:
-                runs.failure = _smallest(lab, offer, pooler, failure)
-                break
-        return runs
-
-
-def again(lab: Lab, offer: Offer, pgbouncer: Path, program: Program) -> Failure | None:
-    """What one program breaks through PgBouncer, and not without it.
-
-    Args:
-        lab: Where the queue is installed.
-        offer: What the queue brings.
-        pgbouncer: Its program.
-        program: What the workers do.
-
-    Raises:
-        ServerUnavailableError: PgBouncer does not start or does not connect.
-    """
-    with open_pooler(lab.conninfo, pgbouncer) as pooler:
-        return _break(lab, offer, pooler, program, PooledRuns(pooler.name))
+    def look(
+        self, lab: Lab, offer: Offer, points: Sequence[Program], _level: int, _tell: Tell, /
+    ) -> Seen:
+        """Run every program, until one breaks something."""
+        pgbouncer = find_pgbouncer()
+        if pgbouncer is None:
+            # Whose connections are a worker's own can only be asked behind PgBouncer itself.
+            return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=lab.chooses_connections)
+        with open_pooler(lab.conninfo, pgbouncer) as pooler:
+            evidence = Counter({f"transactions through {pooler.name}": 0, _SPREAD: 0})
+            for program in points:
+                failure = _break(lab, offer, pooler, program, evidence)
+                if failure is not None:
+                    if len(points) > 1:  # what is replayed was made as short as it goes
+                        failure = _smallest(lab, offer, pooler, failure)
+                    broken = f"{failure.violation.because} ({pooler.name})"
+                    return Seen(evidence, broken, failure, data=failure.program.to_data())
+        unable = "" if all(evidence.values()) else f"{pooler.name} kept to one connection"
+        return Seen(evidence, unable=unable)
 
 
 def _break(
-    lab: Lab, offer: Offer, pooler: Pooler, program: Program, runs: PooledRuns
+    lab: Lab, offer: Offer, pooler: Pooler, program: Program, evidence: Counter[str]
 ) -> Failure | None:
     """What a program breaks each time through a pooler, and not without it."""
     conditions = Conditions(pooler=pooler.name)
     declared = declare(offer)
     runner = Runner(lab, held=offer.held, conditions=conditions)
-    with lab.through(pooler):
-        run = _run_through(lab, runner, program, pooler)
-        runs.spread += pooler.busy_backends() > 1
-        runs.transactions += pooler.transactions()
-    pooler.renew()  # what is locked by its connections would be in the way of others
-    run.short = _short(lab, runner, program, run)
+    run = _run_through(lab, runner, program, pooler, evidence)
     violations = breaches(run, declared)
     if not violations:
         return None
     plain = Runner(lab, held=offer.held).run(program)
     if _waited(run, offer) and any(call.waits for call in plain.history.calls):
         return None  # given up because it waited, as it does without the pooler
-    with lab.through(pooler):
-        again = runner.run(program)
-    pooler.renew()
-    again.short = _short(lab, runner, program, again)
+    again = _run_through(lab, runner, program, pooler, Counter())
     repeated = {violation.guarantee for violation in breaches(again, declared)}
     anyway = {violation.guarantee for violation in breaches(plain, declared)}
     return next(
@@ -124,28 +99,31 @@ def _break(
     )
 
 
-def _run_through(lab: Lab, runner: Runner, program: Program, pooler: Pooler) -> Run:
-    """A run whose statements the pooler understands.
+def _run_through(
+    lab: Lab, runner: Runner, program: Program, pooler: Pooler, evidence: Counter[str]
+) -> Run:
+    """A run whose statements the pooler understands, and what it is worth.
 
     Raises:
         ServerUnavailableError: It does not carry the names under which a driver prepares them.
     """
+    unnamed = ServerUnavailableError(_NAMELESS.format(pooler.name))
     try:
-        run = runner.run(program)
+        with lab.through(pooler):
+            run = runner.run(program)
+            evidence[f"transactions through {pooler.name}"] += pooler.transactions()
+            evidence[_SPREAD] += pooler.busy_backends() > 1
     except WorkerError as error:
         if any(f" {state}: " in str(error) for state in _NAMES):
-            raise ServerUnavailableError(_NAMELESS.format(pooler.name)) from error
+            raise unnamed from error
         raise
-    if not lab.chooses_connections and any(
-        error.sqlstate in _NAMES for error, _ in run.errors.values()
-    ):
-        raise ServerUnavailableError(_NAMELESS.format(pooler.name))
+    pooler.renew()  # what is locked by its connections would be in the way of others
+    if not lab.chooses_connections:
+        if any(error.sqlstate in _NAMES for error, _ in run.errors.values()):
+            raise unnamed
+        if not program.races:  # of statements `Conditions.pooled` shows it
+            run.short = runner.short(program, run)
     return run
-
-
-def _short(lab: Lab, runner: Runner, program: Program, run: Run) -> Call | None:
-    """A claim that got less than without the pooler; of statements `Conditions.pooled` shows it."""
-    return None if lab.chooses_connections or program.races else runner.short(program, run)
 
 
 def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failure:
@@ -153,7 +131,7 @@ def _smallest(lab: Lab, offer: Offer, pooler: Pooler, failure: Failure) -> Failu
     runner = Runner(lab, held=offer.held, conditions=failure.conditions)
     with lab.through(pooler):
         shorter = shrink(failure, one_by_one(runner, declare(offer), failure))
-    found = _break(lab, offer, pooler, shorter.program, PooledRuns(pooler.name))
+    found = _break(lab, offer, pooler, shorter.program, Counter())
     return found or failure
 
 

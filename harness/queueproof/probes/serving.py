@@ -1,4 +1,4 @@
-"""What would serve a claim: read off its own SQL and its plan, in its own names."""
+"""The index that would serve a claim: read off its own SQL and its plan, in its own names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServingIndex(NamedTuple):
 
 
 def serving_index(sql: str) -> ServingIndex | None:
-    """What `CREATE INDEX` would say for the query of a claim that has an order and a limit.
+    """The index for the query of a claim that has an order and a limit.
 
     Columns that must equal a parameter come first, then those of the ORDER BY; conditions on a
     column that mean the same in every claim say which rows the index holds.

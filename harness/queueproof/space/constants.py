@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 1.0, 3 * 366 * 86400.0  # seconds of a span that somebody wa
 
 
 class Constants(NamedTuple):
-    """What stands in some SQL, each once, in order.
+    """The values that stand in some SQL, each once, in order.
 
     Attributes:
         numbers: Whole numbers.

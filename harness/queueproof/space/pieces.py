@@ -1,4 +1,4 @@
-"""What the programs of a guarantee are built of."""
+"""Parts that the programs for a queue are built of."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
 
 
 class Pieces:
-    """What a queue offers, and the pieces of programs that follow from it.
+    """The pieces of programs that follow from what a queue offers.
 
     Attributes:
         offer: The queue, and whether its claims are held in their transaction.
@@ -121,7 +121,7 @@ class Pieces:
         return [span for span in (self.lease, self.offer.queue.backoff_seconds) if span]
 
     def routes(self) -> bool:
-        """Whether jobs are put into a named queue and claimed from one."""
+        """True when jobs are put into a named queue and claimed from one."""
         queue = self.offer.queue
         return "queue" in queue.takes("enqueue") and "queue" in queue.takes("claim")
 

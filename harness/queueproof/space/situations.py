@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import zip_longest
 from operator import attrgetter, itemgetter
@@ -133,19 +133,13 @@ class Situation(NamedTuple):
         left = (self.job.fresh_until - self.now) / seconds
         return next(age for age, least in _AGES.items() if left > least)
 
-    def after(self, actor: str, do: Do, **changes: Any) -> Situation:  # noqa: ANN401 - of its fields
-        """The situation after something that somebody does.
 
-        Args:
-            actor: Who.
-            do: What.
-            **changes: What is different then.
-        """
-        return self._replace(now=self.now + APART, way=(*self.way, (actor, (do,))), **changes)
+_May: TypeAlias = tuple[str, Do, Mapping[str, Any]]
+"""Who may do what, and what is different of a situation then; nothing where it comes to nothing."""
 
 
 class Deed(NamedTuple):
-    """What somebody may do in a situation, and the situation that should come of it."""
+    """An act that somebody may do in a situation, and the situation that should come of it."""
 
     actor: str
     do: Do
@@ -181,9 +175,7 @@ class Space:
     def situations(self) -> list[Situation]:
         """All of them, each by the shortest way."""
         absent = self._named(Situation())
-        call = self._call(absent, "enqueue", "producer")
-        job = _only(step(self.rules, Job(), Act(call, "enqueue")))
-        born = self._named(absent._replace(job=job))
+        born = self._named(absent._replace(job=self._born(absent)["job"]))
         found = {one.key: one for one in (absent, born)}
         frontier = deque(found.values())
         while frontier:
@@ -226,38 +218,38 @@ class Space:
     def _deeds(self, at: Situation) -> dict[Script, Deed]:
         """All that may happen in a situation, by who does what."""
         if at.key not in self._known:
-            every = (*self._done(at), *self._passing(at))
-            known = [deed._replace(after=self._named(deed.after)) for deed in every]
-            self._known[at.key] = {deed.script: deed for deed in known}
+            self._known[at.key] = found = {}
+            for actor, do, changes in (*self._done(at), *self._passing(at)):
+                moved = at._replace(now=at.now + APART, way=(*at.way, (actor, (do,))))
+                deed = Deed(actor, do, self._named(moved._replace(**changes)))
+                found[deed.script] = deed
         return self._known[at.key]
 
-    def _done(self, at: Situation) -> Iterator[Deed]:
+    def _done(self, at: Situation) -> Iterator[_May]:
         """What somebody may do to the job, or try to."""
         offers = self.pieces.offers
-        yield Deed(*_only_do(NEW), self._born(at))
+        yield *_only_do(NEW), self._born(at)
         if at.job.phase == Phase.ABSENT:
             return
         for who in self._workers(at):
             if not ((self.rules.held or self.rules.one_each) and at.holder == who):
-                yield self._claims(at, who)
+                yield who, claim(self.batch), self._claims(at, who)
             mine = len(self._of(at, who))
             for nth in sorted({0, mine - 1}) if mine else ():
                 for do in self._ends_by(nth):
-                    yield self._ends(at, who, do)
+                    yield who, do, self._ends(at, who, do)
             if not mine and "start" in offers:
-                yield Deed(who, START, at.after(who, START))
+                yield who, START, {}
         if at.holder and not at.job.crashed:
-            yield self._dies(at)
+            yield at.holder, crash(), self._dies(at)
         if "recover" in offers:
-            yield self._recovers(at)
+            yield "reaper", RECOVER, self._recovers(at)
         if "promote" in offers:
-            yield Deed(PROMOTER, PROMOTE, at.after(PROMOTER, PROMOTE, lined=True))
+            yield PROMOTER, PROMOTE, {"lined": True}
         if "cleanup" in offers:
-            who, do = _only_do(CLEAN)
-            over = at.job.phase in FINISHED
-            yield Deed(who, do, at.after(who, do, cleaned=at.cleaned or over))
+            yield *_only_do(CLEAN), {"cleaned": at.cleaned or at.job.phase in FINISHED}
 
-    def _passing(self, at: Situation) -> Iterator[Deed]:
+    def _passing(self, at: Situation) -> Iterator[_May]:
         """How time may pass, to a moment before and after whatever ends by itself."""
         lease = self.rules.lease
         spans: list[float] = []
@@ -268,8 +260,7 @@ class Space:
         if at.waits:
             spans.append(DAY)
         for seconds in spans:
-            later = at.after("clock", advance(seconds), lined=True)
-            yield Deed("clock", advance(seconds), later._replace(now=at.now + seconds))
+            yield "clock", advance(seconds), {"lined": True, "now": at.now + seconds}
 
     def _workers(self, at: Situation) -> list[str]:
         """Two who may act: those who have had the job come first."""
@@ -298,30 +289,28 @@ class Space:
         bound = self._bound if kind == "enqueue" else None
         return Call(index, kind, who, 2 * index, began, 2 * index + 1, began, bound=bound)
 
-    def _born(self, at: Situation) -> Situation:
-        actor, do = _only_do(NEW)
+    def _born(self, at: Situation) -> Mapping[str, Any]:
         if at.job.phase != Phase.ABSENT:
-            return at.after(actor, do)
-        call = self._call(at, "enqueue", actor)
+            return {}
+        call = self._call(at, "enqueue", NEW[0])
         job = _only(step(self.rules, at.job, Act(call, "enqueue")))
-        return at.after(actor, do, job=job, lined="promote" not in self.pieces.offers)
+        return {"job": job, "lined": "promote" not in self.pieces.offers}
 
-    def _claims(self, at: Situation, who: str) -> Deed:
-        do, call = claim(self.batch), self._call(at, "claim", who)
+    def _claims(self, at: Situation, who: str) -> Mapping[str, Any]:
+        call = self._call(at, "claim", who)
         outcome = step(self.rules, at.job, Act(call, "claim"))
         free = at.job.phase == Phase.QUEUED and at.lined and not at.waits
         over = self._is_lost(at) and not self.rules.recovers
         if self._is_last(at) or not (free or over) or isinstance(outcome, Breach):
-            return Deed(who, do, at.after(who, do))
+            return {}
         ends = (*at.ends, "claim") if over else at.ends
-        claims = (*at.claims, call)
-        return Deed(who, do, at.after(who, do, job=outcome[0], claims=claims, ends=ends))
+        return {"job": outcome[0], "claims": (*at.claims, call), "ends": ends}
 
     def _is_lost(self, at: Situation) -> bool:
         """Whether the job's holder has certainly lost it."""
         return at.lease(self.rules.lease) == "lapsed" or (at.job.crashed and self.rules.tied)
 
-    def _ends(self, at: Situation, who: str, do: Do) -> Deed:
+    def _ends(self, at: Situation, who: str, do: Do) -> Mapping[str, Any]:
         """A worker acts on the job, by one of its claims."""
         kind: OperationKind = "complete"
         if do.kind == "fail" or do.kind == "heartbeat":  # noqa: PLR1714 - mypy knows them apart
@@ -329,29 +318,26 @@ class Space:
         act = Act(self._call(at, kind, who), kind, holder=_claim_of(self._of(at, who), do))
         outcome = step(self.rules, at.job, act)
         if isinstance(outcome, Breach):
-            return Deed(who, do, at.after(who, do))
+            return {}
         again = self.pieces.offer.retries and not self._is_last(at)
         job = outcome[0 if again else -1]
         if kind == "heartbeat":
-            return Deed(who, do, at.after(who, do, job=job, beaten=True))
+            return {"job": job, "beaten": True}
         if job.phase == at.job.phase:
-            return Deed(who, do, at.after(who, do))
+            return {}
         ends = at.ends if at.job.phase == Phase.QUEUED else (*at.ends, kind)
-        lined = at.lined and job.phase != Phase.QUEUED
-        return Deed(who, do, at.after(who, do, job=job, ends=ends, lined=lined))
+        return {"job": job, "ends": ends, "lined": at.lined and job.phase != Phase.QUEUED}
 
-    def _dies(self, at: Situation) -> Deed:
-        who = at.holder
-        job = _only(step(self.rules, at.job, Act(self._call(at, "crash", who), "crash")))
-        return Deed(who, crash(), at.after(who, crash(), job=job, gone=at.gone | {who}))
+    def _dies(self, at: Situation) -> Mapping[str, Any]:
+        act = Act(self._call(at, "crash", at.holder), "crash")
+        return {"job": _only(step(self.rules, at.job, act)), "gone": at.gone | {at.holder}}
 
-    def _recovers(self, at: Situation) -> Deed:
+    def _recovers(self, at: Situation) -> Mapping[str, Any]:
         outcome = step(self.rules, at.job, Act(self._call(at, "recover", "reaper"), "recover"))
         if isinstance(outcome, Breach) or not self._is_lost(at):
-            return Deed("reaper", RECOVER, at.after("reaper", RECOVER))
-        ends, lined = (*at.ends, "recover"), "promote" not in self.pieces.offers
-        back = at.after("reaper", RECOVER, job=outcome[-1], ends=ends, lined=lined)
-        return Deed("reaper", RECOVER, back)
+            return {}
+        lined = "promote" not in self.pieces.offers
+        return {"job": outcome[-1], "ends": (*at.ends, "recover"), "lined": lined}
 
     # --- programs -------------------------------------------------------------------------------
 
@@ -630,7 +616,7 @@ def _with_another(program: Program) -> Program:
 
 
 def skins(pieces: Pieces) -> list[Skin]:
-    """What may be different about a job all along."""
+    """The ways in which a job may be different all along."""
     takes = pieces.offer.queue.takes("enqueue")
     known: list[tuple[bool, Skin]] = [
         (pieces.routes(), _elsewhere),

@@ -10,7 +10,7 @@ from itertools import islice
 
 from queueproof.judge.checker import declare
 from queueproof.queues.offer import Offer
-from queueproof.schedule.programs import FAULTS, DoKind, FaultKind, Program
+from queueproof.schedule.programs import FAULTS, DoKind, Program
 from queueproof.space.pieces import Pieces
 from queueproof.space.situations import Known, Space, ordered, spaces, worn
 
@@ -50,43 +50,33 @@ class Suite(Pieces):
         self._ordered: dict[str, list[Known]] = {}
 
     def alone(self, count: int) -> list[Program]:
-        """Acts in situations of a job's life, one of each kind first.
-
-        Args:
-            count: How many.
-        """
-        return self._first(ALONE, count)
+        """Acts in situations of a job's life, so many."""
+        return self.first(ALONE, count)
 
     def meetings(self, count: int) -> list[Program]:
-        """The same while the job's life goes on.
+        """The same while the job's life goes on."""
+        return self.first(MEETINGS, count)
+
+    def first(self, what: str, count: int) -> list[Program]:
+        """The first programs of a kind, one of each sort before a second one of any.
 
         Args:
+            what: `ALONE`, `MEETINGS`, or a fault: acts that come to something, with that at any
+                of their steps.
             count: How many.
         """
-        return self._first(MEETINGS, count)
-
-    def struck(self, fault: FaultKind, count: int) -> list[Program]:
-        """Acts that come to something, with a fault at any of their steps.
-
-        Args:
-            fault: What happens to whoever acts, or to the server.
-            count: How many.
-        """
-        return self._first(fault, count)
+        programs = worn(self._every(what), self, self._seed)
+        if self.through is not None:
+            programs = (one for one in programs if one.does(self.through))
+        return list(dict.fromkeys(islice(programs, count)))
 
     def known(self, what: str) -> int:
-        """How many there are.
+        """The number of those that there are.
 
         Args:
             what: `ALONE` or `MEETINGS`.
         """
         return len(self._every(what))
-
-    def _first(self, what: str, count: int) -> list[Program]:
-        programs = worn(self._every(what), self, self._seed)
-        if self.through is not None:
-            programs = (one for one in programs if one.does(self.through))
-        return list(dict.fromkeys(islice(programs, count)))
 
     def _every(self, what: str) -> list[Known]:
         if what not in self._ordered:
