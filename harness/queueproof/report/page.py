@@ -6,10 +6,8 @@ import itertools
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from pygments.lexers.sql import PostgresLexer
 from pygments.token import Token
@@ -17,12 +15,12 @@ from pygments.token import Token
 from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report import text
-from queueproof.report.card import SCHEMA, Card, Judgement, Verdict
+from queueproof.report import terminal, text
+from queueproof.report.card import SCHEMA, Card, Verdict
 from queueproof.report.data import read
 from queueproof.report.draw import STYLE, draw
+from queueproof.report.forms import filled_in
 from queueproof.report.story import Asked, Sent, Story
-from queueproof.report.terminal import mutants_summary, summary, tried
 
 _PAINTED = (
     (Token.Comment, "c"),
@@ -58,22 +56,8 @@ def to_page(
         benches: Benchmarks.
         matrices: Verdicts without their stories, each with the name of its file.
     """
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "pieces": _pieces,
-        "painted": painted,
-        "quoted": shlex.quote,
-        "worst_first": _worst_first,
-        "source": _source,
-        "capitalized": lambda words: words[:1].upper() + words[1:],
-        "summary": summary,
-        "tried": tried,
-        "mutants_summary": mutants_summary,
-    }
-    template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return filled_in(
+        "page.html",
         cards=cards,
         benches=benches,
         matrices=matrices,
@@ -85,7 +69,11 @@ def to_page(
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
         steps=steps,
         statements=statements,
+        terminal=terminal,
         text=text,
+        pieces=_pieces,
+        painted=painted,
+        quoted=shlex.quote,
     )
 
 
@@ -118,18 +106,6 @@ def painted(sql: str) -> Markup:
 def _painted(kind: object) -> str:
     """The class of a kind of token; empty for what is plain."""
     return next((name for wide, name in _PAINTED if kind in wide), "")
-
-
-def _worst_first(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Those that have a story, the broken ones first."""
-    told = [judgement for judgement in judgements if judgement.stories]
-    return sorted(told, key=lambda judgement: judgement.verdict != "broken")
-
-
-def _source(source: str) -> tuple[str, str]:
-    """An address, and what stands behind it."""
-    address, _, rest = source.partition(" ")
-    return (address, rest) if address.startswith("https://") else ("", source)
 
 
 def steps(story: Story) -> list[tuple[str, list[str]]]:
