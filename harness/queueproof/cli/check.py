@@ -7,31 +7,9 @@ from typing import Annotated
 
 import typer
 
+from queueproof.cli import options as opt
 from queueproof.cli.judging import CheckOptions, judged
-from queueproof.cli.options import (
-    QUEUES,
-    AnnotateFor,
-    Badge,
-    Cluster,
-    FailFast,
-    Html,
-    Jobs,
-    Json,
-    Junit,
-    Only,
-    Postgres,
-    ProfileName,
-    ProfileOrProjects,
-    Require,
-    Seed,
-    Skip,
-    Traceback,
-    Trust,
-    Where,
-    With,
-)
 from queueproof.cli.project import project
-from queueproof.cli.reports import Reports
 from queueproof.cli.several import each
 from queueproof.errors import QueueproofError
 
@@ -41,29 +19,29 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="QUEUE",
-            help=f"{QUEUES} With several, each gets its own report files, and the exit code is the"
-            " worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
+            help=f"{opt.QUEUES} With several, each gets its own report files, and the exit code is"
+            " the worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
             show_default=False,
         ),
     ] = None,
     *,
-    only: Only = None,
-    skip: Skip = None,
-    require: Require = None,
-    new: With = None,
-    profile: ProfileOrProjects = None,
-    seed: Seed = 0,
-    fail_fast: FailFast = False,
-    jobs: Jobs = None,
-    cluster: Cluster = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    json: Json = None,
-    html: Html = None,
-    junit: Junit = None,
-    badge: Badge = None,
-    annotate: AnnotateFor = None,
-    debug: Traceback = False,
+    only: opt.Only = None,
+    skip: opt.Skip = None,
+    require: opt.Require = None,
+    new: opt.With = None,
+    profile: opt.ProfileOrProjects = None,
+    seed: opt.Seed = 0,
+    fail_fast: opt.FailFast = False,
+    jobs: opt.Jobs = None,
+    cluster: opt.Cluster = None,
+    postgres: opt.Postgres = None,
+    trust: opt.Trust = False,
+    json: opt.Json = None,
+    html: opt.Html = None,
+    junit: opt.Junit = None,
+    badge: opt.Badge = None,
+    annotate: opt.AnnotateFor = None,
+    debug: opt.Traceback = False,
 ) -> int:
     """Judge a queue by its guarantees.
 
@@ -73,7 +51,7 @@ def check(
     options = {name: value for name, value in locals().items() if name != "queues"}
     of_project = project()
     queues = queues or of_project.queue_names()
-    profile = profile or of_project.profile or ProfileName.default
+    profile = profile or of_project.profile or opt.ProfileName.default
     if postgres is None and "QUEUEPROOF_POSTGRES" not in os.environ:
         postgres = of_project.postgres
     if only is None:  # whoever names guarantees has chosen
@@ -84,19 +62,4 @@ def check(
         return each(queues, check, options)
     if cluster is not None and jobs is not None:
         raise QueueproofError("--cluster has others do a check: --jobs is about this machine")
-    return judged(
-        CheckOptions(
-            queues[0],
-            Where(postgres, trust),
-            profile.value,
-            new,
-            only,
-            skip,
-            require,
-            seed,
-            fail_fast,
-            jobs,
-            cluster,
-            Reports(json, html, junit, badge, annotate),
-        )
-    )
+    return judged(CheckOptions.of({"queue": queues[0], **locals()}))
