@@ -9,7 +9,8 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from queueproof.cli.streams import loss_of
@@ -63,8 +64,7 @@ def refuse_unwritable(path: Path) -> None:
     """
     if path == STDOUT:
         return
-    real = path.resolve()
-    try:
+    with _writing(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not os.access(path, os.W_OK):
@@ -72,11 +72,9 @@ def refuse_unwritable(path: Path) -> None:
         if path.is_socket() or path.is_block_device():
             raise QueueproofError(f"cannot write {path}: it is no file; name one")
         if not path.exists() or path.is_file():
-            beside = _beside(real)
+            beside = _beside(path.resolve())
             beside.touch(exist_ok=False)
             beside.unlink()
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write(path: Path, text: str) -> None:
@@ -91,12 +89,12 @@ def write(path: Path, text: str) -> None:
         if (lost := loss_of(sys.stdout)) is not None:
             raise QueueproofError(f"cannot write to stdout: {lost.strerror}")
         return
-    real = path.resolve()
-    beside = _beside(real)
-    try:
+    with _writing(path):
         if streams(path):  # /dev/stdout, a pipe: nothing to put in place
             _pour(path, text)
             return
+        real = path.resolve()
+        beside = _beside(real)
         try:
             beside.write_text(text, encoding="utf-8")
             if real.exists():
@@ -104,8 +102,6 @@ def write(path: Path, text: str) -> None:
             beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def append(path: Path, text: str) -> None:
@@ -114,14 +110,12 @@ def append(path: Path, text: str) -> None:
     Raises:
         QueueproofError: It cannot be written.
     """
-    try:
+    with _writing(path):
         if streams(path):
             _pour(path, text)
             return
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_new(path: Path, text: str) -> None:
@@ -130,13 +124,10 @@ def write_new(path: Path, text: str) -> None:
     Raises:
         QueueproofError: It is there, or cannot be written.
     """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise QueueproofError(f"{path} exists already, and is left as it is") from None
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+    if path.exists():
+        raise QueueproofError(f"{path} exists already, and is left as it is")
+    with _writing(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def streams(path: Path) -> bool:
@@ -180,6 +171,15 @@ def _pour(path: Path, text: str) -> None:
                 time.sleep(limit.left(0.01))
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say of what the system refuses which file it was about."""
+    try:
+        yield
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _beside(path: Path) -> Path:

@@ -142,8 +142,7 @@ def draw(story: Story, link: str = "") -> str:
         drawing.text(drawing.x(actor) - 4, 20, _Line(actor, "who"))
     for passage in found:
         last = passage is found[-1]
-        number = str(passage.first) if passage.times == 1 else f"{passage.first}-{passage.last}"
-        drawing.text(2, drawing.y + LINE - 4, _Line(number, "n"))
+        drawing.text(2, drawing.y + LINE - 4, _Line(passage.number, "n"))
         moment = passage.moments[0]
         if passage.times == 1 and moment.actor:
             _moment(drawing, moment, last=last)

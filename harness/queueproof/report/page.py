@@ -67,7 +67,6 @@ def to_page(
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
-        steps=steps,
         statements=statements,
         terminal=terminal,
         text=text,
@@ -106,14 +105,6 @@ def painted(sql: str) -> Markup:
 def _painted(kind: object) -> str:
     """The class of a kind of token; empty for what is plain."""
     return next((name for wide, name in _PAINTED if kind in wide), "")
-
-
-def steps(story: Story) -> list[tuple[str, list[str]]]:
-    """The steps as a list: their numbers, and what happens."""
-    return [
-        (str(one.first) if one.times == 1 else f"{one.first}-{one.last}", text.lines_of(one))
-        for one in text.passages(story)
-    ]
 
 
 def statements(story: Story) -> list[tuple[str, str, str]]:

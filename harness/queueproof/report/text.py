@@ -405,9 +405,10 @@ class Passage:
     moments: tuple[Moment, ...]
 
     @property
-    def last(self) -> int:
-        """The number of the last moment."""
-        return self.first + len(self.moments) - 1
+    def number(self) -> str:
+        """The number of its moment, or of the first and the last."""
+        last = self.first + len(self.moments) - 1
+        return str(self.first) if self.first == last else f"{self.first}-{last}"
 
     def columns(self) -> list[tuple[Moment, ...]]:
         """What each moment of a passage is each time."""
@@ -474,12 +475,10 @@ def _plain(fact: Fact) -> object:
 
 def _listing(story: Story, width: int) -> str:
     found = list(passages(story))
-    numbers = [
-        str(one.first) if one.first == one.last else f"{one.first}-{one.last}" for one in found
-    ]
-    margin = max(map(len, numbers), default=0)
+    margin = max((len(one.number) for one in found), default=0)
     lines: list[str] = []
-    for number, passage in zip(numbers, found, strict=True):
+    for passage in found:
+        number = passage.number
         told = [textwrap.wrap(line, width - margin - 6) for line in lines_of(passage)]
         wrapped = [
             "  " * (line > 0) + "    " * (n > 0) + piece
