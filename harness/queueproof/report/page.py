@@ -76,20 +76,19 @@ def to_page(
     )
 
 
-def read_matrix(content: object) -> Matrix | None:
-    """Verdicts by queue and guarantee; None where it is something else.
+def read_matrix(content: object) -> Matrix:
+    """Verdicts by queue and guarantee.
 
     Args:
         content: Of a JSON file.
+
+    Raises:
+        ValueError: It is something else.
     """
-    if not isinstance(content, dict) or not content:
-        return None
-    for verdicts in content.values():
-        if not isinstance(verdicts, dict) or not verdicts:
-            return None
-        if not CATALOGUE.keys() >= verdicts.keys() or not set(_MARKS) >= set(verdicts.values()):
-            return None
-    return content
+    matrix: Matrix = read(Matrix, content)
+    if not matrix or not all(v and v.keys() <= CATALOGUE.keys() for v in matrix.values()):
+        raise ValueError("no queue, or a guarantee that nobody knows")
+    return matrix
 
 
 def painted(sql: str) -> Markup:
