@@ -226,19 +226,17 @@ def _lines(fact: Fact, room: int) -> list[_Line]:
     known = _Line(worded(fact))
     match fact:
         case Asked():
-            known = known._replace(kind="asked")
+            known = _Line(known.text, "asked")
         case Sent():
-            known = known._replace(kind="sent", statement=fact.statement)
+            known = _Line(known.text, "sent", fact.statement)
         case Answered():
-            known = known._replace(
-                text=f"→ {known.text}", kind="answer" if fact.kind == "answer" else "bad"
-            )
+            known = _Line(f"→ {known.text}", "answer" if fact.kind == "answer" else "bad")
         case Event(kind="waits"):
-            known = known._replace(kind="waits", about=fact.about)
+            known = _Line(known.text, "waits", about=fact.about)
         case Event(kind="crash"):
-            known = known._replace(kind="bad")
+            known = _Line(known.text, "bad")
         case Event() | Passed():
-            known = known._replace(kind="faint")
+            known = _Line(known.text, "faint")
     lines = [
         known._replace(text=piece, about="")
         for piece in textwrap.wrap(known.text, room, subsequent_indent="  ") or [""]

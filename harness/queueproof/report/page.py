@@ -108,7 +108,7 @@ def _painted(kind: object) -> str:
 
 def statements(story: Story) -> list[tuple[str, str, str]]:
     """The SQL of a story: its letter, which operations send it, and the text."""
-    used: dict[int, dict[str, list[str]]] = {}
+    used: dict[int, dict[str, dict[str, None]]] = {}  # by statement, by who sends it: the steps
     asked: dict[str, str] = {}
     for number, moment in enumerate(story.moments, 1):
         for fact in moment.facts:
@@ -116,19 +116,14 @@ def statements(story: Story) -> list[tuple[str, str, str]]:
                 asked[moment.actor] = fact.operation
             elif isinstance(fact, Sent):
                 by = f"{asked.get(moment.actor, '')} by {moment.actor}".strip()
-                steps = used.setdefault(fact.statement, {}).setdefault(by, [])
-                steps += [str(number)] if str(number) not in steps else []
-    return [
-        (
-            text.letter(n),
-            "; ".join(
-                f"{by}, step{'s' * (len(steps) > 1)} {', '.join(steps)}"
-                for by, steps in used.get(n, {}).items()
-            ),
-            sql,
+                used.setdefault(fact.statement, {}).setdefault(by, {})[str(number)] = None
+    told = {
+        statement: "; ".join(
+            f"{by}, step{'s' * (len(steps) > 1)} {', '.join(steps)}" for by, steps in sent.items()
         )
-        for n, sql in enumerate(story.statements)
-    ]
+        for statement, sent in used.items()
+    }
+    return [(text.letter(n), told.get(n, ""), sql) for n, sql in enumerate(story.statements)]
 
 
 def read_card(written: str) -> Card:

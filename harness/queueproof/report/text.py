@@ -478,15 +478,20 @@ def _listing(story: Story, width: int) -> str:
     margin = max((len(one.number) for one in found), default=0)
     lines: list[str] = []
     for passage in found:
-        number = passage.number
         told = [textwrap.wrap(line, width - margin - 6) for line in lines_of(passage)]
         wrapped = [
             "  " * (line > 0) + "    " * (n > 0) + piece
             for line, pieces in enumerate(told)
             for n, piece in enumerate(pieces)
         ]
-        lines += [f"{number if n == 0 else '':>{margin}}  {line}" for n, line in enumerate(wrapped)]
+        lines += _numbered(passage.number, margin, wrapped)
     return "\n".join(lines)
+
+
+def _numbered(number: object, margin: int, lines: Sequence[str]) -> Iterator[str]:
+    """Lines, the first of them with a number before it."""
+    for n, line in enumerate(lines):
+        yield f"{number if n == 0 else '':>{margin}}  {line}".rstrip()
 
 
 def lines_of(passage: Passage) -> list[str]:
@@ -618,8 +623,7 @@ def _timeline(story: Story, columns: Sequence[str], width: int) -> str:
                 for n, line in enumerate(told)
                 for m, piece in enumerate(textwrap.wrap(line, width - 9))
             ]
-        for n, piece in enumerate(wrapped):
-            lines.append(f"{passage.first if n == 0 else '':>2}  {piece}".rstrip())
+        lines += _numbered(passage.first, 2, wrapped)
     return "\n".join(lines)
 
 
