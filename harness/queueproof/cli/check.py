@@ -1,17 +1,23 @@
-"""`check`: a queue judged by its guarantees."""
+"""`check`: a queue judged by its guarantees, or several, one after the other."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from queueproof.cli import options as opt
+from queueproof.cli.ends import exit_code_of
+from queueproof.cli.files import STDOUT, streams
 from queueproof.cli.judging import CheckOptions, judged
 from queueproof.cli.project import project
-from queueproof.cli.several import each
-from queueproof.errors import QueueproofError
+from queueproof.errors import Exit, QueueproofError
+
+_WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
 
 
 def check(
@@ -63,3 +69,44 @@ def check(
     if cluster is not None and jobs is not None:
         raise QueueproofError("--cluster has others do a check: --jobs is about this machine")
     return judged(CheckOptions.of({"queue": queues[0], **locals()}))
+
+
+def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str, Any]) -> int:
+    """Check each of several queues; what one of them lacks keeps nobody from the others.
+
+    Args:
+        queues: Which.
+        check: Checks one, with its options.
+        options: The same for all, but that each queue has reports of its own.
+
+    Returns:
+        The worst exit code: 4, then 1, then 2, then 0.
+    """
+    from queueproof.waits import StoppedError
+
+    if "exec:" in queues:
+        raise typer.BadParameter("a command stands in quotes")
+    if again := next((one for n, one in enumerate(queues) if one in queues[:n]), None):
+        raise QueueproofError(f"{again} is named twice: its reports would have the same names")
+    if STDOUT in options.values():
+        raise QueueproofError(
+            "stdout has room for one report, and each queue has its own: name a file"
+        )
+    codes = set[int]()
+    for queue in queues:
+        own = {name: _own(value, queue) for name, value in options.items()}
+        try:
+            codes.add(check([queue], **own))
+        except StoppedError:
+            raise
+        except QueueproofError as error:
+            codes.add(exit_code_of(error, ()))
+    return next(code for code in _WORST if code in codes)
+
+
+def _own(value: object, queue: str) -> object:
+    """A report's name with the queue's in it; any other option as it is."""
+    if not isinstance(value, Path) or streams(value):
+        return value
+    name = re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")
+    return value.with_stem(f"{value.stem}-{name}")

@@ -152,7 +152,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     cards.append(asked.judge(lab, progress, told, helpers))
                     if go_on is None:
                         advice = _advice(target, cards[-1], lab.server, progress)
-        card = _printed(out, cards, target, advice)
+        card = printed(out, cards, target, advice)
         print_summary(out, card, target, command, mend=go_on is None)
         came_of_it = ""
         if go_on is not None:
@@ -235,7 +235,7 @@ def _advice(
     return {}
 
 
-def _printed(
+def printed(
     out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, Advice]
 ) -> Card:
     """Print one card of all the ways in which a queue was judged."""

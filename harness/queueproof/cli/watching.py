@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from queueproof import waits
 from queueproof.cli import options as opt
-from queueproof.cli.ends import beside_the_verdict, on_behalf_of
-from queueproof.cli.judging import CheckOptions, print_summary
+from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.judging import CheckOptions, print_summary, printed
 from queueproof.cli.replaying import command_of
 from queueproof.cli.talk import now_and_then, output, progress_bar
 from queueproof.errors import QueueError, QueueproofError
@@ -117,17 +117,16 @@ def _once(  # noqa: PLR0917 - what a check is made with
     token: str | None,
 ) -> str | None:
     """Check once; the story that broke last time goes first. The token of the next such story."""
-    from queueproof.mend.names import with_remedies
-    from queueproof.report.terminal import print_card, print_whole
+    from queueproof.report.terminal import print_whole
     from queueproof.run.open import open_lab
 
     with open_lab(target, server) as lab:
         if token is not None:
             _replayed(out, lab, token)
         with progress_bar() as progress:
-            card = with_remedies(check(lab, progress), target, beside_the_verdict)
+            card = check(lab, progress)
         replay = command_of(target.name, None, lab, where)
-        print_card(out, card, beside_the_verdict)
+        card = printed(out, [card], target, {})
     print_summary(out, card, target, replay)
     print_whole(out, card)
     broken = [one for one in card.guarantees if one.verdict == "broken"]
