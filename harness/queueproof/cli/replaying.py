@@ -101,7 +101,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     """A story as the file that was asked for."""
     from queueproof.examine import replay as examined
     from queueproof.report.as_test import to_test
-    from queueproof.report.export import refuse_varying, surroundings, to_spec
+    from queueproof.report.export import refuse_varying, to_spec
 
     name = lab.queue.name
     command = shlex.join(["queueproof", "replay", name, token])
@@ -131,7 +131,7 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     refuse_varying(replayed.failure, again.failure)
     return to_spec(
         replayed.failure,
-        surroundings(lab),
+        lab,
         guarantee=replayed.guarantee,
         command=command,
         name=export.name,

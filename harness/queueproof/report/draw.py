@@ -33,13 +33,11 @@ class _Line(NamedTuple):
     about: str = ""  # who is waited for
 
 
-@dataclass(slots=True)
-class _Bar:
+class _Bar(NamedTuple):
     """An operation, or a stretch of it, on its actor's line."""
 
-    actor: str
     top: float
-    kind: str = "busy"
+    kind: str
 
 
 @dataclass(slots=True)
@@ -112,7 +110,7 @@ class _Drawing:
             kind: `busy`; `open` while others act; `wait` for a lock.
         """
         self.close(actor, y)
-        self.bars[actor] = _Bar(actor, y, kind)
+        self.bars[actor] = _Bar(y, kind)
 
     def rule(self, kind: str, *ends: float) -> None:
         """Draw a straight line.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.resources import files
@@ -62,39 +61,6 @@ FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ '/{name}$'"""
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a spec needs of the lab that a story happened in.
-
-    Attributes:
-        isolation: The level that sessions begin with.
-        schema: The statements that installed the queue.
-        types: Name of each type, by oid.
-        gates: The triggers at which sessions stop inside their statements.
-        pinned: Statements that give functions with a search_path of their own the clock.
-        rewriting: Statements that turn the tables' physical order round.
-    """
-
-    isolation: str
-    schema: Sequence[Step]
-    types: Mapping[int, str]
-    gates: Sequence[str]
-    pinned: Sequence[str]
-    rewriting: Sequence[str]
-
-
-def surroundings(lab: Lab) -> Surroundings:
-    """What a spec needs of the lab that the story has just happened in."""
-    return Surroundings(
-        isolation=lab.queue.isolation,
-        schema=lab.schema,
-        types={int(str(oid)): str(name) for oid, name in lab.execute(_TYPES)},
-        gates=[str(definition) for (definition,) in lab.execute(_TRIGGERS)],
-        pinned=[str(statement) for (statement,) in lab.execute(_PINNED)],
-        rewriting=lab.rewriting,
-    )
-
-
 @dataclass(slots=True)
 class _SpecSession:
     """A connection of the run, as a session of the spec."""
@@ -110,14 +76,12 @@ class _SpecSession:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def to_spec(
-    failure: Failure, around: Surroundings, *, guarantee: str, command: str, name: str
-) -> str:
+def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: str) -> str:
     """A story as an isolationtester spec, to be run on an empty database.
 
     Args:
         failure: What happened.
-        around: Where.
+        lab: Where it has just happened.
         guarantee: The guarantee that it counts under.
         command: What replays the story.
         name: Of the file, for the header.
@@ -125,7 +89,7 @@ def to_spec(
     Raises:
         QueueproofError: A spec cannot express it; the message says why.
     """
-    return _Spec(failure, around).text(guarantee, command, name)
+    return _Spec(failure, lab).text(guarantee, command, name)
 
 
 def refuse_varying(failure: Failure, again: Failure) -> None:
@@ -171,9 +135,10 @@ def _exported(failure: Failure) -> list[Beat]:
 class _Spec:
     """A story on its way to a spec."""
 
-    def __init__(self, failure: Failure, around: Surroundings) -> None:
+    def __init__(self, failure: Failure, lab: Lab) -> None:
         self._failure = failure
-        self._around = around
+        self._lab = lab
+        self._types = {int(str(oid)): str(name) for oid, name in lab.execute(_TYPES)}
         self._calls = failure.run.history.calls
         self._beats = _exported(failure)
         self._moves = any(beat.event == "clock" for beat in self._beats)
@@ -236,7 +201,7 @@ class _Spec:
                 sql = f"INSERT INTO clock.moves VALUES ({moment}, '{self._shift!r} seconds')"
                 self._take(self._session(CLOCK), "moves", sql)
             case "rewrite":
-                rewriting = ";\n".join([_QUIET, *self._around.rewriting, _LOUD])
+                rewriting = ";\n".join([_QUIET, *self._lab.rewriting, _LOUD])
                 self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
             case "crash" if self._failure.conditions.pooled:
                 raise cannot("a worker crashes behind a pooler in it")
@@ -346,9 +311,7 @@ class _Spec:
         for edit in reversed(compiled.edits):
             marker = sql[edit.sent_start : edit.sent_end]
             if marker.startswith("$"):
-                value = literal(
-                    step.params[compiled.names[int(marker[1:]) - 1]], self._around.types
-                )
+                value = literal(step.params[compiled.names[int(marker[1:]) - 1]], self._types)
                 if sql[edit.sent_end :].lstrip()[:1] in {"[", "."}:
                     value = f"({value})"
                 sql = sql[: edit.sent_start] + value + sql[edit.sent_end :]
@@ -362,7 +325,10 @@ class _Spec:
             command: That replays it.
             name: Of the file.
         """
-        around = self._around
+        gates, pinned = (
+            [str(definition) for (definition,) in self._lab.execute(sql)]
+            for sql in (_TRIGGERS, _PINNED)
+        )
         used = [one for one in self._sessions.values() if one.steps]
         return filled_in(
             "story.spec.j2",
@@ -377,10 +343,10 @@ class _Spec:
             moves=self._moves,
             clock=files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8"),
             search_path=SEARCH_PATH,
-            isolation=around.isolation,
-            schema=list(map(self._inlined, around.schema)),
-            pinned=around.pinned,
-            gates=around.gates,
+            isolation=self._lab.queue.isolation,
+            schema=list(map(self._inlined, self._lab.schema)),
+            pinned=pinned,
+            gates=gates,
             keys=GATE_KEYS,
             sessions=sorted(used, key=_place),
             conditions=self._failure.conditions,
