@@ -68,7 +68,8 @@ def to_summary(card: Card, replay: str) -> str:
         card: The verdicts.
         replay: The command that replays a story, up to its token.
     """
-    stories = [(one.id, story) for one, story in card.breaks.values()]
+    broken = [one for one in card.guarantees if one.verdict == "broken"]
+    stories = [(one.id, story) for one in broken for story in one.stories]
     for many in range(len(stories), -1, -1):
         text = filled_in(
             "summary.md.j2",
