@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 _FORMS = Environment(
     loader=PackageLoader("queueproof.report", "."),
-    autoescape=select_autoescape(["html", "svg"]),
+    autoescape=select_autoescape(["html", "svg", "xml"]),
     undefined=StrictUndefined,
     keep_trailing_newline=True,
     trim_blocks=True,
@@ -18,7 +18,7 @@ def filled_in(form: str, **facts: object) -> str:
     """A template with its facts.
 
     Args:
-        form: The name of its file; what stands in HTML and SVG is escaped.
+        form: The name of its file; what stands in HTML, SVG and XML is escaped.
         facts: By the names that it uses.
     """
     return _FORMS.get_template(form).render(facts)
