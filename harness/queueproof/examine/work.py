@@ -101,7 +101,7 @@ class Search(NamedTuple):
 
 
 Unit: TypeAlias = Exploration | Draws | Probing | Search
-Asked = TypeVar("Asked", Exploration | Draws, Probing, Search)
+OneUnit = TypeVar("OneUnit", Exploration | Draws, Probing, Search)
 T = TypeVar("T")
 
 
@@ -124,9 +124,6 @@ class Tried:
     faults: Sequence[tuple[str, str, int]]
 
 
-Found: TypeAlias = list[Tried] | Seen | Failure | None
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """The result of a unit that another process did.
@@ -136,7 +133,7 @@ class Done:
         unmoved: See `Lab`.
     """
 
-    found: Found
+    found: list[Tried] | Seen | Failure | None
     unmoved: str = ""
 
 
@@ -246,7 +243,7 @@ class Work:
 
     def done(self, unit: Unit) -> Done:
         """Do a whole unit, for another process."""
-        found: Found
+        found: list[Tried] | Seen | Failure | None
         match unit:
             case Probing():
                 found = self.probe(unit)
@@ -396,7 +393,7 @@ class Crew:
                 return True
         return False
 
-    def _asked(self, unit: Asked, here: Callable[[Asked], T]) -> T:
+    def _asked(self, unit: OneUnit, here: Callable[[OneUnit], T]) -> T:
         """What comes of a unit, by another process or here."""
         done = self._take(unit)
         return here(unit) if done is None else cast("T", done.found)
