@@ -170,10 +170,11 @@ def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
     time.sleep(STOP)
     if is_first_to_tell():
         with suppress(OSError):
-            told = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
-            os.write(2, f"queueproof: {told}\n".encode())
+            os.write(2, f"queueproof: {ended_by(number)}\n".encode())
     end_process(128 + number)
 
 
-def _name(number: int) -> str:
-    return signal.Signals(number).name
+def ended_by(number: int) -> str:
+    """What is said of a command that a signal ends."""
+    name = signal.Signals(number).name
+    return "interrupted" if number == signal.SIGINT else f"stopped by {name}"

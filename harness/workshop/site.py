@@ -359,8 +359,9 @@ def _drawn(told: Told) -> str:
 def _figure(told: Story) -> str:
     """A story as a figure and, for a narrow screen, as a list."""
     steps = "".join(
-        f'<li><span class="n">{number}</span><div>{html.escape(chr(10).join(lines))}</div></li>'
-        for number, lines in page.steps(told)
+        f'<li><span class="n">{one.number}</span>'
+        f"<div>{html.escape(chr(10).join(text.lines_of(one)))}</div></li>"
+        for one in text.passages(told)
     )
     notes = [told.cast, text.before(told), told.conditions.told(), *text.roles(told)]
     parts = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queueproof.cli.several import each
+from queueproof.cli.check import each
 from queueproof.errors import Exit, QueueproofError
 from queueproof.waits import StoppedError
 

@@ -24,7 +24,7 @@ from queueproof.queues.model import Parameter, Result, Step, Value, Values
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load
 from queueproof.report.as_test import to_test
-from queueproof.report.export import _Spec, refuse_varying, surroundings, to_spec
+from queueproof.report.export import _Spec, refuse_varying, to_spec
 from queueproof.report.literals import braced, literal
 from queueproof.run.lab import Lab
 from queueproof.run.record import Beat, Run
@@ -263,9 +263,7 @@ def told(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> Told
 def spec_of(lab: Lab, failure: Failure) -> str:
     """The spec of what happened in a lab."""
     guarantee = failure.violation.guarantee
-    return to_spec(
-        failure, surroundings(lab), guarantee=guarantee, command="again", name="story.spec"
-    )
+    return to_spec(failure, lab, guarantee=guarantee, command="again", name="story.spec")
 
 
 def test_a_race_between_two_statements(told: Told) -> None:
@@ -464,7 +462,7 @@ def test_values_that_repeat_are_not_refused(lab_of: LabOf) -> None:
     lab = lab_of(REFERENCE)
     one, other = (Failure(LATE, (), Runner(lab).run(LATE), LOST) for _ in range(2))
     refuse_varying(one, other)
-    assert _Spec(one, surroundings(lab))._order == _Spec(other, surroundings(lab))._order
+    assert _Spec(one, lab)._order == _Spec(other, lab)._order
 
 
 # --- SQL ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.examine.findings import Findings
-from queueproof.examine.work import Crew, Draws, Work, runner_under
+from queueproof.examine.work import Draws, Work, runner_under
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.report.story import Story
@@ -32,7 +32,7 @@ def failures(lab: Lab, conditions: Conditions = PLAIN) -> Iterator[Failure]:
     """What some crowds break."""
     work = Work(lab, calibrate(lab), 0)
     for tried in work.tries(Draws(0, MANY, conditions)):
-        yield from tried.failures(tried.violations)
+        yield from tried.broken
 
 
 def test_a_long_program_gets_short(lab_of: LabOf) -> None:
@@ -210,7 +210,7 @@ def test_a_story_that_stands_alone_is_looked_for_where_the_first_does_not(
 def test_what_only_ends_a_shorter_run_is_no_part_of_a_story(lab_of: LabOf) -> None:
     """Two recoveries at once; that who lost the job may complete it as well is another story."""
     lab = lab_of(LISTED)
-    findings = Findings(lab, offer := calibrate(lab), 0, Crew(lab, offer, 0))
+    findings = Findings(lab, calibrate(lab), 0)
     meeting = script("reaper", RECOVER), script("w2", whole(RECOVER), whole(claim()))
     before = in_turn(script("w1", claim()), script("clock", advance(past(LEASE))))
     program = Program(ONE, (*before, meeting, *in_turn(script("w3", claim()))))
@@ -227,7 +227,7 @@ def test_of_two_that_explain_each_other_one_stays_broken(lab_of: LabOf) -> None:
     offer = calibrate(lab)
     broken = list(failures(lab))
     for already, expected in ((False, True), (True, False)):
-        findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+        findings = Findings(lab, offer, 0)
         for failure in broken:
             findings.record(failure.violation.guarantee, failure)
         assert {"no-lost-job", "no-starvation"} <= findings.failures.keys()

@@ -22,7 +22,7 @@ from queueproof.cli import main
 from queueproof.cli.ends import SignalledError
 from queueproof.cli.files import refuse_unwritable, write
 from queueproof.cli.options import ProfileName, Where
-from queueproof.cli.watching import Stamps, stamps, wait_for_change, watch
+from queueproof.cli.watching import Stamps, keep_checking, stamps, wait_for_change
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.check import check_queue
 from queueproof.examine.profiles import PROFILES
@@ -739,7 +739,7 @@ def test_a_watched_file_is_checked_again_after_each_change(
         return check_queue(lab, select(["single-claim"]), profile="glance")
 
     with pytest.raises(KeyboardInterrupt):
-        watch(str(file), Where(dsn, trust=False), judge, edited)
+        keep_checking(str(file), Where(dsn, trust=False), judge, edited)
     first, again, wrong, mended = told
     assert "single-claim: broken" in first
     assert "It still happens" not in first

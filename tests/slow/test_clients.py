@@ -17,7 +17,6 @@ from queueproof.examine.check import check_queue
 from queueproof.examine.findings import Findings
 from queueproof.examine.replay import replay
 from queueproof.examine.verdicts import judgement_of
-from queueproof.examine.work import Crew
 from queueproof.guarantees.catalogue import select
 from queueproof.history.calls import CallKind
 from queueproof.judge.checker import check
@@ -233,7 +232,7 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
     claims = SELECT_THEN_UPDATE.replace("\n            free =", LOOKS_UP)
     lab = lab_of((ONE_STEP, claims), ("\ndef main(", "\nknown = []\n\ndef main("))
     offer = calibrate(lab)
-    findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+    findings = Findings(lab, offer, 0)
     run(lab, TWO_CLAIMS)  # now w1 and w2 have looked up what they want to know
     found = find(Runner(lab), findings.declared, TWO_CLAIMS, "single-claim")
     assert found is not None
@@ -409,7 +408,7 @@ def test_a_breach_that_new_workers_do_not_repeat_is_no_pass(lab_of: LabOf) -> No
             return {"jobs": db.execute(CLAIM, message).fetchall()}"""
     lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
     offer = calibrate(lab)
-    findings = Findings(lab, offer, 0, Crew(lab, offer, 0))
+    findings = Findings(lab, offer, 0)
     program = Program((Job(), Job()), in_turn(script("w1", claim())))
     runner = Runner(lab)
     made = [runner.run(program) for _ in range(12)][-1]

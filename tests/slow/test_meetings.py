@@ -22,7 +22,8 @@ def broken(lab_of: LabOf, name: str, guarantee: str = "") -> set[str]:
     work, found = Work(lab, offer, 0), set()
     for program in Suite(offer).meetings(MOST):
         for tried in work.tries(Exploration(program, INSIDE, SCHEDULES, fixed=1)):
-            found |= {one.guarantee for one in tried.violations if not one.doubts}
+            violations = [one.violation for one in tried.broken]
+            found |= {one.guarantee for one in violations if not one.doubts}
             if guarantee in found:
                 return found
     return found

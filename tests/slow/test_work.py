@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -61,9 +61,12 @@ def test_the_same_seed_gives_the_same_card(queue: Queue, asked: list[str], serve
     assert one == three
 
 
-def told(tries: list[Tried]) -> list[object]:
+def told(tries: Iterable[Tried]) -> list[object]:
     """What is to be the same of runs."""
-    return [(one.schedule, one.evidence, one.violations, one.errors) for one in tries]
+    return [
+        (one.evidence, one.errors, [(found.schedule, found.violation) for found in one.broken])
+        for one in tries
+    ]
 
 
 def die() -> None:
@@ -76,19 +79,20 @@ def test_what_nobody_has_done_is_done_here(server: Server) -> None:
     """The same comes of a unit that a process does, that none does, and that one dies of."""
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
         offer = calibrate(lab)
-        alone = told(list(Crew(lab, offer, 0).tries(UNIT)))
-        broken = {v.guarantee for one in Crew(lab, offer, 0).tries(UNIT) for v in one.violations}
+        alone = told(Crew(lab, offer, 0).tries(UNIT))
+        tries = Crew(lab, offer, 0).tries(UNIT)
+        broken = {found.violation.guarantee for one in tries for found in one.broken}
         assert "single-claim" in broken
         with beside(lab, 2) as pool:
             assert pool is not None
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT])
             wait([*crew._ahead.values()], timeout=60)
-            assert told(list(crew.tries(UNIT))) == alone
+            assert told(crew.tries(UNIT)) == alone
             with pytest.raises(BrokenProcessPool):
                 pool.processes.submit(die).result()
             crew.go_ahead([UNIT._replace(budget=6)])
-            assert told(list(crew.tries(UNIT))) == alone
+            assert told(crew.tries(UNIT)) == alone
 
 
 def test_processes_that_are_frozen_are_not_waited_for(
@@ -99,7 +103,7 @@ def test_processes_that_are_frozen_are_not_waited_for(
     """What they were to do is done here, and they are gone at the end."""
     with open_lab(load(STRATEGIES / "select_then_update.sql"), server) as lab:
         offer = calibrate(lab)
-        alone = told(list(Crew(lab, offer, 0).tries(UNIT)))
+        alone = told(Crew(lab, offer, 0).tries(UNIT))
         with beside(lab, 2) as pool:
             assert pool is not None
             pool.processes.submit(os.getpid).result(timeout=60)
@@ -112,7 +116,7 @@ def test_processes_that_are_frozen_are_not_waited_for(
             crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
             future = crew._ahead[UNIT]
             eventually(future.running)  # as far as anybody here knows
-            assert told(list(crew.tries(UNIT))) == alone
+            assert told(crew.tries(UNIT)) == alone
             # The first few were handed over, and who waited for one of them has done the others.
             assert [future.done() for future in crew._ahead.values()][-2:] == [True, True]
         # The pool's own thread reaps them as well: whoever comes second knows of it a moment later.

@@ -17,11 +17,13 @@ from queueproof.cli.bench import bench
 from queueproof.cli.check import check
 from queueproof.cli.ends import UsageError, exit_code_of, stop
 from queueproof.cli.init import init
-from queueproof.cli.more import GOING_ON, replay, watch
+from queueproof.cli.more import GOING_ON
+from queueproof.cli.replaying import replay
 from queueproof.cli.report import report
 from queueproof.cli.streams import make_streams_last
 from queueproof.cli.talk import say
 from queueproof.cli.tell import doctor, explain, guarantees, schema, show, tell
+from queueproof.cli.watching import watch
 from queueproof.ending import end_on
 from queueproof.errors import Exit
 

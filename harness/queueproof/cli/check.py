@@ -1,39 +1,23 @@
-"""`check`: a queue judged by its guarantees."""
+"""`check`: a queue judged by its guarantees, or several, one after the other."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from queueproof.cli import options as opt
+from queueproof.cli.ends import exit_code_of
+from queueproof.cli.files import STDOUT, streams
 from queueproof.cli.judging import CheckOptions, judged
-from queueproof.cli.options import (
-    QUEUES,
-    AnnotateFor,
-    Badge,
-    Cluster,
-    FailFast,
-    Html,
-    Jobs,
-    Json,
-    Junit,
-    Only,
-    Postgres,
-    ProfileName,
-    ProfileOrProjects,
-    Require,
-    Seed,
-    Skip,
-    Traceback,
-    Trust,
-    Where,
-    With,
-)
 from queueproof.cli.project import project
-from queueproof.cli.reports import Reports
-from queueproof.cli.several import each
-from queueproof.errors import QueueproofError
+from queueproof.errors import Exit, QueueproofError
+
+_WORST = (Exit.UNUSABLE, Exit.BROKEN, Exit.INCONCLUSIVE, Exit.HOLDS)
 
 
 def check(
@@ -41,29 +25,29 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="QUEUE",
-            help=f"{QUEUES} With several, each gets its own report files, and the exit code is the"
-            " worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
+            help=f"{opt.QUEUES} With several, each gets its own report files, and the exit code is"
+            " the worst. With none, those of [tool.queueproof] in pyproject.toml are checked.",
             show_default=False,
         ),
     ] = None,
     *,
-    only: Only = None,
-    skip: Skip = None,
-    require: Require = None,
-    new: With = None,
-    profile: ProfileOrProjects = None,
-    seed: Seed = 0,
-    fail_fast: FailFast = False,
-    jobs: Jobs = None,
-    cluster: Cluster = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    json: Json = None,
-    html: Html = None,
-    junit: Junit = None,
-    badge: Badge = None,
-    annotate: AnnotateFor = None,
-    debug: Traceback = False,
+    only: opt.Only = None,
+    skip: opt.Skip = None,
+    require: opt.Require = None,
+    new: opt.With = None,
+    profile: opt.ProfileOrProjects = None,
+    seed: opt.Seed = 0,
+    fail_fast: opt.FailFast = False,
+    jobs: opt.Jobs = None,
+    cluster: opt.Cluster = None,
+    postgres: opt.Postgres = None,
+    trust: opt.Trust = False,
+    json: opt.Json = None,
+    html: opt.Html = None,
+    junit: opt.Junit = None,
+    badge: opt.Badge = None,
+    annotate: opt.AnnotateFor = None,
+    debug: opt.Traceback = False,
 ) -> int:
     """Judge a queue by its guarantees.
 
@@ -73,7 +57,7 @@ def check(
     options = {name: value for name, value in locals().items() if name != "queues"}
     of_project = project()
     queues = queues or of_project.queue_names()
-    profile = profile or of_project.profile or ProfileName.default
+    profile = profile or of_project.profile or opt.ProfileName.default
     if postgres is None and "QUEUEPROOF_POSTGRES" not in os.environ:
         postgres = of_project.postgres
     if only is None:  # whoever names guarantees has chosen
@@ -84,19 +68,45 @@ def check(
         return each(queues, check, options)
     if cluster is not None and jobs is not None:
         raise QueueproofError("--cluster has others do a check: --jobs is about this machine")
-    return judged(
-        CheckOptions(
-            queues[0],
-            Where(postgres, trust),
-            profile.value,
-            new,
-            only,
-            skip,
-            require,
-            seed,
-            fail_fast,
-            jobs,
-            cluster,
-            Reports(json, html, junit, badge, annotate),
+    return judged(CheckOptions.of({"queue": queues[0], **locals()}))
+
+
+def each(queues: Sequence[str], check: Callable[..., int], options: Mapping[str, Any]) -> int:
+    """Check each of several queues; what one of them lacks keeps nobody from the others.
+
+    Args:
+        queues: Which.
+        check: Checks one, with its options.
+        options: The same for all, but that each queue has reports of its own.
+
+    Returns:
+        The worst exit code: 4, then 1, then 2, then 0.
+    """
+    from queueproof.waits import StoppedError
+
+    if "exec:" in queues:
+        raise typer.BadParameter("a command stands in quotes")
+    if again := next((one for n, one in enumerate(queues) if one in queues[:n]), None):
+        raise QueueproofError(f"{again} is named twice: its reports would have the same names")
+    if STDOUT in options.values():
+        raise QueueproofError(
+            "stdout has room for one report, and each queue has its own: name a file"
         )
-    )
+    codes = set[int]()
+    for queue in queues:
+        own = {name: _own(value, queue) for name, value in options.items()}
+        try:
+            codes.add(check([queue], **own))
+        except StoppedError:
+            raise
+        except QueueproofError as error:
+            codes.add(exit_code_of(error, ()))
+    return next(code for code in _WORST if code in codes)
+
+
+def _own(value: object, queue: str) -> object:
+    """A report's name with the queue's in it; any other option as it is."""
+    if not isinstance(value, Path) or streams(value):
+        return value
+    name = re.sub(r"[^\w.-]+", "-", queue.removesuffix(".sql")).strip("-.")
+    return value.with_stem(f"{value.stem}-{name}")

@@ -17,7 +17,7 @@ import typer
 
 from queueproof.cli.options import DEBUG_OPTION
 from queueproof.cli.talk import PREFIX, say, say_once
-from queueproof.ending import signal_that_came
+from queueproof.ending import ended_by, signal_that_came
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
 
 if TYPE_CHECKING:
@@ -46,12 +46,8 @@ class SignalledError(KeyboardInterrupt):
     """A signal asks for an orderly end. Hypothesis would take a SystemExit for a finding."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(_name(number))
+        super().__init__(ended_by(number))
         self.number = number
-
-
-def _name(number: int) -> str:
-    return signal.Signals(number).name
 
 
 def stop(number: int) -> NoReturn:
@@ -88,13 +84,11 @@ def exit_code_of(error: BaseException, arguments: Sequence[str]) -> int:
     """
     found = causes(error)
     for cause in found:
-        if isinstance(cause, SignalledError):
-            return say_once(f"stopped by {cause}", 128 + cause.number)
         if isinstance(cause, KeyboardInterrupt):
-            return say_once(str(cause) or "interrupted", Exit.INTERRUPTED)
-    if (number := signal_that_came()) is not None:
-        by = "interrupted" if number == signal.SIGINT else f"stopped by {_name(number)}"
-        return say_once(by, 128 + number)
+            number = cause.number if isinstance(cause, SignalledError) else signal.SIGINT
+            return say_once(str(cause) or ended_by(number), 128 + number)
+    if (came := signal_that_came()) is not None:
+        return say_once(ended_by(came), 128 + came)
     if (known := _mistake(found)) is not None:
         told, prefix = known
         return say(told, Exit.UNUSABLE, prefix=prefix)
@@ -127,7 +121,8 @@ def _mistake(found: Sequence[BaseException]) -> tuple[str, str] | None:
             return f"{cause}\n{cause.reference}".rstrip("\n"), ""
         if isinstance(cause, QueueproofError):
             return str(cause), PREFIX
-    if refused := next(filter(_from_server, found), None):
+    answered = (one for one in found if isinstance(getattr(one, "sqlstate", None), str))
+    if refused := next(answered, None):
         detail = " ".join(str(refused).split())
         told = (
             f"PostgreSQL refused a statement of queueproof's own: {detail}\n"
@@ -170,7 +165,8 @@ def _outage(error: BaseException) -> str | None:
 
     from queueproof.run.session import ConnectionLostError
 
-    state = getattr(error, "sqlstate", None) if _from_server(error) else None
+    from_server = isinstance(error, ServerError | psycopg.Error)
+    state = getattr(error, "sqlstate", None) if from_server else None
     detail = " ".join(str(error).split())
     if state == "53100":
         return f"the disk of the PostgreSQL server is full: {detail}"
@@ -183,9 +179,3 @@ def _outage(error: BaseException) -> str | None:
             f"{detail}"
         )
     return None
-
-
-def _from_server(error: BaseException) -> bool:
-    import psycopg
-
-    return isinstance(error, ServerError | psycopg.Error)

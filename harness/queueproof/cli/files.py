@@ -9,8 +9,8 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from queueproof.cli.streams import loss_of
@@ -75,7 +75,7 @@ def refuse_unwritable(path: Path) -> None:
     """
     if path == STDOUT:
         return
-    try:
+    with _writing(path):
         real = _real(path)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -87,8 +87,6 @@ def refuse_unwritable(path: Path) -> None:
             beside = _beside(real)
             beside.touch(exist_ok=False)
             beside.unlink()
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write(path: Path, text: str) -> None:
@@ -103,12 +101,12 @@ def write(path: Path, text: str) -> None:
         if (lost := loss_of(sys.stdout)) is not None:
             raise QueueproofError(f"cannot write to stdout: {lost.strerror}")
         return
-    try:
-        real = _real(path)
-        beside = _beside(real)
+    with _writing(path):
         if streams(path):  # /dev/stdout, a pipe: nothing to put in place
             _pour(path, text)
             return
+        real = _real(path)
+        beside = _beside(real)
         try:
             beside.write_text(text, encoding="utf-8")
             if real.exists():
@@ -116,8 +114,6 @@ def write(path: Path, text: str) -> None:
             beside.replace(real)
         finally:
             beside.unlink(missing_ok=True)
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def append(path: Path, text: str) -> None:
@@ -126,14 +122,12 @@ def append(path: Path, text: str) -> None:
     Raises:
         QueueproofError: It cannot be written.
     """
-    try:
+    with _writing(path):
         if streams(path):
             _pour(path, text)
             return
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def write_new(path: Path, text: str) -> None:
@@ -142,13 +136,10 @@ def write_new(path: Path, text: str) -> None:
     Raises:
         QueueproofError: It is there, or cannot be written.
     """
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise QueueproofError(f"{path} exists already, and is left as it is") from None
-    except OSError as error:
-        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
+    if path.exists():
+        raise QueueproofError(f"{path} exists already, and is left as it is")
+    with _writing(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def streams(path: Path) -> bool:
@@ -192,6 +183,15 @@ def _pour(path: Path, text: str) -> None:
                 time.sleep(limit.left(0.01))
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say of what the system refuses which file it was about."""
+    try:
+        yield
+    except OSError as error:
+        raise QueueproofError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _beside(path: Path) -> Path:

@@ -7,14 +7,15 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from queueproof.cli.ends import beside_the_verdict, on_behalf_of
 from queueproof.cli.files import refuse_outputs
 from queueproof.cli.known import remember
-from queueproof.cli.options import Where, cluster_extra, ids
-from queueproof.cli.replaying import command_of, open_target
+from queueproof.cli.options import Annotate, ProfileName, Where, cluster_extra, ids
+from queueproof.cli.replaying import command_of, open_target, target_of
 from queueproof.cli.reports import Reports
 from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit
@@ -41,17 +42,32 @@ class CheckOptions:
     """The options of `queueproof check`, by their names."""
 
     queue: str
-    where: Where
-    profile: str
-    new: str | None = None
     only: list[str] | None = None
     skip: list[str] | None = None
     require: list[str] | None = None
+    new: str | None = None
+    profile: ProfileName = ProfileName.default
     seed: int = 0
     fail_fast: bool = False
     jobs: int | None = None
     cluster: str | None = None
-    reports: Reports = field(default_factory=Reports)
+    postgres: str | None = None
+    trust: bool = False
+    json: Path | None = None
+    html: Path | None = None
+    junit: Path | None = None
+    badge: Path | None = None
+    annotate: Annotate | None = None
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> CheckOptions:
+        """Those that a command takes, from its arguments; what else it takes is left out."""
+        return cls(**{one.name: given[one.name] for one in fields(cls) if one.name in given})
+
+    @property
+    def where(self) -> Where:
+        """The server."""
+        return Where(self.postgres, self.trust)
 
     def select(self) -> list[Guarantee]:
         """The guarantees that are judged.
@@ -90,17 +106,12 @@ class CheckOptions:
         )
 
 
-class Beyond(NamedTuple):
-    """The work of a command after its check.
-
-    Attributes:
-        refuse: Refuses a queue that it cannot be done with, before anything runs.
-        go_on: Goes on from the card; gives it back with what it says then, and what the last line
-            says beside the verdict.
-    """
-
-    refuse: Callable[[Queue], object]
-    go_on: Callable[[CheckOptions, Output, Queue, Card], tuple[Card, str]]
+GoOn: TypeAlias = Callable[["Output", "Card"], tuple["Card", str]]
+"""Goes on from a card; gives it back with what it says then, and what the last line says beside
+the verdict."""
+Beyond: TypeAlias = Callable[[CheckOptions, "Queue"], GoOn]
+"""The work of a command after its check. Refuses, before anything runs, a queue that it cannot be
+done with."""
 
 
 def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
@@ -113,14 +124,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     Returns:
         The exit code.
     """
-    from queueproof.queues.resolve import files_of, resolve
+    from queueproof.queues.resolve import files_of
 
     asked.select()
-    reports = asked.reports
-    target = resolve(asked.queue) if asked.new is None else _deployment(asked.queue, asked.new)
+    reports = Reports(asked.json, asked.html, asked.junit, asked.badge, asked.annotate)
+    target = target_of(asked.queue, asked.new)
     refuse_outputs(reports.outputs, files_of(target))
-    if beyond is not None:
-        beyond.refuse(target)
+    go_on = None if beyond is None else beyond(asked, target)
     with on_behalf_of(target):
         cards: list[Card] = []
         advice: Mapping[str, Advice] = {}
@@ -142,13 +152,13 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     _telling(target) as told,
                 ):
                     cards.append(asked.judge(lab, progress, told, helpers))
-                    if beyond is None and asked.new is None:
+                    if go_on is None and asked.new is None:
                         advice = _advice(target, cards[-1], lab.server, progress)
-        card = _printed(out, cards, target, advice)
-        print_summary(out, card, target, command, mend=beyond is None)
+        card = printed(out, cards, target, advice)
+        print_summary(out, card, target, command, mend=go_on is None)
         came_of_it = ""
-        if beyond is not None:
-            card, came_of_it = beyond.go_on(asked, out, target, card)
+        if go_on is not None:
+            card, came_of_it = go_on(out, card)
     with beside_the_verdict("what else there is to say of the file"):
         _tell_breaks(out, target, card)
     reports.annotate(out, card)
@@ -192,12 +202,6 @@ def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | 
     with cluster_extra():
         from queueproof.cluster.client import on_cluster
     return on_cluster(cluster, lab, lambda message: say(message, Exit.HOLDS))
-
-
-def _deployment(old: str, new: str) -> Queue:
-    from queueproof.queues.deployment import deployment
-
-    return deployment(old, new)
 
 
 def print_summary(
@@ -245,7 +249,7 @@ def _try(target: Queue, where: Where) -> None:
         calibrate(lab)
 
 
-def _printed(
+def printed(
     out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, Advice]
 ) -> Card:
     """Print one card of all the ways in which a queue was judged."""

@@ -1,4 +1,4 @@
-"""Commands that go on from a check, or run one story again."""
+"""Commands that go on from a check: `mend`, `mutate` and `accept`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from queueproof.cli.ends import beside_the_verdict, on_behalf_of
-from queueproof.cli.files import refuse_outputs, refuse_unwritable, write
-from queueproof.cli.judging import Beyond, CheckOptions, judged
-from queueproof.cli.known import token_of
-from queueproof.cli.options import (
-    Export,
-    Html,
-    Jobs,
-    Json,
-    Only,
-    Postgres,
-    Profile,
-    ProfileName,
-    QueueName,
-    Seed,
-    Traceback,
-    Trust,
-    Where,
-    With,
-)
-from queueproof.cli.replaying import refuse_export, replay_story
-from queueproof.cli.reports import Reports
+from queueproof.cli import options as opt
+from queueproof.cli.ends import beside_the_verdict
+from queueproof.cli.files import refuse_unwritable, write
+from queueproof.cli.judging import Beyond, CheckOptions, GoOn, judged
 from queueproof.cli.talk import progress_bar
 from queueproof.errors import QueueproofError
 
@@ -44,61 +24,7 @@ if TYPE_CHECKING:
 TODO = "TODO: why"  # the reason of a break that is accepted before anybody has given one
 
 
-def replay(
-    queue: QueueName,
-    story: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|TOKEN", help="The story's name in the last check, or its token."
-        ),
-    ],
-    *,
-    new: With = None,
-    export: Export = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-) -> int:
-    """Run one story again.
-
-    Exits 1 when it happens again, 0 when it does not, 4 when the queue lacks what it needs.
-    """
-    from queueproof.queues.deployment import deployment
-    from queueproof.queues.resolve import files_of, resolve
-
-    refuse_export(export)
-    if new is not None and export is not None:
-        raise QueueproofError("--with makes one queue of two, and --export is about one")
-    target = resolve(queue) if new is None else deployment(queue, new)
-    refuse_outputs([export], files_of(target))
-    with on_behalf_of(target):
-        return replay_story(target, token_of(target.name, story), Where(postgres, trust), export)
-
-
-def watch(
-    queue: QueueName,
-    *,
-    only: Only = None,
-    profile: Profile = ProfileName.quick,
-    seed: Seed = 0,
-    jobs: Jobs = None,
-    postgres: Postgres = None,
-    trust: Trust = False,
-    debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
-) -> int:
-    """Check a queue whenever its file, or a file that it includes, changes.
-
-    The story that broke last is run first. Ctrl-C ends it.
-    """
-    from queueproof.cli.watching import watch as watched
-
-    where = Where(postgres, trust)
-    asked = CheckOptions(queue, where, profile.value, only=only, seed=seed, jobs=jobs)
-    asked.select()
-    return watched(queue, where, asked.judge)
-
-
-def _going_on(told: str, profile: ProfileName, beyond: Beyond) -> Callable[..., int]:
+def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[..., int]:
     """A command that goes on from a check.
 
     Args:
@@ -108,45 +34,36 @@ def _going_on(told: str, profile: ProfileName, beyond: Beyond) -> Callable[..., 
     """
 
     def command(
-        queue: QueueName,
+        queue: opt.QueueName,
         *,
-        only: Only = None,
-        profile: Profile = profile,
-        seed: Seed = 0,
-        jobs: Jobs = None,
-        postgres: Postgres = None,
-        trust: Trust = False,
-        json: Json = None,
-        html: Html = None,
-        debug: Traceback = False,  # noqa: ARG001 - `run` looks for it
+        only: opt.Only = None,
+        profile: opt.Profile = profile,
+        seed: opt.Seed = 0,
+        jobs: opt.Jobs = None,
+        postgres: opt.Postgres = None,
+        trust: opt.Trust = False,
+        json: opt.Json = None,
+        html: opt.Html = None,
+        debug: opt.Traceback = False,
     ) -> int:
-        asked = CheckOptions(
-            queue,
-            Where(postgres, trust),
-            profile.value,
-            only=only,
-            seed=seed,
-            jobs=jobs,
-            reports=Reports(json, html),
-        )
-        return judged(asked, beyond)
+        return judged(CheckOptions.of(locals()), beyond)
 
     command.__doc__ = told
     return command
 
 
-def _mutants(target: Queue) -> Mutants:
-    """The mutants of a queue; what has no SQL that could be changed is refused."""
+def _mutated(asked: CheckOptions, target: Queue) -> GoOn:
+    """See what becomes of the mutants; what has no SQL that could be changed is refused."""
     from queueproof.mutate.mutants import mutants_of
 
-    return mutants_of(target)
+    mutants = mutants_of(target)
 
+    def go_on(out: Output, card: Card) -> tuple[Card, str]:
+        with beside_the_verdict("the rest of the mutants"):
+            return _judged_too(asked, out, mutants, card), ""
+        return card, ""
 
-def _mutated(asked: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
-    """The card with what became of the mutants."""
-    with beside_the_verdict("the rest of the mutants"):
-        return _judged_too(asked, out, _mutants(target), card), ""
-    return card, ""
+    return go_on
 
 
 def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) -> Card:
@@ -155,8 +72,7 @@ def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) 
     from queueproof.report.terminal import print_mutants
 
     known = card
-    where = asked.where
-    cards = judge(mutants, card, postgres=where.postgres, trust=where.trust, profile=asked.profile)
+    cards = judge(mutants, card, postgres=asked.postgres, trust=asked.trust, profile=asked.profile)
     total = len(mutants.mutants)
     try:
         with progress_bar() as progress, closing(cards):
@@ -172,18 +88,18 @@ def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) 
     return known
 
 
-def _refuse_unmendable(target: Queue) -> None:
-    """Refuse what is no file."""
+def _mended(asked: CheckOptions, target: Queue) -> GoOn:
+    """Look for a change that mends the queue, which is printed; what is no file is refused."""
     from queueproof.mend.search import source
 
     source(target)
 
+    def go_on(out: Output, card: Card) -> tuple[Card, str]:
+        with beside_the_verdict("the rest of the mending"):
+            return card, _mend(asked, out, target, card)
+        return card, ""
 
-def _mended(asked: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
-    """The card as it is, and whether a change mends it, which is printed."""
-    with beside_the_verdict("the rest of the mending"):
-        return card, _mend(asked, out, target, card)
-    return card, ""
+    return go_on
 
 
 def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
@@ -217,8 +133,8 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
             mended = mend(
                 target,
                 card,
-                postgres=asked.where.postgres,
-                trust=asked.where.trust,
+                postgres=asked.postgres,
+                trust=asked.trust,
                 profile=asked.profile,
                 jobs=asked.jobs or processors(),
                 progress=note,
@@ -239,25 +155,25 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     )
 
 
-def _refuse_unacceptable(target: Queue) -> None:
-    """Refuse what is no file, or cannot be written."""
+def _accepted(_: CheckOptions, target: Queue) -> GoOn:
+    """Write what is broken into the file's [breaks]; what is no file, or read-only, is refused."""
+    from queueproof.queues.resolve import resolve
+
     target.with_breaks({})
     refuse_unwritable(Path(target.name))
 
+    def go_on(out: Output, card: Card) -> tuple[Card, str]:
+        broken = [one.id for one in card.guarantees if one.verdict == "broken"]
+        if not broken:
+            out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
+            return card, ""
+        if resolve(target.name).digest != target.digest:
+            raise QueueproofError(f"{target.name} has changed since it was read: check it again")
+        write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
+        out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
+        return card.accepting(broken, TODO), ""
 
-def _accepted(_: CheckOptions, out: Output, target: Queue, card: Card) -> tuple[Card, str]:
-    """The card once what is broken stands in the file's [breaks]."""
-    from queueproof.queues.resolve import resolve
-
-    broken = [one.id for one in card.guarantees if one.verdict == "broken"]
-    if not broken:
-        out.say("Nothing is broken that is not declared: [breaks] stays as it is.")
-        return card, ""
-    if resolve(target.name).digest != target.digest:
-        raise QueueproofError(f"{target.name} has changed since it was read: check it again")
-    write(Path(target.name), target.with_breaks(dict.fromkeys(broken, TODO)))
-    out.say(f"Wrote [breaks] of {target.name}: {', '.join(broken)}. Say why each is accepted.")
-    return card.accepting(broken, TODO), ""
+    return go_on
 
 
 GOING_ON: Mapping[str, Callable[..., int]] = {
@@ -269,8 +185,8 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         guarantee; Ctrl-C prints what was found so far. Exits as `check` does, by what the file
         itself breaks: 1, too, when a change mends it.
         """,
-        ProfileName.quick,
-        Beyond(_refuse_unmendable, _mended),
+        opt.ProfileName.quick,
+        _mended,
     ),
     "mutate": _going_on(
         """Plant defects in a queue's SQL, and see which of them the check finds.
@@ -278,16 +194,16 @@ GOING_ON: Mapping[str, Callable[..., int]] = {
         First the queue itself is checked. Exits as `check` does: planted defects change no exit
         code.
         """,
-        ProfileName.quick,
-        Beyond(_mutants, _mutated),
+        opt.ProfileName.quick,
+        _mutated,
     ),
     "accept": _going_on(
         """Write what is broken today into the file's [breaks], so that only a new break fails.
 
         Each gets a reason, which you fill in. Exits as `check` does then.
         """,
-        ProfileName.default,
-        Beyond(_refuse_unacceptable, _accepted),
+        opt.ProfileName.default,
+        _accepted,
     ),
 }
 """Commands by their names."""

@@ -1,4 +1,4 @@
-"""One story again, and as a file."""
+"""`replay`: one story again, and as a file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from queueproof.cli.files import write
-from queueproof.cli.options import Where
+import typer
+
+from queueproof.cli import options as opt
+from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.files import refuse_outputs, write
+from queueproof.cli.known import token_of
 from queueproof.cli.talk import now_and_then, progress_bar
 from queueproof.errors import Exit, QueueproofError
 
@@ -23,14 +27,49 @@ if TYPE_CHECKING:
     from queueproof.run.lab import Lab
 
 
-def replay_story(target: Queue, token: str, where: Where, export: Path | None) -> int:
+def replay(
+    queue: opt.QueueName,
+    story: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|TOKEN", help="The story's name in the last check, or its token."
+        ),
+    ],
+    *,
+    new: opt.With = None,
+    export: opt.Export = None,
+    postgres: opt.Postgres = None,
+    trust: opt.Trust = False,
+    debug: opt.Traceback = False,  # noqa: ARG001 - `run` looks for it
+) -> int:
+    """Run one story again.
+
+    Exits 1 when it happens again, 0 when it does not, 4 when the queue lacks what it needs.
+    """
+    from queueproof.queues.resolve import files_of
+
+    if export is not None and export.suffix not in {".spec", ".py", ".mmd"}:
+        raise QueueproofError(
+            f"--export {export}: the file's name says what it becomes; end it in .spec"
+            " (isolationtester), .py (pytest) or .mmd (Mermaid)"
+        )
+    if new is not None and export is not None:
+        raise QueueproofError("--with makes one queue of two, and --export is about one")
+    target = target_of(queue, new)
+    refuse_outputs([export], files_of(target))
+    with on_behalf_of(target):
+        token = token_of(target.name, story)
+        return _replayed(target, token, opt.Where(postgres, trust), export)
+
+
+def _replayed(target: Queue, token: str, where: opt.Where, export: Path | None) -> int:
     """Run a story again, tell it, and write it where that is asked."""
-    from queueproof.examine.replay import replay, told_by
+    from queueproof.examine import replay as examined
     from queueproof.queues.worker import WorkerQueue
     from queueproof.report.terminal import Output, print_story
     from queueproof.report.text import WIDTH, to_text
 
-    digest, guarantee, _, _ = told_by(token)
+    digest, guarantee, _, _ = examined.told_by(token)
     own = next((way for way in target.ways if way.digest == digest), target.ways[0])
     edited = own.digest != digest
     text = ""
@@ -41,7 +80,7 @@ def replay_story(target: Queue, token: str, where: Where, export: Path | None) -
             out.say("The queue has changed since: the story's program is run under every order.")
         out.say()
         with now_and_then("running the story again"):
-            replayed = replay(lab, token)
+            replayed = examined.replay(lab, token)
         if export is not None and replayed is not None:
             text = _exported(lab, replayed, token, export)
     if replayed is None:
@@ -58,22 +97,11 @@ def replay_story(target: Queue, token: str, where: Where, export: Path | None) -
     return Exit.BROKEN
 
 
-def refuse_export(export: Path | None) -> None:
-    """Say what cannot be exported before anything runs."""
-    if export is None:
-        return
-    if export.suffix not in {".spec", ".py", ".mmd"}:
-        raise QueueproofError(
-            f"--export {export}: the file's name says what it becomes; end it in .spec"
-            " (isolationtester), .py (pytest) or .mmd (Mermaid)"
-        )
-
-
 def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
     """A story as the file that was asked for."""
-    from queueproof.examine.replay import replay
+    from queueproof.examine import replay as examined
     from queueproof.report.as_test import to_test
-    from queueproof.report.export import refuse_varying, surroundings, to_spec
+    from queueproof.report.export import refuse_varying, to_spec
 
     name = lab.queue.name
     command = shlex.join(["queueproof", "replay", name, token])
@@ -97,13 +125,13 @@ def _exported(lab: Lab, replayed: Replayed, token: str, export: Path) -> str:
             f"--export {export}: no order of statements tells this story of {replayed.guarantee};"
             " export it as a test, FILE.py"
         )
-    again = replay(lab, token)
+    again = examined.replay(lab, token)
     if again is None or again.failure is None:
         raise QueueproofError(f"--export {export}: the story does not happen each time")
     refuse_varying(replayed.failure, again.failure)
     return to_spec(
         replayed.failure,
-        surroundings(lab),
+        lab,
         guarantee=replayed.guarantee,
         command=command,
         name=export.name,
@@ -130,8 +158,16 @@ def _from(export: Path, queue: str) -> str:
     return f"Path(__file__).parent / {jsonlib.dumps(way)}"
 
 
+def target_of(queue: str, new: str | None) -> Queue:
+    """A queue by its name, with the version that is deployed beside it where there is one."""
+    from queueproof.queues.deployment import deployment
+    from queueproof.queues.resolve import resolve
+
+    return resolve(queue) if new is None else deployment(queue, new)
+
+
 @contextmanager
-def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Iterator[Lab]:
+def open_target(target: Queue, where: opt.Where, later: Sequence[str] = ()) -> Iterator[Lab]:
     """A queue installed on a server; while that begins, modules are imported that are used then."""
     from queueproof.postgres import open_server
     from queueproof.run.open import open_lab
@@ -144,7 +180,7 @@ def open_target(target: Queue, where: Where, later: Sequence[str] = ()) -> Itera
         yield lab
 
 
-def command_of(queue: str, new: str | None, lab: Lab, where: Where) -> list[str]:
+def command_of(queue: str, new: str | None, lab: Lab, where: opt.Where) -> list[str]:
     """The command that replays a story of this check, but for its token."""
     server = [] if where.postgres is None else ["--postgres", lab.server.source]
     trust = ["--trust"] if where.trust else []

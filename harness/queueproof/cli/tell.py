@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -26,25 +25,12 @@ def guarantees() -> None:
         typer.echo(filled(line, columns(len(line)), indent=19))
 
 
-class Topic(StrEnum):
-    """A part of the reference that is installed."""
-
-    file_format = "file-format"
-    program = "program"
-    python_class = "class"
-    rules = "rules"
-
-
-_TOPICS = {
-    Topic.file_format: "a queue in one SQL file",
-    Topic.program: "a worker in any language",
-    Topic.python_class: "a queue in Python",
-    Topic.rules: "what counts as sound and what as broken",
-}
-_REFERENCE = {
-    Topic.file_format: ("queueproof.strategies", "README.md"),
-    Topic.rules: ("queueproof.strategies", "RULES.md"),
-    Topic.program: ("queueproof.queues", "templates/README.md"),
+_STRATEGIES = "queueproof.strategies"
+_TOPICS = {  # what each is about, and in which package's file it stands
+    "file-format": ("a queue in one SQL file", _STRATEGIES, "README.md"),
+    "program": ("a worker in any language", "queueproof.queues", "templates/README.md"),
+    "class": ("a queue in Python", "", ""),  # in docstrings
+    "rules": ("what counts as sound and what as broken", _STRATEGIES, "RULES.md"),
 }
 
 
@@ -54,7 +40,7 @@ def tell(
         str | None,
         typer.Argument(
             metavar="[TOPIC|COMMAND]",
-            help="; ".join(f"{topic}: {what}" for topic, what in _TOPICS.items())
+            help="; ".join(f"{topic}: {what}" for topic, (what, *_) in _TOPICS.items())
             + ". Or a command, for its options. Without either, the topics are listed.",
             show_default=False,
         ),
@@ -66,15 +52,16 @@ def tell(
     if topic is not None and command:
         with command.make_context(topic, ["--help"], parent=context.find_root()):
             return
-    if topic is not None and topic not in set(Topic):
-        known = nearest(topic, [*_TOPICS])
+    if topic is not None and topic not in _TOPICS:
+        known = nearest(topic, _TOPICS)
         raise QueueproofError(f"no part of the reference, and no command: {topic}{known}")
     if topic is None:
         typer.echo("Parts of the reference, each printed by queueproof help TOPIC:")
-        for known, what in _TOPICS.items():
+        for known, (what, *_) in _TOPICS.items():
             typer.echo(f"{known:<12} {what}")
         return
-    if topic == Topic.python_class:
+    _, package, path = _TOPICS[topic]
+    if not package:
         from inspect import getdoc
 
         from queueproof.queues.model import Claim, Facts, JobRow, Queue, Result, Step
@@ -83,7 +70,6 @@ def tell(
         parts += [f"{one.__name__}: {getdoc(one)}" for one in (Step, Result, Claim, JobRow)]
         text = "\n\n".join(str(part) for part in parts)
     else:
-        package, path = _REFERENCE[Topic(topic)]
         text = files(package).joinpath(path).read_text(encoding="utf-8")
     typer.echo(text)
 

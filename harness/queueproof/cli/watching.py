@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from queueproof import waits
-from queueproof.cli.ends import beside_the_verdict, on_behalf_of
-from queueproof.cli.judging import print_summary
-from queueproof.cli.options import Where
+from queueproof.cli import options as opt
+from queueproof.cli.ends import on_behalf_of
+from queueproof.cli.judging import CheckOptions, print_summary, printed
 from queueproof.cli.replaying import command_of
 from queueproof.cli.talk import now_and_then, output, progress_bar
 from queueproof.errors import QueueError, QueueproofError
@@ -46,8 +46,28 @@ def wait_for_change(seen: Stamps) -> None:
 
 
 def watch(
+    queue: opt.QueueName,
+    *,
+    only: opt.Only = None,
+    profile: opt.Profile = opt.ProfileName.quick,
+    seed: opt.Seed = 0,
+    jobs: opt.Jobs = None,
+    postgres: opt.Postgres = None,
+    trust: opt.Trust = False,
+    debug: opt.Traceback = False,
+) -> NoReturn:
+    """Check a queue whenever its file, or a file that it includes, changes.
+
+    The story that broke last is run first. Ctrl-C ends it.
+    """
+    asked = CheckOptions.of(locals())
+    asked.select()
+    keep_checking(queue, asked.where, asked.judge)
+
+
+def keep_checking(
     queue: str,
-    where: Where,
+    where: opt.Where,
     check: Callable[[Lab, Callable[[str, float | None], None]], Card],
     wait: Callable[[Stamps], None] = wait_for_change,
 ) -> NoReturn:
@@ -92,22 +112,21 @@ def _once(  # noqa: PLR0917 - what a check is made with
     out: Output,
     target: SqlFileQueue,
     server: Server,
-    where: Where,
+    where: opt.Where,
     check: Callable[[Lab, Callable[[str, float | None], None]], Card],
     token: str | None,
 ) -> str | None:
     """Check once; the story that broke last time goes first. The token of the next such story."""
-    from queueproof.mend.names import with_remedies
-    from queueproof.report.terminal import print_card, print_whole
+    from queueproof.report.terminal import print_whole
     from queueproof.run.open import open_lab
 
     with open_lab(target, server) as lab:
         if token is not None:
             _replayed(out, lab, token)
         with progress_bar() as progress:
-            card = with_remedies(check(lab, progress), target, beside_the_verdict)
+            card = check(lab, progress)
         replay = command_of(target.name, None, lab, where)
-        print_card(out, card, beside_the_verdict)
+        card = printed(out, [card], target, {})
     print_summary(out, card, target, replay)
     print_whole(out, card)
     broken = [one for one in card.guarantees if one.verdict == "broken"]

@@ -50,6 +50,7 @@ CRASHED = 4  # jobs
 WAITS = (0.0, 61.3, HOUR, DAY)  # seconds; what a job may wait that was taken back
 SHORT = 1.0  # seconds; a delay that really passes
 _WITHIN = 0.6  # of a lease
+_CLAIM = script("w1", claim())
 _CONTROL = frozenset({"", "BEGIN", "START", "COMMIT", "END", "SET"})  # at which nobody is late
 _DATA_EXCEPTION = "22"  # the class of SQLSTATE
 _MISSES, _LOOKS = 3, 40  # claims that may pass a job by; that are tried where more do
@@ -67,7 +68,7 @@ def calibrate(lab: Lab, *, replayed: bool = False) -> Offer:
     """
     runner = Runner(lab, split=False, held=True)  # for all that is known of it yet
     offers = lab.queue.offers
-    run = runner.run(Program(TWO, in_turn(SETTLE, script("w1", claim()))))
+    run = runner.run(Program(TWO, in_turn(SETTLE, _CLAIM)))
     claims = run.history.of_kind("claim")
     # One that comes back empty now and then is judged (no-starvation); one that always does not.
     first = next((call for call in claims if call.ids), claims[0])
@@ -219,10 +220,13 @@ def _is_tied(runner: Runner, offer: Offer) -> bool:
     if offer.held or offer.queue.lease_seconds is None:
         return True
     breaks = script("nemesis", terminate(1))
-    begun = SETTLE, script("w1", claim()), breaks
-    stages = in_turn(*begun, *_reaper(offer), script("w2", claim()))
-    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    _, *later = _claims(runner, _CLAIM, breaks, *_reaper(offer), script("w2", claim()))
     return bool(later and later[0].ids)
+
+
+def _claims(runner: Runner, *scripts: Script) -> list[Call]:
+    """The claims of one job, by scripts that are run one after the other."""
+    return runner.run(Program(ONE, in_turn(SETTLE, *scripts))).history.of_kind("claim")
 
 
 def _reaper(offer: Offer) -> tuple[Script, ...]:
@@ -235,9 +239,7 @@ def _beats(runner: Runner, offer: Offer) -> bool:
     if offer.held or lease is None or offer.queue.jobs_per_worker is not None:
         return False
     over = script("clock", advance(past(lease)))
-    mine = script("w1", claim())
-    stages = in_turn(SETTLE, mine, over, mine, *_reaper(offer), script("w2", claim()))
-    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    _, *later = _claims(runner, _CLAIM, over, _CLAIM, *_reaper(offer), script("w2", claim()))
     return len(later) > 1 and not (later[0].ids or later[1].ids)
 
 
@@ -245,7 +247,7 @@ def _beats_later(runner: Runner, offer: Offer) -> bool:
     """A heartbeat that is refused at first is accepted later: what comes of that is judged."""
     within = script("clock", advance(_WITHIN * (offer.queue.lease_seconds or 0.0)))
     beat = script("w1", heartbeat())
-    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim()), beat, within, beat)))
+    run = runner.run(Program(ONE, in_turn(SETTLE, _CLAIM, beat, within, beat)))
     return any(call.answer == "accepted" for call in run.history.of_kind("heartbeat"))
 
 
@@ -257,12 +259,10 @@ def _waits(runner: Runner, offer: Offer) -> float | None:
     lease = offer.queue.lease_seconds
     if offer.held or lease is None or offer.queue.stale is not None:
         return None
-    gone = in_turn(SETTLE, script("w1", claim(), crash()))
-    over = script("clock", advance(past(lease)))
-    stages = (*gone, *in_turn(over, *_reaper(offer), script("w2", claim())))
-    for wait in WAITS:
-        stages += in_turn(script("clock", advance(wait)), *_reaper(offer), script("w2", claim()))
-    _, *later = runner.run(Program(ONE, stages)).history.of_kind("claim")
+    scripts = [script("w1", claim(), crash())]
+    for wait in (past(lease), *WAITS):
+        scripts += [script("clock", advance(wait)), *_reaper(offer), script("w2", claim())]
+    _, *later = _claims(runner, *scripts)
     tries = zip((None, *WAITS), later, strict=False)
     return next((wait for wait, call in tries if call.ids), None)
 
@@ -299,8 +299,8 @@ def _retries(runner: Runner, offer: Offer) -> bool:
     bound = offer.queue.max_attempts
     if "fail" not in offer.queue.offers or bound == 1:
         return False
-    run = runner.run(Program(ONE, in_turn(SETTLE, script("w1", claim(), fail()))))
-    return sum(bool(call.ids) for call in run.history.of_kind("claim")) > 1
+    claims = _claims(runner, script("w1", claim(), fail()))
+    return sum(bool(call.ids) for call in claims) > 1
 
 
 def _must_work(lab: Lab, run: Run, call: Call, *, answered: bool) -> None:

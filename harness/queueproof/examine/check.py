@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.findings import STORIES, Findings, Told
@@ -15,8 +13,8 @@ from queueproof.examine.plan import Examination, Progress
 from queueproof.examine.processes import lent_server
 from queueproof.examine.profiles import PROFILES, profile_of
 from queueproof.examine.verdicts import judgement_of
-from queueproof.examine.work import Crew, Helpers, beside
-from queueproof.guarantees.catalogue import select
+from queueproof.examine.work import Helpers, beside
+from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.postgres import Server
 from queueproof.probes.probes import PROBES
@@ -65,7 +63,6 @@ def check_queue(
     began = time.monotonic()
     with nullcontext(helpers) if helpers else beside(lab, jobs) as pool:
         offer = calibrate(lab)
-        crew = Crew(lab, offer, seed, pool)
         causes = profile in PROFILES and not fail_fast
         asked_for = {guarantee.id for guarantee in wanted}
 
@@ -73,18 +70,13 @@ def check_queue(
             if name in asked_for:
                 told(name, because)
 
-        findings = Findings(lab, offer, seed, crew, tell, causes=causes)
+        findings = Findings(lab, offer, seed, pool, tell, causes=causes)
         budget = profile_of(profile, by_clients=lab.by_clients)
-
-        def broken() -> list[Guarantee]:
-            seen = (guarantee for guarantee in wanted if findings.suspects(guarantee.id))
-            return [one for one in seen if judgement_of(findings, one).verdict == "broken"]
-
-        enough = (lambda: bool(broken())) if fail_fast else None
+        enough = (lambda: any(_broken(findings, wanted))) if fail_fast else None
         examination = Examination(findings, budget)
         examination.examine(wanted, progress, enough)
         for more in reversed(range(STORIES)):
-            found = broken() if fail_fast else []
+            found = [CATALOGUE[one.id] for one in _broken(findings, wanted)] if fail_fast else []
             progress("telling the stories", None)
             findings.shorten(found or wanted)
             # A story that holds another's says nothing: one of what was left out may stand alone.
@@ -156,22 +148,21 @@ def first_flaw(
     Raises:
         QueueError: An operation does not work even undisturbed.
     """
-    offer = calibrate(lab)
-    findings = Findings(lab, offer, seed, Crew(lab, offer, seed))
+    findings = Findings(lab, calibrate(lab), seed)
     examination = Examination(findings, profile_of(profile), through)
-    verdict = partial(judgement_of, findings)
-    found: list[Judgement] = []
-
-    def enough() -> bool:
-        suspects = (guarantee for guarantee in wanted if findings.suspects(guarantee.id))
-        judgements = map(verdict, suspects)
-        found.extend(itertools.islice((j for j in judgements if j.verdict == "broken"), 1))
-        return bool(found)
-
-    examination.examine(wanted, lambda _what, _fraction: None, enough)
-    if found:
-        return found[0]
+    examination.examine(
+        wanted, lambda _what, _fraction: None, lambda: any(_broken(findings, wanted))
+    )
+    if found := next(_broken(findings, wanted), None):
+        return found
     # Programs that were left out are no lack of evidence.
     lacking = [g for g in wanted if through is None or (g.id in PROBES and not g.variations)]
-    judgements = map(verdict, lacking)
+    judgements = (judgement_of(findings, one) for one in lacking)
     return next((one for one in judgements if one.verdict == "inconclusive"), None)
+
+
+def _broken(findings: Findings, wanted: Sequence[Guarantee]) -> Iterator[Judgement]:
+    """The verdicts on what was seen to break, and counts as broken."""
+    suspects = (one for one in wanted if findings.suspects(one.id))
+    judgements = (judgement_of(findings, one) for one in suspects)
+    return (one for one in judgements if one.verdict == "broken")

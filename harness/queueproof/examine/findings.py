@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 
-from queueproof.examine.work import Crew, Search, Tried, runner_under
+from queueproof.examine.work import Crew, Helpers, Search, Tried, runner_under
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.guarantees.guarantee import Guarantee
 from queueproof.judge.checker import declare
@@ -47,9 +47,10 @@ class Findings:
         lab: Where it is installed.
         offer: What it brings.
         seed: Of the random programs and schedules.
-        crew: What does the work.
+        pool: Other processes that do the work, see `Crew`.
         told: Called at once with what breaks and how, for each guarantee that does.
         causes: Whether other operations that break the same are looked for.
+        crew: What does the work.
         declared: What the checker must know of it.
         space: How many programs of each kind there are, whether they are run or not.
     """
@@ -57,9 +58,10 @@ class Findings:
     lab: Lab
     offer: Offer
     seed: int
-    crew: Crew
+    pool: InitVar[Helpers | None] = None
     told: Told = lambda _guarantee, _because: None
     causes: bool = False
+    crew: Crew = field(init=False)
     declared: Declared = field(init=False)
     failures: dict[str, Failure] = field(default_factory=dict)
     others: dict[str, dict[str, Failure]] = field(default_factory=dict)  # by guarantee, by `cause`
@@ -75,7 +77,8 @@ class Findings:
     _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, pool: Helpers | None) -> None:
+        self.crew = Crew(self.lab, self.offer, self.seed, pool)
         self.declared = declare(self.offer)
 
     def runner(self, conditions: Conditions = PLAIN) -> Runner:
@@ -93,7 +96,7 @@ class Findings:
         """Take in what a run showed."""
         self.errors |= tried.errors
         self.evidence += Counter(tried.evidence)
-        for failure in tried.failures(tried.violations):
+        for failure in tried.broken:
             if failure.violation.plain:
                 self.plain.add(failure.violation.guarantee)
             self.record(failure.violation.guarantee, failure)

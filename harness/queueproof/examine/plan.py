@@ -266,21 +266,18 @@ class Examination:
             self._found.probed[name] = _unkilled(self._lab)
         for unit in units:
             for tried in self._crew.tries(unit):
-                program = tried.program
                 self._found.evidence[name, "schedules"] += 1
                 self._found.evidence += Counter(tried.evidence)
                 self._found.hit.update(tried.faults)
-                for failure in tried.failures([*tried.violations, *tried.unexpected]):
-                    broken = failure.violation.guarantee
+                for failure in [*tried.broken, *tried.unexpected]:
+                    plain, broken = failure.program.undisturbed, failure.violation.guarantee
                     known = CATALOGUE.get(broken)
                     about_time = conditions.clocks and known is not None and known.timed
                     if known is not None and not known.acknowledged and not about_time:
                         continue  # who waits for whom, and in which order: another's business
-                    if guarantee.faults and (
-                        broken not in CATALOGUE or self._loses_anyway(program.undisturbed)
-                    ):
+                    if guarantee.faults and (broken not in CATALOGUE or self._loses_anyway(plain)):
                         continue
-                    if self._breaks_anyway(program.undisturbed, broken):
+                    if self._breaks_anyway(plain, broken):
                         continue
                     self._found.record(name, failure)
             self._headway.done(unit)

@@ -11,7 +11,7 @@ from queueproof.guarantees.guarantee import Guarantee
 from queueproof.probes.backoff import RetryWaits
 from queueproof.probes.probes import Found, Seen
 from queueproof.report.card import Break, Judgement, Place, Verdict
-from queueproof.report.story import of_queue, tell, tell_found
+from queueproof.report.story import Story, of_queue, tell_found
 from queueproof.report.text import counted, to_text
 from queueproof.schedule.actors import DRAINER
 from queueproof.schedule.programs import FAULTS
@@ -153,31 +153,34 @@ def _stories(findings: Findings, name: str) -> list[Break]:
     seen = findings.probed.get(name)
     unmoved = CATALOGUE[name].timed and findings.lab.unmoved  # it has measured two clocks
     if seen is not None and seen.found is not None and not unmoved:
-        token = encode_token(findings.lab.queue.digest, name, findings.seed, probe=seen.data)
-        story = tell_found(seen.found, name)
-        place = _place(findings, seen.found)
-        return [Break(seen.broken, to_text(story), token, story, place)]
+        return [_told(findings, name, seen.found, seen.broken, probe=seen.data)]
     failure = findings.failures.get(name)
     if failure is None or findings.explained(name):
         return []
     others = sorted(findings.others.get(name, {}).values(), key=lambda one: one.violation.alone)
-    return [_told(findings, name, one) for one in (failure, *others)]
+    return [
+        _told(
+            findings,
+            name,
+            one,
+            one.violation.because,
+            program=one.program.to_data(),
+            schedule=list(one.schedule),
+            under=one.conditions.to_data(),
+            broken=one.violation.guarantee,
+        )
+        for one in (failure, *others)
+    ]
 
 
-def _told(findings: Findings, name: str, failure: Failure) -> Break:
-    token = encode_token(
-        findings.lab.queue.digest,
-        name,
-        findings.seed,
-        program=failure.program.to_data(),
-        schedule=list(failure.schedule),
-        under=failure.conditions.to_data(),
-        broken=failure.violation.guarantee,
-    )
-    story = tell(failure.run, failure.violation, failure.conditions, name)
-    story = of_queue(story, findings.lab.queue, findings.lab.schema)
-    place = _place(findings, failure)
-    return Break(failure.violation.because, to_text(story), token, story, place)
+def _told(findings: Findings, name: str, found: Found, reason: str, **data: object) -> Break:
+    """A story with its token, which holds some data."""
+    lab = findings.lab
+    token = encode_token(lab.queue.digest, name, findings.seed, **data)
+    story = tell_found(found, name)
+    if isinstance(story, Story) and "program" in data:  # a probe's session is its own
+        story = of_queue(story, lab.queue, lab.schema)
+    return Break(reason, to_text(story), token, story, _place(findings, found))
 
 
 def _place(findings: Findings, found: Found) -> Place | None:

@@ -15,7 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from queueproof import waits
 from queueproof.errors import OWN_SERVERS, QueueproofError
@@ -100,6 +100,8 @@ class Search(NamedTuple):
 
 
 Unit: TypeAlias = Exploration | Draws | Probing | Search
+OneUnit = TypeVar("OneUnit", Exploration | Draws, Probing, Search)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +109,18 @@ class Tried:
     """One run, as far as an examination wants to know.
 
     Attributes:
-        program: Who did what.
-        schedule: In which order.
-        conditions: Under what.
         evidence: What it is worth; nothing where the schedule alone did not decide what happened.
-        violations: The guarantees that it broke.
+        broken: The guarantees that it broke, each with all that is to be told of it.
         unexpected: What else it broke: see `shrink.unexpected`.
         errors: What the server answered with, as `error SQLSTATE`.
         faults: See `Run`; none where it was the server that decided.
-        run: All of it, where something broke.
     """
 
-    program: Program
-    schedule: Schedule
-    conditions: Conditions
     evidence: Mapping[tuple[str, str], int]
-    violations: Sequence[Violation]
-    unexpected: Sequence[Violation]
+    broken: Sequence[Failure]
+    unexpected: Sequence[Failure]
     errors: frozenset[str]
     faults: Sequence[tuple[str, str, int]]
-    run: Run | None
-
-    def failures(self, violations: Iterable[Violation]) -> Iterator[Failure]:
-        """Some of what it broke, with all that is to be told of it."""
-        for violation in violations:
-            assert self.run is not None
-            yield Failure(self.program, self.schedule, self.run, violation, self.conditions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +128,7 @@ class Done:
     """The result of a unit that another process did.
 
     Attributes:
-        found: A list of `Tried`, a `Seen`, a `Failure`, or None.
+        found: What comes of it.
         unmoved: See `Lab`.
     """
 
@@ -203,14 +191,13 @@ class Work:
 
     def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
         """The runs of a unit, one after the other."""
+        conditions = unit.conditions
         if isinstance(unit, Draws):
-            runner = runner_under(self._lab, self._offer, unit.conditions)
+            runner = runner_under(self._lab, self._offer, conditions)
             for number in range(unit.first, unit.first + unit.many):
                 program, schedule = numbered(self._pieces, self._seed, number)
-                run = runner.run(program, schedule)
-                yield self._tried(program, schedule, unit.conditions, run, unit.counting)
+                yield self._tried(unit, program, schedule, runner.run(program, schedule))
             return
-        conditions = unit.conditions
         if conditions.killed:
             self._lab.execute("SELECT")  # whoever ends the run stops this lab's server
         runner = runner_under(self._lab, self._offer, conditions, known=self._in_turn)
@@ -218,34 +205,25 @@ class Work:
             runner, unit.program, budget=unit.budget, seed=self._seed, fixed=unit.fixed
         )
         for schedule, run in explored:
-            tried = self._tried(unit.program, schedule, conditions, run, unit.counting)
-            yield tried
+            yield self._tried(unit, unit.program, schedule, run)
 
     def _tried(
-        self,
-        program: Program,
-        schedule: Schedule,
-        conditions: Conditions,
-        run: Run,
-        counting: str = "",
+        self, unit: Exploration | Draws, program: Program, schedule: Schedule, run: Run
     ) -> Tried:
+        def failures(found: Iterable[Violation]) -> list[Failure]:
+            return [Failure(program, tuple(schedule), run, one, unit.conditions) for one in found]
+
         findings = check(run.history, self._declared)
-        others = unexpected(run)
         evidence: Mapping[tuple[str, str], int] = findings.evidence
-        if counting:
-            counted = CATALOGUE[counting].evidence(run)
-            evidence = {(counting, what): n for what, n in counted.items()}
-        broken = findings.violations or others
+        if name := unit.counting:
+            counted = CATALOGUE[name].evidence(run)
+            evidence = {(name, what): n for what, n in counted.items()}
         return Tried(
-            program,
-            tuple(schedule),
-            conditions,
             {} if run.ambiguous else evidence,
-            findings.violations,
-            others,
+            failures(findings.violations),
+            failures(unexpected(run)),
             frozenset(f"error {error.sqlstate}" for error, _ in run.errors.values()),
             () if run.ambiguous else run.faults,
-            run if broken else None,
         )
 
     def probe(self, unit: Probing, tell: Tell = untold) -> Seen:
@@ -264,13 +242,15 @@ class Work:
 
     def done(self, unit: Unit) -> Done:
         """Do a whole unit, for another process."""
+        found: list[Tried] | Seen | Failure | None
         match unit:
             case Probing():
-                return Done(self.probe(unit), unmoved=self._lab.unmoved)
+                found = self.probe(unit)
             case Search():
-                return Done(self.search(unit), unmoved=self._lab.unmoved)
+                found = self.search(unit)
             case Exploration() | Draws():
-                return Done(list(self.tries(unit)), unmoved=self._lab.unmoved)
+                found = list(self.tries(unit))
+        return Done(found, self._lab.unmoved)
 
 
 class Helpers:
@@ -412,14 +392,14 @@ class Crew:
                 return True
         return False
 
-    def tries(self, unit: Exploration | Draws) -> Iterator[Tried]:
-        """See `Work.tries`."""
+    def _asked(self, unit: OneUnit, here: Callable[[OneUnit], T]) -> T:
+        """What comes of a unit, by another process or here."""
         done = self._take(unit)
-        if done is None:
-            yield from self._here.tries(unit)
-            return
-        assert isinstance(done.found, list)
-        yield from done.found
+        return here(unit) if done is None else cast("T", done.found)
+
+    def tries(self, unit: Exploration | Draws) -> Iterable[Tried]:
+        """See `Work.tries`."""
+        return self._asked(unit, self._here.tries)
 
     def probe(self, unit: Probing, tell: Tell) -> Seen:
         """See `Work.probe`.
@@ -428,11 +408,7 @@ class Crew:
             unit: Which probe, how thoroughly.
             tell: Told how far it is, where it is done here.
         """
-        done = self._take(unit)
-        if done is None:
-            return self._here.probe(unit, tell)
-        assert isinstance(done.found, Seen)
-        return done.found
+        return self._asked(unit, lambda asked: self._here.probe(asked, tell))
 
     def first(self, units: Sequence[Search]) -> tuple[int, Failure] | None:
         """The first of some searches that finds something: its number, and what it finds."""
@@ -442,10 +418,8 @@ class Crew:
         for number, unit in enumerate(units):
             self.go_ahead(units[begun : number + ahead])
             begun = max(begun, number + ahead)
-            done = self._take(unit)
-            failure = self._here.search(unit) if done is None else done.found
+            failure = self._asked(unit, self._here.search)
             if failure is not None:
-                assert isinstance(failure, Failure)
                 found = number, failure
                 break
         self.leave(units[:begun])

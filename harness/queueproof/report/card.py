@@ -189,12 +189,7 @@ class Card:
     @property
     def exit_code(self) -> Exit:
         """Of the command line."""
-        codes = {
-            "holds": Exit.HOLDS,
-            "broken": Exit.BROKEN,
-            "inconclusive": Exit.INCONCLUSIVE,
-        }
-        return codes[self.verdict]
+        return Exit[self.verdict.upper()]
 
     def to_json(self) -> str:
         """The public form (card.json)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -11,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from queueproof.report.story import Account, Story, Told
 
 _WORD = "is"  # the key that says which of several forms something has
+_hints = cache(get_type_hints)
 
 
 def to_data(told: Any) -> Any:  # noqa: ANN401 - any part of a story
@@ -44,18 +46,18 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
     parts = get_args(kind)
     match get_origin(kind):
         case origin if origin in {tuple, Sequence} and isinstance(data, list):
-            return (
-                tuple(read(parts[0], one) for one in data) if _many(parts) else _each(parts, data)
-            )
+            many = len(parts) == 1 or parts[-1] is Ellipsis
+            kinds = [parts[0]] * len(data) if many else parts
+            return tuple(read(part, one) for part, one in zip(kinds, data, strict=True))
         case origin if origin is Mapping and isinstance(data, dict):
             return {read(parts[0], key): read(parts[1], one) for key, one in data.items()}
         case origin if origin is Literal and data in parts:
             return data
         case origin if origin in {Union, UnionType}:
             for part in parts:
-                if _is(part, data):
+                with suppress(ValueError):
                     return read(part, data)
-    if isinstance(kind, type) and is_dataclass(kind) and isinstance(data, dict):
+    if isinstance(kind, type) and is_dataclass(kind) and _is(kind, data):
         hints = _hints(kind)
         known = {name: read(hints[name], data[name]) for name in data.keys() & hints.keys()}
         try:
@@ -69,27 +71,7 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
     raise ValueError(f"unexpected {str(data)[:60]!r}")
 
 
-def _many(parts: Sequence[Any]) -> bool:
-    """Whether a sequence's type says what each of any number is."""
-    return len(parts) == 1 or parts[-1] is Ellipsis
-
-
-def _each(parts: Sequence[Any], data: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(read(part, one) for part, one in zip(parts, data, strict=True))
-
-
-def _is(kind: Any, data: Any) -> bool:  # noqa: ANN401 - the same
-    """Whether data are of one of several forms."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        named = kind.__name__.lower()
-        return isinstance(data, dict) and data.get(_WORD, named) == named
-    if get_origin(kind) is Literal:
-        return data in get_args(kind)
-    if get_origin(kind) in {tuple, Sequence}:
-        return isinstance(data, list)
-    return type(data) is kind
-
-
-@cache
-def _hints(kind: Any) -> Mapping[str, Any]:  # noqa: ANN401 - a class
-    return get_type_hints(kind)
+def _is(kind: type, data: object) -> bool:
+    """True where data may be of a class: one of several forms says which it is."""
+    named = kind.__name__.lower()
+    return isinstance(data, dict) and data.get(_WORD, named) == named

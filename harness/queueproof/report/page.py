@@ -7,10 +7,8 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from pygments.lexers.sql import PostgresLexer
 from pygments.token import Token
@@ -18,12 +16,12 @@ from pygments.token import Token
 from queueproof.bench.render import Section
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.report import text
-from queueproof.report.card import SCHEMA, Card, Judgement, Verdict
+from queueproof.report import terminal, text
+from queueproof.report.card import SCHEMA, Card, Verdict
 from queueproof.report.data import read
 from queueproof.report.draw import STYLE, draw
+from queueproof.report.forms import filled_in
 from queueproof.report.story import Asked, Sent, Story
-from queueproof.report.terminal import mutants_summary, summary, tried
 
 _PAINTED = (
     (Token.Comment, "c"),
@@ -59,23 +57,8 @@ def to_page(
         benches: Benchmarks.
         matrices: Verdicts without their stories, each with the name of its file.
     """
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "pieces": _pieces,
-        "coded": _coded,
-        "painted": painted,
-        "quoted": shlex.quote,
-        "worst_first": _worst_first,
-        "source": _source,
-        "capitalized": lambda words: words[:1].upper() + words[1:],
-        "summary": summary,
-        "tried": tried,
-        "mutants_summary": mutants_summary,
-    }
-    template = files("queueproof.report").joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
+    return filled_in(
+        "page.html",
         cards=cards,
         benches=benches,
         matrices=matrices,
@@ -85,26 +68,29 @@ def to_page(
         marks=_MARKS,
         style=Markup(STYLE),  # noqa: S704 - a constant of ours
         drawn=lambda story, link: Markup(draw(story, link)),  # noqa: S704 - XML, escaped
-        steps=steps,
         statements=statements,
+        terminal=terminal,
         text=text,
+        pieces=_pieces,
+        coded=_coded,
+        painted=painted,
+        quoted=shlex.quote,
     )
 
 
-def read_matrix(content: object) -> Matrix | None:
-    """Verdicts by queue and guarantee; None where it is something else.
+def read_matrix(content: object) -> Matrix:
+    """Verdicts by queue and guarantee.
 
     Args:
         content: Of a JSON file.
+
+    Raises:
+        ValueError: It is something else.
     """
-    if not isinstance(content, dict) or not content:
-        return None
-    for verdicts in content.values():
-        if not isinstance(verdicts, dict) or not verdicts:
-            return None
-        if not CATALOGUE.keys() >= verdicts.keys() or not set(_MARKS) >= set(verdicts.values()):
-            return None
-    return content
+    matrix: Matrix = read(Matrix, content)
+    if not matrix or not all(v and v.keys() <= CATALOGUE.keys() for v in matrix.values()):
+        raise ValueError("no queue, or a guarantee that nobody knows")
+    return matrix
 
 
 def _coded(words: str) -> Markup:
@@ -127,29 +113,9 @@ def _painted(kind: object) -> str:
     return next((name for wide, name in _PAINTED if kind in wide), "")
 
 
-def _worst_first(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Those that have a story, the broken ones first."""
-    told = [judgement for judgement in judgements if judgement.stories]
-    return sorted(told, key=lambda judgement: judgement.verdict != "broken")
-
-
-def _source(source: str) -> tuple[str, str]:
-    """An address, and what stands behind it."""
-    address, _, rest = source.partition(" ")
-    return (address, rest) if address.startswith("https://") else ("", source)
-
-
-def steps(story: Story) -> list[tuple[str, list[str]]]:
-    """The steps as a list: their numbers, and what happens."""
-    return [
-        (str(one.first) if one.times == 1 else f"{one.first}-{one.last}", text.lines_of(one))
-        for one in text.passages(story)
-    ]
-
-
 def statements(story: Story) -> list[tuple[str, str, str]]:
     """The SQL of a story: its letter, which operations send it, and the text."""
-    used: dict[int, dict[str, list[str]]] = {}
+    used: dict[int, dict[str, dict[str, None]]] = {}  # by statement, by who sends it: the steps
     asked: dict[str, str] = {}
     for number, moment in enumerate(story.moments, 1):
         for fact in moment.facts:
@@ -157,19 +123,14 @@ def statements(story: Story) -> list[tuple[str, str, str]]:
                 asked[moment.actor] = fact.operation
             elif isinstance(fact, Sent):
                 by = f"{asked.get(moment.actor, '')} by {moment.actor}".strip()
-                steps = used.setdefault(fact.statement, {}).setdefault(by, [])
-                steps += [str(number)] if str(number) not in steps else []
-    return [
-        (
-            text.letter(n),
-            "; ".join(
-                f"{by}, step{'s' * (len(steps) > 1)} {', '.join(steps)}"
-                for by, steps in used.get(n, {}).items()
-            ),
-            sql,
+                used.setdefault(fact.statement, {}).setdefault(by, {})[str(number)] = None
+    told = {
+        statement: "; ".join(
+            f"{by}, step{'s' * (len(steps) > 1)} {', '.join(steps)}" for by, steps in sent.items()
         )
-        for n, sql in enumerate(story.statements)
-    ]
+        for statement, sent in used.items()
+    }
+    return [(text.letter(n), told.get(n, ""), sql) for n, sql in enumerate(story.statements)]
 
 
 def read_card(written: str) -> Card:

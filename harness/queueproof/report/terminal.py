@@ -66,7 +66,9 @@ def print_card(out: Output, card: Card, aside: Aside = nullcontext) -> None:
         aside: Tells why a story is not drawn for the width of the terminal.
     """
     if out.is_terminal:
-        out.print(_table(card.guarantees))
+        worst_first = sorted(card.guarantees, key=lambda one: WORST_FIRST.index(one.verdict))
+        rows = [(one.id, *_styled(one)) for one in worst_first]
+        out.print(_table(("guarantee", "verdict", "because"), rows))
     else:
         for judgement in card.guarantees:
             out.say(f"{judgement.id}: {judgement.verdict} ({judgement.reason})")
@@ -107,12 +109,8 @@ def print_breaks(out: Output, card: Card, replay: str, *, named: bool, mend: str
         first = _INSTEAD.sub("", _FIRST_SENTENCE.split(safe)[0])
         rows.append((where, name, story.reason, first))
     if out.is_terminal:
-        table = Table(box=SIMPLE_HEAD, pad_edge=False)
-        for heading in ("where", "story", "what happened", "how to mend it"):
-            table.add_column(heading, overflow="fold", no_wrap=heading in {"where", "story"})
-        for where, *told in rows:
-            table.add_row(where.rpartition("/")[2], *told)
-        out.print(table)
+        short = [(where.rpartition("/")[2], *told) for where, *told in rows]
+        out.print(_table(("where", "story", "what happened", "how to mend it"), short))
     else:
         for *told, _ in rows:
             out.say(": ".join(told))
@@ -248,15 +246,19 @@ def _verified(mended: Mended, profile: str) -> Iterator[str]:
         yield f"Broken before the change as well, and not mended by it: {', '.join(anyway)}."
 
 
-def _table(judgements: Sequence[Judgement]) -> Table:
+def _styled(judgement: Judgement) -> tuple[Text, Text]:
+    """A verdict and its reason, in their colours."""
+    faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
+    return Text(judgement.verdict, STYLES[judgement.verdict]), Text(judgement.reason, faint)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+    """A table whose first two columns are names, and keep to a line."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("guarantee", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("because", overflow="fold")
-    for judgement in sorted(judgements, key=lambda one: WORST_FIRST.index(one.verdict)):
-        style = STYLES[judgement.verdict]
-        faint = "" if judgement.verdict in {"broken", "inconclusive"} else "dim"
-        table.add_row(judgement.id, Text(judgement.verdict, style), Text(judgement.reason, faint))
+    for n, heading in enumerate(headings):
+        table.add_column(heading, overflow="fold", no_wrap=n < 2)  # noqa: PLR2004 - see above
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -405,9 +405,10 @@ class Passage:
     moments: tuple[Moment, ...]
 
     @property
-    def last(self) -> int:
-        """The number of the last moment."""
-        return self.first + len(self.moments) - 1
+    def number(self) -> str:
+        """The number of its moment, or of the first and the last."""
+        last = self.first + len(self.moments) - 1
+        return str(self.first) if self.first == last else f"{self.first}-{last}"
 
     def columns(self) -> list[tuple[Moment, ...]]:
         """What each moment of a passage is each time."""
@@ -474,20 +475,23 @@ def _plain(fact: Fact) -> object:
 
 def _listing(story: Story, width: int) -> str:
     found = list(passages(story))
-    numbers = [
-        str(one.first) if one.first == one.last else f"{one.first}-{one.last}" for one in found
-    ]
-    margin = max(map(len, numbers), default=0)
+    margin = max((len(one.number) for one in found), default=0)
     lines: list[str] = []
-    for number, passage in zip(numbers, found, strict=True):
+    for passage in found:
         told = [textwrap.wrap(line, width - margin - 6) for line in lines_of(passage)]
         wrapped = [
             "  " * (line > 0) + "    " * (n > 0) + piece
             for line, pieces in enumerate(told)
             for n, piece in enumerate(pieces)
         ]
-        lines += [f"{number if n == 0 else '':>{margin}}  {line}" for n, line in enumerate(wrapped)]
+        lines += _numbered(passage.number, margin, wrapped)
     return "\n".join(lines)
+
+
+def _numbered(number: object, margin: int, lines: Sequence[str]) -> Iterator[str]:
+    """Lines, the first of them with a number before it."""
+    for n, line in enumerate(lines):
+        yield f"{number if n == 0 else '':>{margin}}  {line}".rstrip()
 
 
 def lines_of(passage: Passage) -> list[str]:
@@ -619,8 +623,7 @@ def _timeline(story: Story, columns: Sequence[str], width: int) -> str:
                 for n, line in enumerate(told)
                 for m, piece in enumerate(textwrap.wrap(line, width - 9))
             ]
-        for n, piece in enumerate(wrapped):
-            lines.append(f"{passage.first if n == 0 else '':>2}  {piece}".rstrip())
+        lines += _numbered(passage.first, 2, wrapped)
     return "\n".join(lines)
 
 

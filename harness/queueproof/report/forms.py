@@ -1,0 +1,24 @@
+"""What a card or a story looks like as a file: templates, which stand beside this module."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+_FORMS = Environment(
+    loader=PackageLoader("queueproof.report", "."),
+    autoescape=select_autoescape(["html", "svg", "xml"]),
+    undefined=StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def filled_in(form: str, **facts: object) -> str:
+    """A template with its facts.
+
+    Args:
+        form: The name of its file; what stands in HTML, SVG and XML is escaped.
+        facts: By the names that it uses.
+    """
+    return _FORMS.get_template(form).render(facts)
