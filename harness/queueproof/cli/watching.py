@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from queueproof import waits
 from queueproof.cli import options as opt
 from queueproof.cli.ends import on_behalf_of
 from queueproof.cli.judging import CheckOptions, print_summary, printed
@@ -41,6 +40,8 @@ def _stamp(file: Path) -> tuple[int, int] | None:
 
 def wait_for_change(seen: Stamps) -> None:
     """Wait until a file is not as it was seen: as long as its owner likes, or until a signal."""
+    from queueproof import waits
+
     while stamps(list(seen)) == seen:
         time.sleep(waits.SLICE)
 
