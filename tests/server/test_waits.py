@@ -262,7 +262,7 @@ try:
     gc.collect()
     time.sleep(60)
 except KeyboardInterrupt as stopped:
-    print("stopped by", stopped)
+    print(stopped)
 """
 
 
