@@ -16,9 +16,11 @@ from queueproof.schedule.programs import (
     in_turn,
     script,
     until,
+    whole,
 )
 from queueproof.space.pieces import (
     ALIGNED,
+    MOST_ATTEMPTS,
     NEW,
     SETTLE,
     THREE,
@@ -61,6 +63,19 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
         for delay in DELAYS:
             almost = in_turn(ALIGNED, NEW, script("clock", until(delay)), script("w1", claim()))
             yield Program((), almost, reserve=(JobSpec(delay=delay),))
+
+
+def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
+    """What has come in since a claim began is claimed by another one: what is counted is old.
+
+    Derived programs find a wrong count, but not one that is old under REPEATABLE READ alone.
+    """
+    cap = pieces.offer.queue.concurrency_limit or 1
+    if cap > MOST_ATTEMPTS or "priority" not in pieces.offer.queue.takes("enqueue"):
+        return
+    full = in_turn(script("w1", *[claim()] * (cap - 1 if not pieces.offer.held else 0)))
+    race = (script("w2", claim()), script("w3", whole(Do("enqueue")), whole(claim())))
+    yield Program((JobSpec(),) * cap, (*full, race), reserve=(JobSpec(priority=5),))
 
 
 GUARANTEES = (
@@ -180,6 +195,7 @@ GUARANTEES = (
         example="concurrency_limit_count_then_claim",
         asks="concurrency_limit in the header",
         needs=_capped,
+        programs=_concurrency_limit,
         acknowledged=True,
         lacking="claims that reached the cap",
     ),
