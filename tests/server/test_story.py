@@ -85,7 +85,7 @@ GOLDEN = """\
         WHERE id = ANY (:ids)
         RETURNING id
 
-    Why it matters: the job's effect happens twice: two mails, two payments.
+    Why it matters: The job's effect happens twice: two mails, two payments.
 """
 
 

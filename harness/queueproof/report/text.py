@@ -123,7 +123,7 @@ def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str
         legend: Of the run, where the text stands among others; None: the text stands alone.
     """
     width = max(width, NARROWEST)
-    guarantee = CATALOGUE[told.guarantee]
+    guarantee, reason = CATALOGUE[told.guarantee], why(told)
     lettered = legend or Legend()
     parts = [
         _filled(f"{guarantee.id}: {guarantee.sentence}", width),
@@ -132,7 +132,7 @@ def to_text(told: Told, width: int = WIDTH, legend: Legend | None = None) -> str
             if isinstance(told, Story)
             else (_part(part, width) for part in told.parts)
         ),
-        _filled(f"Why it matters: {why(told)}.", width),
+        _filled(f"Why it matters: {reason[0].upper()}{reason[1:]}.", width),
     ]
     return "\n\n".join(part for part in parts if part)
 
