@@ -58,7 +58,9 @@ def _options(
     *,
     _version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
+        typer.Option(
+            "--version", help="Show the version.", metavar="", is_eager=True, callback=_show_version
+        ),
     ] = False,
 ) -> None:
     """Find race conditions in PostgreSQL job queues, and see the exact steps."""

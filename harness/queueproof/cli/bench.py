@@ -44,6 +44,7 @@ def bench(
         bool,
         typer.Option(
             "--compare",
+            metavar="",
             help="Say whether the second of two queues is faster or slower than the first. Both are"
             " measured in turn until that is sure, or --budget ends. If not given: 4 workers, batch"
             " 10 (1 if a claim takes one job).",

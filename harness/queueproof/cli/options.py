@@ -63,7 +63,7 @@ ProfileOrProjects: TypeAlias = Annotated[
 _SEED = "Random seed. The same seed and profile give the same verdict."
 Seed: TypeAlias = Annotated[int, _option(HOW, _SEED)]
 _FAIL_FAST = "Stop at the first break. The rest is not judged."
-FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast")]
+FailFast: TypeAlias = Annotated[bool, _option(HOW, _FAIL_FAST, "--fail-fast", metavar="")]
 _JOBS = "Number of processes, each with its own database. The result does not depend on it."
 Jobs: TypeAlias = Annotated[
     int | None, _option(HOW, _JOBS, metavar="N", min=1, show_default="the processors")
@@ -79,7 +79,7 @@ _TRUST = (
     "Run the queue's SQL as a superuser, who may do anything on the server and its machine. Also"
     " needed for a superuser's DSN on a server that has other databases."
 )
-Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust")]
+Trust: TypeAlias = Annotated[bool, _option(SERVER, _TRUST, "--trust", metavar="")]
 
 
 def _report(what: str) -> object:
@@ -107,7 +107,7 @@ Export: TypeAlias = Annotated[Path | None, _option(None, _EXPORT, metavar="FILE"
 
 DEBUG_OPTION = "--traceback"
 _TRACEBACK = "Show the traceback of an internal error."
-Traceback: TypeAlias = Annotated[bool, _option(None, _TRACEBACK, DEBUG_OPTION)]
+Traceback: TypeAlias = Annotated[bool, _option(None, _TRACEBACK, DEBUG_OPTION, metavar="")]
 
 
 class Where(NamedTuple):
