@@ -6,16 +6,19 @@ from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee, finishing, followed
 from queueproof.queues.offer import Offer
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import (
+    COMPLETE_ALL,
     JobSpec,
     Program,
+    advance,
     claim,
     crash,
     heartbeat,
     in_turn,
     script,
 )
-from queueproof.space.pieces import PAGE, SETTLE, SPENT, Pieces
+from queueproof.space.pieces import PAGE, SETTLE, SPENT, TWO, Pieces
 
 
 def _expiry(offer: Offer) -> str | None:
@@ -46,6 +49,14 @@ def _stale_recovery(pieces: Pieces) -> Iterator[Program]:
         lives = in_turn(SETTLE, script("w1", *full), dies, pieces.within())
         ends = in_turn(script("w1", *jobs), pieces.within(), script("w1", crash()))
         yield Program((JobSpec(),) * (page + 1), (*lives, *ends))
+
+
+def _fencing(pieces: Pieces) -> Iterator[Program]:
+    """A batch that meets its jobs' next life step by step: each may wait for the other, twice."""
+    if "complete_many" in pieces.offers and pieces.takes_limit and pieces.lease is not None:
+        over = in_turn(script("w1", claim(2)), script("clock", advance(past(pieces.lease))))
+        takes = (*(do for _, dos in pieces.reaper() for do in dos), claim())
+        yield Program(TWO, (*over, (script("w2", *takes), script("w1", COMPLETE_ALL))))
 
 
 GUARANTEES = (
@@ -137,6 +148,7 @@ GUARANTEES = (
             "a lease in the header, or a fail after which the job is tried again"
         ),
         needs=_losing,
+        programs=_fencing,
         acknowledged=True,
         lacking="operations with a lost claim refused",
         shows_late=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from queueproof.guarantees.guarantee import Guarantee
@@ -11,10 +10,12 @@ from queueproof.schedule.programs import (
     COMPLETE_ALL,
     JobSpec,
     Program,
+    Stage,
     advance,
     claim,
     crash,
     fail,
+    heartbeat,
     in_turn,
     script,
     whole,
@@ -26,33 +27,40 @@ from queueproof.space.pieces import (
     PAGE,
     SETTLE,
     SPENT,
+    THREE,
     TWO,
     Pieces,
 )
 
 
-def _own_jobs(pieces: Pieces) -> Iterator[Program]:
+def _non_blocking(pieces: Pieces) -> Iterator[Program]:
+    """A batch of one worker, and the heartbeat of another, who holds a job of his own."""
+    if {"heartbeat", "complete_many"} <= pieces.offers and pieces.takes_limit:
+        taken = in_turn(script("w1", claim(2)), script("w2", claim()))
+        both: Stage = (script("w1", COMPLETE_ALL), script("w2", whole(heartbeat())))
+        yield Program(THREE, (*taken, both))
+
+
+def _no_deadlock(pieces: Pieces) -> Iterator[Program]:
     """Two workers with jobs of their own: what all jobs share has an order, too."""
-    acts = pieces.enders()
-    jobs: tuple[JobSpec, ...] = TWO
     taken = in_turn(script("w1", claim()), script("w2", claim()))
-    batches = pieces.takes_limit and "complete_many" in pieces.offers
-    if batches:
-        acts.append(COMPLETE_ALL)
+    for n, mine in enumerate(pieces.enders()):
+        for theirs in pieces.enders()[n:]:
+            yield Program(TWO, (*taken, (script("w1", mine), script("w2", theirs))))
+    if pieces.takes_limit and "complete_many" in pieces.offers:
         # The one's jobs lie between the other's: what jobs share by their ids, or by a priority
         # that orders none, two batches reach in two orders.
         taken = in_turn(script("w1", claim(2)), script("w3", claim()), script("w2", claim(2)))
+        both: Stage = (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL))
         queue = pieces.offer.queue
         ranks = "priority" in queue.takes("enqueue") and not queue.by_priority
-        jobs = tuple(JobSpec(priority=n % 2 * ranks) for n in range(5))
-    for mine, theirs in itertools.combinations_with_replacement(acts, 2):
-        yield Program(jobs, (*taken, (script("w1", mine), script("w2", theirs))))
-    if batches and pieces.lease is not None:
-        # What a statement with an old snapshot does not see any more it still locks.
-        over = (advance(past(pieces.lease)), *(do for _, dos in pieces.reaper() for do in dos))
-        next_one = script("w2", *map(whole, (*over, claim(2))), COMPLETE_ALL)
-        late = (*in_turn(script("w1", claim(2))), (script("w1", COMPLETE_ALL), next_one))
-        yield Program(TWO, late)
+        yield Program(tuple(JobSpec(priority=n % 2 * ranks) for n in range(5)), (*taken, both))
+        if pieces.lease is not None:
+            # What a statement with an old snapshot does not see any more it still locks.
+            over = (advance(past(pieces.lease)), *(do for _, dos in pieces.reaper() for do in dos))
+            next_one = script("w2", *map(whole, (*over, claim(2))), COMPLETE_ALL)
+            late = (*in_turn(script("w1", claim(2))), (script("w1", COMPLETE_ALL), next_one))
+            yield Program(TWO, late)
 
 
 def _no_starvation(pieces: Pieces) -> Iterator[Program]:
@@ -99,6 +107,7 @@ GUARANTEES = (
             "them write. Where one at a time is enough, `pg_try_advisory_xact_lock` lets the "
             "others pass."
         ),
+        programs=_non_blocking,
         lacking="operations that overlapped another",
         waits=True,
     ),
@@ -116,7 +125,7 @@ GUARANTEES = (
             "batch is changed, and shared rows in the same order in every operation. `SKIP LOCKED` "
             "wherever a job may be passed over: who does not wait cannot deadlock."
         ),
-        programs=_own_jobs,
+        programs=_no_deadlock,
         lacking="operations that overlapped another",
     ),
     Guarantee(
