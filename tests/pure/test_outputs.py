@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from queueproof import waits
 from queueproof.cli import run
-from queueproof.cli.files import append, refuse_outputs, write
+from queueproof.cli.files import append, refuse_outputs, write, write_new
 from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
 
@@ -33,6 +34,18 @@ class Mine(Queue):
     def claim(self, worker):
         yield Step("SELECT 1", {})
 """
+
+
+def test_a_new_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
+    """What stood there in part kept the next attempt from writing it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(QueueproofError, match=r"cannot write .*: File too large"):
+            write_new(tmp_path / "jobs.sql", "-- name: schema#\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_link_in_a_circle_is_no_place_to_write(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from queueproof.cli import run
 from queueproof.errors import QueueproofError
 from queueproof.report.card import Break, Card, Judgement, MutantJudgement, Place
 from queueproof.report.draw import draw
@@ -188,6 +190,13 @@ def test_a_card_without_story_data_is_shown_with_its_text() -> None:
     assert "<svg" not in page
     assert "complete job 1 (its first claim" in page
     assert "How to mend it" in page
+
+
+def test_a_card_that_an_editor_has_saved_is_a_card(tmp_path: Path) -> None:
+    """Some put a byte order mark before it."""
+    path = tmp_path / "card.json"
+    path.write_text(card(broken(race())).to_json(), encoding="utf-8-sig")
+    assert run(["report", str(path), "--html", str(tmp_path / "card.html")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -372,6 +372,7 @@ def test_lease_needs_the_header() -> None:
         (b"-- x\n\xff", ":2: the file is not UTF-8"),
         (b"\xef\xbb\xbf-- x", ":1: the file begins with a byte order mark"),
         (b"", ":1: there is no block schema; write `-- name: schema#`, or include ="),
+        (b"\x1f\x8b\x08\xff", ":1: this is compressed by gzip; make it SQL: gunzip"),
         (b"PGDMP\x01\xff", ":1: this is pg_dump's custom format; make it SQL: pg_restore -f"),
     ],
 )
@@ -669,6 +670,7 @@ def test_jobs_are_observed() -> None:
     ("answer", "says"),
     [
         (rows(id=["1"], state=["done"]), "the state done; use queued, running"),
+        (rows(id=["1"], state=["queued"], attempts=["-1"]), "attempts -1, not a whole number"),
         (rows(id=["1"], status=["queued"]), "a column state; it returned id, status"),
         (rows(id=["1"], state=["queued"], attempts=["x"]), "the attempts x"),
     ],

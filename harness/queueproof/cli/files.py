@@ -139,7 +139,12 @@ def write_new(path: Path, text: str) -> None:
     if path.exists():
         raise QueueproofError(f"{path} exists already, and is left as it is")
     with _writing(path), path.open("x", encoding="utf-8") as file:
-        file.write(text)
+        try:
+            file.write(text)
+            file.flush()
+        except OSError:  # what is there in part would stand in the way of the next time
+            path.unlink()
+            raise
 
 
 def streams(path: Path) -> bool:

@@ -37,7 +37,7 @@ def report(
     refuse_outputs([html], results)
     cards, benches, matrices = [], [], []
     for path in results:
-        text = waits.text(path)
+        text = waits.text(path).removeprefix("\ufeff")  # which an editor may have put there
         try:
             found = json.loads(text)
             content = found if isinstance(found, dict) else {}

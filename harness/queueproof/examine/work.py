@@ -24,7 +24,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.history.calls import History
 from queueproof.judge.checker import Violation, check, declare
 from queueproof.machine import processors
-from queueproof.probes.buffers import Tell, untold
+from queueproof.probes.probe import Tell, untold
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab

@@ -30,8 +30,6 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import Session, drive, execute
 from queueproof.schedule.moments import DAY, MOMENT
 
-__all__ = ["Tell", "untold"]  # whoever asks for a probe takes them from here
-
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm

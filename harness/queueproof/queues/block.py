@@ -279,11 +279,10 @@ def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]
             f"{block.name} returned the state {found}; use {known}{how}", block.source
         )
     attempts = row.get("attempts", Value(None, _INT4))
-    try:
-        return JobRow(job, state, None if attempts.text is None else int(attempts))
-    except ValueError:
-        message = f"{block.name} returned the attempts {attempts}, not a whole number"
-        raise FormatError(message, block.source) from None
+    if attempts.text is not None and not str(attempts).isdecimal():
+        message = f"{block.name} returned the attempts {attempts}, not a whole number from 0"
+        raise FormatError(message, block.source)
+    return JobRow(job, state, None if attempts.text is None else int(attempts))
 
 
 def _nothing(block: Block, bindings: Mapping[str, Parameter]) -> Operation[None]:

@@ -155,6 +155,8 @@ def read(path: Path) -> str:
         message = "the file is not UTF-8; save it as UTF-8"
         if content.startswith(b"PGDMP"):
             message = "this is pg_dump's custom format; make it SQL: pg_restore -f schema.sql FILE"
+        if content.startswith(b"\x1f\x8b"):
+            message = "this is compressed by gzip; make it SQL: gunzip -k FILE"
         raise QueueError(message, Source(path, line)) from None
 
 

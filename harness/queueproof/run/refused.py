@@ -11,6 +11,7 @@ from queueproof.postgres import Server
 from queueproof.queues.model import Step
 from queueproof.queues.sqltext import compile_statement, position_in
 
+_NO_SCHEMA = "3F000"  # invalid_schema_name
 _FORBIDDEN = "42501"  # insufficient_privilege
 _UNTRUSTED = (
     "\nHere the queue's SQL runs without a superuser's rights. If it needs them, as CREATE"
@@ -88,6 +89,8 @@ def rejected(step: Step, error: ServerError, hint: str = "") -> QueueError:
         where = f"\n  {text[first : first + SHOWN]}\n  {' ' * (column - 1 - first)}^"
         if text[column - 1 :].startswith("\\"):
             where += f"\n{OF_PSQL}"
+    if error.sqlstate == _NO_SCHEMA and '"' not in error.message:  # which would name one
+        where += "\nHas the role a search_path of its own? ALTER ROLE ... RESET search_path"
     told = error.message if len(error.message) <= TOLD else f"{error.message[:TOLD]} …"
     return QueueError(
         f"PostgreSQL rejected this SQL: {told} ({error.sqlstate}){where}{hint}", source
