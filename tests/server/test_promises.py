@@ -13,7 +13,8 @@ from queueproof.probes import backoff
 from queueproof.probes.backoff import measure
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
-from queueproof.schedule.programs import Program, claim, crash, in_turn, script
+from queueproof.schedule.moments import HOUR
+from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
 from queueproof.space.pieces import ONE, TWO
 
 LabOf = Callable[[str], Lab]
@@ -75,6 +76,16 @@ def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) ->
     run = Runner(lab).run(Program(ONE, in_turn(script("w1", claim(), crash()))))
     assert check(run.history, declare(offer)).violations == []
     assert [job for call in run.history.of_kind("claim") for job in call.ids] == ["1", "1"]
+
+
+def test_a_claim_that_ends_one_stale_job_at_a_time_is_asked_again(lab_of: LabOf) -> None:
+    """Rule 28: the first that it ends shows in `jobs`, before which nobody had looked."""
+    lab = lab_of((STRATEGIES / "sound" / "renewed_receipts.sql").read_text(encoding="utf-8"))
+    offer = calibrate(lab)
+    taken = (script("w1", claim(), crash()), script("w2", claim(), crash()))
+    late = in_turn(*taken, script("clock", advance(HOUR)))
+    run = Runner(lab).run(Program((JobSpec(bound=1), JobSpec()), late))
+    assert check(run.history, declare(offer)).violations == []
 
 
 def test_a_wait_that_a_recovery_ends_is_no_wait_for_ever(lab_of: LabOf) -> None:

@@ -89,7 +89,8 @@ class Drain:
         """Maintain and claim until nothing more comes; whether a job may still come out later.
 
         A claim may do maintenance of its own, or end a spent job and answer nothing
-        (rule 28): what comes back empty has not said that there is nothing.
+        (rule 28): what comes back empty has not said that there is nothing. So the first look at
+        the states, with nothing to compare it with, counts as a change.
         """
         began = self._execution.lab.now()
         empty = 0
@@ -101,7 +102,7 @@ class Drain:
             got = [self._empty(drainer, queue) for queue in self._execution.state.queues]
             before = self._states
             outstanding = self._outstanding(drainer)
-            changed = before is not None and before != self._states
+            changed = before != self._states
             empty = 0 if changed else 1 if moved or any(got) else empty + 1
             if not outstanding or empty >= self._enough():
                 break
