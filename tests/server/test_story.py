@@ -125,7 +125,7 @@ def test_the_recovery_that_took_a_job_back_is_shown(lab_of: LabOf) -> None:
     run = Runner(lab).run(Program((JobSpec(bound=1),), in_turn(script("w1", claim(), crash()))))
     (broken,) = check(run.history, declare(calibrate(lab))).violations
     told = to_text(of_queue(tell(run, broken, PLAIN, "retry-bound"), lab.queue, lab.schema))
-    assert "drainer: recover => nothing; claim, at most 10 => nothing" in told
+    assert "drainer, twice: recover => nothing; claim, at most 10 => nothing" in told
     assert "drainer: recover [b] => job 1; recover => nothing" in told
     assert "GREATEST(3, max_attempts)" in told
 

@@ -51,6 +51,13 @@ class ThroughPgbouncer(Probe):
         """Programs in which workers act in turn; none where PgBouncer is not there to run them."""
         return Suite(offer).alone(PROGRAMS[level]) if find_pgbouncer() else ()
 
+    def watch(self, lab: Lab, offer: Offer, level: int, tell: Tell) -> Seen:
+        """Measure; a PgBouncer that does not start is no fault of the server's."""
+        try:
+            return super().watch(lab, offer, level, tell)
+        except ServerUnavailableError as error:
+            return Seen({}, unable=str(error))
+
     def look(
         self, lab: Lab, offer: Offer, points: Sequence[Program], _level: int, _tell: Tell, /
     ) -> Seen:

@@ -109,10 +109,7 @@ class Probe(ABC):
             level: As for `points`.
             tell: Told how far it is, where it may take minutes.
         """
-        try:
-            return self.look(lab, offer, self.points(offer, level), level, tell)
-        except ServerUnavailableError as error:
-            return Seen({}, unable=str(error))
+        return self.look(lab, offer, self.points(offer, level), level, tell)
 
     def replay(self, lab: Lab, offer: Offer, data: object) -> Any:  # noqa: ANN401 - of `Found`
         """The breach that was seen, again; None where it does not happen any more.
