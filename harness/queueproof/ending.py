@@ -175,6 +175,6 @@ def _end_anyway(woken: socket.socket, numbers: frozenset[int]) -> None:
 
 
 def ended_by(number: int) -> str:
-    """What is said of a command that a signal ends."""
+    """The words on a command that a signal ends."""
     name = signal.Signals(number).name
     return "interrupted" if number == signal.SIGINT else f"stopped by {name}"

@@ -35,7 +35,7 @@ _REFUSED = {
     errno.ENOMEM: "there is no memory left",
     errno.EAGAIN: "no more processes may run (ulimit -u)",
 }
-"""What a machine may refuse, whatever the queue."""
+"""The things that a machine may refuse, whatever the queue."""
 
 
 # click's, of which newer typers bring a copy of their own

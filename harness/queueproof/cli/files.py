@@ -57,7 +57,7 @@ def _identity(path: Path) -> object:
 
 
 def _real(path: Path) -> Path:
-    """Where a path leads.
+    """The place that a path leads to.
 
     Raises:
         OSError: It leads in a circle.

@@ -297,7 +297,7 @@ class Helpers:
         return self.processes.submit(done_here, given, unit)
 
     def result(self, future: Future[Any]) -> Done | None:
-        """What comes of a unit, in the end; None where its process was killed or is frozen.
+        """The outcome of a unit, in the end; None where its process was killed or is frozen.
 
         Args:
             future: By `submit`.
@@ -393,7 +393,7 @@ class Crew:
         return False
 
     def _asked(self, unit: OneUnit, here: Callable[[OneUnit], T]) -> T:
-        """What comes of a unit, by another process or here."""
+        """The outcome of a unit, by another process or here."""
         done = self._take(unit)
         return here(unit) if done is None else cast("T", done.found)
 

@@ -66,7 +66,7 @@ def _not_early(pieces: Pieces) -> Iterator[Program]:
 
 
 def _concurrency_limit(pieces: Pieces) -> Iterator[Program]:
-    """What has come in since a claim began is claimed by another one: what is counted is old.
+    """Jobs that came in since a claim began are claimed by another one: what is counted is old.
 
     Derived programs find a wrong count, but not one that is old under REPEATABLE READ alone.
     """

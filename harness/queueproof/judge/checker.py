@@ -87,7 +87,7 @@ class CheckResult:
 
     @property
     def overlapping(self) -> int:
-        """How many operations were in the midst of another's."""
+        """The number of operations that overlapped another."""
         return self.evidence["no-deadlock", "operations that overlapped another"]
 
     @property

@@ -188,7 +188,7 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
 
 
 def _unasked(offer: Offer, waits: RetryWaits) -> str:
-    """What a reader might think was asked, and was not; empty where all was."""
+    """The cases that a reader might think were asked, and were not; empty where all were."""
     last = max((wait.attempt for wait in waits.found), default=0)
     if not last or last >= LATER[0]:
         return ""
@@ -197,7 +197,7 @@ def _unasked(offer: Offer, waits: RetryWaits) -> str:
 
 
 def _cases(queue: Queue) -> Iterator[Case]:
-    """What a queue may do to a wait, of what it offers."""
+    """The operations by which a queue may end a wait, of those that it offers."""
     takes = queue.takes("enqueue")
     for what in ("complete", "recover"):
         if what in queue.offers and (what != "recover" or queue.lease_seconds is not None):
@@ -284,7 +284,7 @@ def _failed(
 
 
 def _too_early(told: str, waited: float, least: float, digits: int) -> str:
-    """What is said of a job that came back."""
+    """The sentence on a job that came back."""
     return (
         f"after {told} came back within {waited:.{digits}f} s; "
         f"its `backoff` asks for at least {least:.{digits}f} s"

@@ -168,7 +168,7 @@ def _broken(over: Overclaim, evidence: Mapping[str, int]) -> Seen:
 
 
 def _unasked(offer: Offer, plans: Iterable[Iterable[str]]) -> Iterator[str]:
-    """What a reader might think was asked, and was not."""
+    """The claims that a reader might think were asked, and were not."""
     if offer.held:
         yield "a claim of several was not asked: it ends inside its transaction"
     elif offer.queue.jobs_per_worker is not None:
