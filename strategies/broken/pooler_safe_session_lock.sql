@@ -4,6 +4,9 @@
 
 -- /// queue
 -- extends = "../advisory_lock.sql"
+-- [breaks]
+-- non-blocking = "a late worker's row lock makes a claim wait: it is no advisory lock"
+-- isolation = "the same defect: a session keeps its locks when SERIALIZABLE refuses the commit"
 -- ///
 
 -- name: claim(worker, limit, queue, ids)
