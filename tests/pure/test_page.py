@@ -221,8 +221,9 @@ def test_a_card_that_no_page_can_be_made_of_is_refused(change: dict[str, object]
     """Whatever is wrong in a card.json is found as it is read."""
     found = json.loads(card(broken(race())).to_json())
     found["guarantees"][0] |= change
-    with pytest.raises(QueueproofError, match="this is no card of queueproof"):
+    with pytest.raises(QueueproofError, match="this is no card of queueproof") as refused:
         read_card(json.dumps(found))
+    assert "Error(" not in str(refused.value)
 
 
 def test_a_matrix_is_a_table_on_the_page() -> None:

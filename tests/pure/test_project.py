@@ -54,7 +54,7 @@ def test_a_table_that_is_wrong(text: str, write: Write) -> None:
 def test_a_misspelt_key(write: Write) -> None:
     """The nearest one is named."""
     write('[tool.queueproof]\nqueue = ["a.sql"]\n')
-    with pytest.raises(QueueproofError, match="unknown key queue; did you mean 'queues'"):
+    with pytest.raises(QueueproofError, match="unknown key 'queue'; did you mean 'queues'"):
         project()
 
 

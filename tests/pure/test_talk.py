@@ -84,3 +84,14 @@ def test_a_probe_that_takes_minutes_tells_how_far_it_is() -> None:
         headway.within(unit, fraction)
     headway.done(unit)
     assert told == pytest.approx([0.2, 0.5, 0.5, 1])
+
+
+@pytest.mark.parametrize("unseen", ["\x1b[2J", "\r", "\u200b", "\u202e", "\ufeff"])
+def test_what_nobody_sees_in_a_message_is_written_out(
+    capsys: pytest.CaptureFixture[str], unseen: str
+) -> None:
+    """`:wor\u200bker` would look right, and an escape sequence would clear the screen."""
+    talk.say(f"unknown parameter :wor{unseen}ker", 4)
+    said = capsys.readouterr().err
+    assert ascii(unseen)[1:-1] in said
+    assert said.rstrip("\n").isprintable()

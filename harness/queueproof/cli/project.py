@@ -68,7 +68,7 @@ def _read(path: Path) -> Project:
     keys = found if isinstance(found, dict) else {}
     for key, value in keys.items():
         if key not in _EXAMPLES:
-            said = f"unknown key {key}{nearest(key, _EXAMPLES)}"
+            said = f"unknown key {key!a}{nearest(key, _EXAMPLES)}"
             raise QueueproofError(f"{path}: {said} below {_TABLE}; write {_EXAMPLES['queues']}")
         if not _is_right(key, value):
             raise QueueproofError(f"{path}: write {_EXAMPLES[key]} below {_TABLE}")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 PREFIX = "queueproof: "  # of what is said on stderr, but for what begins with a place in a file
 WIDEST = 120  # characters of a line of prose
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # but for tabs and line ends
+# What moves a cursor or cannot be seen, but for tabs and line ends.
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\xa0\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]")
 QUIET_SECONDS = 30.0  # after which a line says what is being done, where there is no terminal
 
 
@@ -97,9 +98,9 @@ def progress_bar(
 def say(message: str, code: int, *, prefix: str = PREFIX) -> int:
     """Say one message on stderr, and give its exit code back.
 
-    What somebody's SQL or program holds does not move the cursor of who reads it.
+    What somebody's SQL or program holds does not move the cursor of who reads it, and is seen.
     """
-    shown = _CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
+    shown = _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], message)
     print(f"{prefix}{shown}", file=sys.stderr)  # noqa: T201 - where errors go
     return code
 

@@ -150,7 +150,8 @@ def read_card(written: str) -> Card:
         if not unknown:
             _must_be_told(card)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise QueueproofError(f"this is no card of queueproof: {error!r}") from None
+        said = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise QueueproofError(f"this is no card of queueproof: {said}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")
     return card
