@@ -652,6 +652,25 @@ def test_a_lease_may_last_longer_than_declared(late: float, expected: list[str])
 
 
 @cases("""
+    one that names no job extends all that its worker has
+        enqueue 1 2; w1 claims 1 2 limit=2; +20; w1 beats 1; +29; w2 claims 2
+        => live-lease? where recovers=False worker_heartbeat=True
+    one of a job need not extend another
+        enqueue 1 2; w1 claims 1 2 limit=2; +20; w1 beats 1; +29; w2 claims 2
+        => holds where recovers=False
+    what is claimed while it is under way it may extend or not
+        enqueue 1 2; w1 claims 1; begin w1 claims; +20; w1 beats 1; end w1 2; +15; w2 claims 2
+        => holds where recovers=False worker_heartbeat=True
+    what ran out before need not be extended
+        enqueue 1 2; w1 claims 1; +20; w1 claims 2; +11; w1 beats 2; +1; w2 claims 1
+        => holds where recovers=False worker_heartbeat=True
+""")
+def test_what_a_heartbeat_extends(case: Case) -> None:
+    """Rule 3: its job, and where it takes no job all that its worker had when it was sent."""
+    assert [one for one in judged(case) if one.startswith("live")] == case.breaks
+
+
+@cases("""
     it was extended
         enqueue 1 2; w1 claims 1; +15; w1 beats 1; +22.5; w2 runs 2; left 1=running 2=completed
         => concurrency-limit where cap=1

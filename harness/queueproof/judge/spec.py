@@ -572,13 +572,16 @@ def _sign(rules: Declared, job: Job, call: Call) -> Job:
 
 
 def _heartbeat(rules: Declared, job: Job, act: Act) -> list[Job] | Breach:
+    # A worker's heartbeat is accepted because the worker lives. If the lease has run out, a
+    # claim may have put the job back before, and have answered nothing (rules 14 and 28).
+    lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
     if not act.named:
-        same = job.holder is not None and job.holder.actor == act.call.actor
-        return _extended(rules, job, act) if same and job.phase == Phase.RUNNING else [job]
+        if job.holder is None or job.holder.actor != act.call.actor or job.phase != Phase.RUNNING:
+            return [job]
+        # One that names no job is for all that its worker had when it was sent (rule 3).
+        meant = rules.worker_heartbeat and not act.call.overlaps(job.holder)
+        return _extended(rules, job, act._replace(named=meant and not lapsed))
     if _is_holder(job, act) and job.phase == Phase.RUNNING:
-        # A worker's heartbeat is accepted because the worker lives. If the lease has run out, a
-        # claim may have put the job back before, and have answered nothing (rules 14 and 28).
-        lapsed = rules.worker_heartbeat and act.call.ended >= job.fresh_until
         return _extended(rules, job, act._replace(named=not lapsed))
     if _is_holder(job, act) and job.phase == Phase.QUEUED:
         return [job] if rules.worker_heartbeat else _extended(rules, job, act)
