@@ -103,3 +103,23 @@ def test_nothing_meets_that_the_rules_exclude(name: str) -> None:
             beats = ["heartbeat" in kinds for kinds in (what, meanwhile)]
             assert sorted(beats) == [False, True], one
             assert "claim" not in (*what, *meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("name", "between"),
+    [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})],
+)
+def test_a_failed_job_is_claimed_again_at_once_where_it_need_not_wait(
+    name: str, between: set[int]
+) -> None:
+    """A token made of the time, for one, is the same then; else time passes in between."""
+    offer = offered(name)
+    moves = set()
+    for space in spaces(Pieces(offer), declare(offer)):
+        for one in space.alone():
+            way = [do.kind for stage in one.make().stages for _, dos in stage for do in dos]
+            for n in range(len(way) - 2):
+                if way[n] == "fail" and "claim" in way[n + 1 : n + 3]:
+                    moves.add(way[n + 1 : n + 3].index("claim"))
+    assert moves >= between
+    assert (0 in moves) == (0 in between)

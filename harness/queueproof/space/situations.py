@@ -299,12 +299,14 @@ class Space:
     def _claims(self, at: Situation, who: str) -> Mapping[str, Any]:
         call = self._call(at, "claim", who)
         outcome = step(self.rules, at.job, Act(call, "claim"))
-        free = at.job.phase == Phase.QUEUED and at.lined and not at.waits
+        # What declares no backoff may also wait: the clock moves on in other programs.
+        at_once = at.waits and not self.rules.backoff and "promote" not in self.pieces.offers
+        free = at.job.phase == Phase.QUEUED and (at.lined or at_once)
         over = self._is_lost(at) and not self.rules.recovers
         if self._is_last(at) or not (free or over) or isinstance(outcome, Breach):
             return {}
         ends = (*at.ends, "claim") if over else at.ends
-        return {"job": outcome[0], "claims": (*at.claims, call), "ends": ends}
+        return {"job": outcome[0], "claims": (*at.claims, call), "ends": ends, "lined": True}
 
     def _is_lost(self, at: Situation) -> bool:
         """Whether the job's holder has certainly lost it."""
@@ -537,7 +539,8 @@ class Space:
             return [()]
         last = (*self.pieces.reaper(), script("w6", claim(self.batch)))
         begins = deed.do.kind in _BEGINNING
-        if self.rules.worker_heartbeat:  # whose lease may have begun before the claim
+        if self.rules.worker_heartbeat and deed.do.kind != "heartbeat":
+            # The worker's lease may have begun before.
             kept = advance(min(_KEPT[after.lease(lease)], _EARLY) * lease)
         elif begins and after.lease(lease) == "fresh":
             kept = until(lease)
