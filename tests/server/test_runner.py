@@ -39,7 +39,7 @@ from queueproof.search.explore import explore
 from queueproof.space.pieces import NEW, SAME
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
-from tests.fix_queues import FREE, HOLDS, queue_file
+from tests.fix_queues import CLAIM_MANY, FREE, HOLDS, queue_file
 
 ONE = (JobSpec(),)
 TWO = (JobSpec(), JobSpec())
@@ -92,6 +92,16 @@ def test_an_enqueue_that_is_refused_brings_no_job(lab_of: LabOf) -> None:
     run = Runner(lab).run(Program(jobs, in_turn(script("w1", claim(), claim()))))
     assert [call.answer for call in run.history.of_kind("enqueue")].count("rejected") == 1
     assert not check(run.history, declare(Offer(lab.queue, held=False))).violations
+
+
+@pytest.mark.parametrize("order", ["ASC", "DESC"])
+def test_a_worker_takes_its_jobs_as_they_were_enqueued(lab_of: LabOf, order: str) -> None:
+    """RETURNING follows the plan of the moment; which of its jobs a worker ends does not."""
+    claim_all = f"WITH got AS ({CLAIM_MANY[:-1]}) SELECT id FROM got ORDER BY id {order};"
+    lab = lab_of(queue_file(claim=claim_all))
+    run = Runner(lab).run(Program(TWO, in_turn(script("w1", claim(2), complete()))))
+    claimed, completed = calls(run, "claim", "w1")[0], calls(run, "complete", "w1")[0]
+    assert [claimed.ids, completed.refs[0].job] == [("1", "2"), "1"]
 
 
 def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:

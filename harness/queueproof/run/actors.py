@@ -92,9 +92,7 @@ class Actor:
                 across |= {ref.job: (ref, claim) for ref, claim in new[:1]}
             return list(across.values())
         batch = [c for c in self.claims if nth < len(calls) and c[0].call == calls[nth]]
-        # A worker finishes its jobs in any order: every other one names its batch backwards. In
-        # which order a claim answers them hangs on how rows lie, and differs from run to run.
-        batch.sort(key=lambda one: (len(one[0].job), one[0].job))
+        # A worker finishes its jobs in any order: every other one names its batch backwards.
         return batch[::-1] if self.name == "w2" else batch
 
     def unfinished(self) -> list[Session]:

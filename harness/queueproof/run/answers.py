@@ -78,6 +78,21 @@ def mistaken(calls: Sequence[Call], claims: Iterable[Claim]) -> str:
     return ""
 
 
+def in_order(enqueues: Iterable[Call], claims: Iterable[Claim]) -> list[Claim]:
+    """Claims of one answer, in the order in which their jobs were enqueued.
+
+    RETURNING has no order of its own: it follows how rows lie and which plan the server has just
+    then, and a worker that took its jobs so would do another thing in each run.
+
+    Args:
+        enqueues: Those so far.
+        claims: The answer of a claim. Jobs that nobody was told of come last.
+    """
+    jobs = [job for call in enqueues for job in call.ids]
+    places = {job: n for n, job in reversed(list(enumerate(jobs)))}
+    return sorted(claims, key=lambda one: (places.get(one.id, len(jobs)), len(one.id), one.id))
+
+
 def record_enqueue(call: Call, queue: Queue, spec: JobSpec) -> None:
     """Record what of a job an enqueue takes.
 

@@ -18,6 +18,7 @@ from queueproof.queues.worker import WorkerError
 from queueproof.run.actors import Actor, Flight, reachable
 from queueproof.run.answers import (
     enqueue_arguments,
+    in_order,
     mistaken,
     read_answer,
     record_enqueue,
@@ -490,6 +491,7 @@ class Execution:
             wrong = flood(history.calls, call.limit, ids) or mistaken(history.calls, value)
             if wrong:
                 raise QueueError(wrong, self.queue.source_of(flight.do.kind))
+            value = in_order(history.of_kind("enqueue"), value)
         read_answer(call, value)
         if flight.session.in_transaction and self.state.stands_at is None:
             self._stays_open(actor, flight)
