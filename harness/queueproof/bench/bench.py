@@ -25,7 +25,7 @@ from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.worker import WorkerQueue
 from queueproof.waits import StoppedError
 
-ROUNDS = 5
+ROUNDS = 5  # each of all cells in turn: what slows the machine for a while slows all of them
 SECONDS = 0.7  # of measured work in a cell of the fastest queue
 OPEN_SECONDS = 5.0  # the same at a given rate
 PILOT_JOBS = 500  # at least, in the round that is not counted

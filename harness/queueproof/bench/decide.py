@@ -23,7 +23,7 @@ LEAST = 12  # rounds of the first look: with fewer even one-sided rounds may all
 LOOKS = (0.3, 0.4, 0.55, 0.75, 1.0)  # shares of the rounds after which to look
 ERROR = 0.005  # chance that equal queues are called different, over all looks together
 ALIKE = 0.05  # an interval inside this much around 1 needs no further rounds
-RESAMPLES = 4000
+RESAMPLES = 4000  # its ends then vary by a twentieth of the standard error
 
 Verdict: TypeAlias = Literal["faster", "slower", "no difference seen"]
 

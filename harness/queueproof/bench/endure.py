@@ -22,7 +22,7 @@ PHASES = ("clean", "old snapshot", "recovery")
 POINTS = 6  # measurements in a phase
 BACKLOG = 3_000  # jobs that wait, unless --backlog says how many
 NAPS = 6  # of autovacuum in a phase
-PRIORITIES = 3
+PRIORITIES = 3  # a mark of each priority must move: with one alone it would not be seen
 JOBS = counters.WARM + counters.COUNTED  # claims of a measurement that only counts
 
 

@@ -12,7 +12,7 @@ from queueproof.bench.endure import Point
 from queueproof.bench.measured import Measured, Shape
 from queueproof.errors import QueueproofError
 
-FORMAT = 1
+FORMAT = 1  # of the file; a benchmark of another one is refused, never misread
 
 
 class BenchError(QueueproofError):

@@ -26,7 +26,7 @@ MISSING = (
     "pgbouncer is not installed: apt-get install pgbouncer (Debian, Ubuntu), "
     "brew install pgbouncer, or put its directory on PATH"
 )
-PORT = 6432
+PORT = 6432  # PgBouncer's own; it only names a socket in a folder of ours
 DATABASE = "queue"
 CONNECTIONS = 3  # to the server, from the beginning of each run
 WAITED = "55P03"  # what a statement is answered that has waited for WAIT

@@ -19,7 +19,7 @@ from queueproof import waits
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres.watchdog import Watchdog, WatchdogError, drop_database, lock_key
 
-OLDEST = 140000
+OLDEST = 140_000  # older ones get no more repairs from PostgreSQL's project
 _CHOOSES = 150_000  # the server_version_num from which CREATE DATABASE takes a STRATEGY
 PREFIX = "queueproof"
 ROLE = "queueproof"  # whom a queue's own SQL runs as, on a server of ours

@@ -21,7 +21,7 @@ from queueproof.run.session import drive, noted
 from queueproof.schedule.moments import DAY, DECADE, MARGIN
 from queueproof.space.pieces import DELAY, MOST_ATTEMPTS
 
-ONE_BY_ONE = 12
+ONE_BY_ONE = 12  # attempts measured finely: by then a wait that doubles has met any usual cap
 BEATEN = 3  # the attempt at which a heartbeat comes before the failure
 LATER = (46, 47, 64, 1024)  # where 2 ** n passes an interval, a float's precision, a float
 SEVERAL = 8  # jobs; of those that fail once

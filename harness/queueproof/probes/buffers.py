@@ -33,7 +33,7 @@ from queueproof.schedule.moments import DAY, MOMENT
 GROWTH, SLACK = 1.5, 32  # rule 17: both must be passed
 DEEPER, STILL = 4, 1.5  # with so many times the jobs so many times the cost, or it grows no more
 REPEATS = 3  # claims per measurement; the least counts, when caches of the session are warm
-BATCH = 50
+BATCH = 50  # jobs of an enqueue or a claim, so that a table is filled in seconds
 FEW = 200  # jobs; with fewer every table is a page, which any claim reads cheaply
 EVERY = 8  # one job in so many ends by failing for good
 MOST_FAILURES = 30  # of one job; where it takes more to end it, every job is completed

@@ -41,7 +41,7 @@ from queueproof.queues.model import OPERATIONS, Claim, JobRow, Operation, Queue,
 Json: TypeAlias = Mapping[str, Any]
 
 LONGEST_LINE = 1_000_000  # bytes
-_CHUNK = 65536
+_CHUNK = 65536  # bytes: what a pipe of Linux holds
 _LOG_KEPT = 4096  # bytes of stderr
 _MARK = "QUEUEPROOF_MARK"  # a variable
 _LAST_WORDS = 1.0  # seconds for a dead worker's pipes to run dry

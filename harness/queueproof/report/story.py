@@ -26,7 +26,7 @@ from queueproof.schedule.programs import FaultKind, PayloadKind
 from queueproof.search.shrink import Failure
 
 LONG_ID = 12  # characters; longer ids, UUIDs for instance, are shown as job 1, job 2, ...
-SHOWN_SQL = 60
+SHOWN_SQL = 60  # characters of a statement in a step; the whole stands below the story
 _DEFINES = re.compile(
     r'^\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:FUNCTION|PROCEDURE)\s+(?P<name>[\w."]+)\s*\(',
     re.IGNORECASE | re.MULTILINE,

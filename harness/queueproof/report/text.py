@@ -34,7 +34,7 @@ from queueproof.schedule.programs import FAULTS, PayloadKind
 
 COLUMN = 32  # characters; two workers and the margin fit into a terminal of 80
 WIDTH = 106  # characters of a line, where there is no terminal: three workers
-NARROWEST = 30
+NARROWEST = 30  # characters; narrower, an actor's column has no room for a word
 LONGEST = 12  # moments that may repeat together
 OFTEN = 3  # times from which on what repeats is told once
 FEW = 3  # names or answers that are listed, and not only the first and the last
@@ -74,7 +74,7 @@ _ROLES: Mapping[str, str] = {
     "janitor": "removes finished jobs, as the queue's own cleanup does",
     "late": "a worker, which asks last",
 }
-NO_LETTER = -1
+NO_LETTER = -1  # of a statement that is short enough to stand in its step
 _CONTROL = re.compile(r"\s*(BEGIN|COMMIT|ROLLBACK|END)\s*", re.IGNORECASE)
 _BEGIN = re.compile(r"\s*(BEGIN|START)\b(?!.*ISOLATION)", re.IGNORECASE | re.DOTALL)
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}

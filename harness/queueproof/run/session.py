@@ -25,7 +25,7 @@ FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespa
 WHERE t.typarray <> 0 AND n.nspname !~ '^pg_'
 """
 """The array type of each type that is not the server's own."""
-INTERVAL_OID = 1186
+INTERVAL_OID = 1186  # in pg_type, of every server
 STOPS = "queueproof: stops at a gate, "  # what a backend says that does: at which level (`gates`)
 _OWN_SETTING = re.compile(r"\bset_config\b|\bset\s+(local\s+|session\s+)?[\w\"]+\.", re.IGNORECASE)
 _FATAL = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE)

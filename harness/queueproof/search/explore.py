@@ -13,7 +13,7 @@ from queueproof.run.runner import Runner
 from queueproof.schedule.programs import Program, Schedule
 
 EXHAUSTIVE = 2000  # schedules; beyond, only those with few preemptions are tried
-PREEMPTIONS = 2
+PREEMPTIONS = 2  # most races need no more of them (Musuvathi, Qadeer: iterative context bounding)
 
 
 class TriedSchedule(NamedTuple):

@@ -36,7 +36,7 @@ from queueproof.schedule.programs import (
 )
 from queueproof.space.pieces import Pieces
 
-STAGES = 60
+STAGES = 60  # of a program: enough for lives of several attempts beside one another
 LARGEST = 300  # jobs, where a number of the SQL asks for so many
 BATCH = 60  # jobs that a claim asks for, at most
 _CHOICES = 4 * STAGES  # of a schedule
@@ -54,7 +54,7 @@ _NAMES = (
     ("default.high", "default_high"),
     (f"{_LONG}in", f"{_LONG}out"),
 )
-_SMALLINT = 32_000
+_SMALLINT = 32_000  # a priority column may be a smallint
 _NEAR, _CLOSE = 0.9, 0.5  # of a span that is not over
 _LATEST = (0, -1, -1, -1, -2, -3, -4)  # of a worker's claims
 _PAYLOADS: tuple[PayloadKind, ...] = ("", "", "same", "same", "large")

@@ -35,7 +35,7 @@ DELAY = 61.3  # seconds
 SETTLE = script("clock", advance(MOMENT))
 ALIGNED = script("clock", ALIGN)
 PAGE = 30  # more than a batch; so many that shrinking takes no more than seconds
-SPENT = 12
+SPENT = 12  # jobs that may not run any more: more than a claim of ten looks at
 SAME = JobSpec(payload="same")  # two jobs may well be alike
 NEW = script("producer", Do("enqueue"))
 CLEAN = script("janitor", Do("cleanup", seconds=0.0))

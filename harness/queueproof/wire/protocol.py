@@ -21,8 +21,8 @@ from queueproof.errors import QueueproofError
 
 LARGE = 64 * 2**20  # bytes; what is kept whole. The server takes up to 1 GiB.
 PIECE = 64 * 2**10  # bytes; what is passed on without being read comes in pieces of this size
-_SMALL = 10_000
-_TOKEN = 65_535
+_SMALL = 10_000  # bytes; PostgreSQL's PQ_SMALL_MESSAGE_LIMIT
+_TOKEN = 65_535  # PG_MAX_AUTH_TOKEN_LENGTH
 _SHORTEST_STARTUP = 8
 _HEADER = struct.Struct("!ci")
 _INT2 = struct.Struct("!h")
@@ -54,7 +54,7 @@ _TOLD = MappingProxyType({"frontend": FRONTEND, "backend": BACKEND})
 _LONGEST = 2**30  # bytes; of a message that is passed on in pieces
 
 _TEXTS = frozenset({18, 19, 25, 114, 142, 705, 1042, 1043})
-_JSONB = 3802
+_JSONB = 3802  # in pg_type
 
 
 class ProtocolError(QueueproofError):
