@@ -108,3 +108,12 @@ def test_what_an_author_wrote_stays(server: Server) -> None:
         card = check_queue(lab, select(["backoff"]), seed=0, profile="quick", fail_fast=True)
     told = advise(queue, card, server, lambda _what, _done: None)["backoff"].text
     assert "`run_at     = clock_timestamp() + (1 + 0.1 * random())` instead of" in told
+
+
+def test_what_mends_one_story_of_several_is_not_told(server: Server) -> None:
+    """The recovery ends the job then, and still gives each crash its attempt back."""
+    queue = load(BROKEN / "retry_bound_crash_not_counted.sql")
+    with open_lab(queue, server) as lab:
+        card = check_queue(lab, select(["retry-bound"]), seed=0, profile="quick", fail_fast=True)
+    assert [one.verdict for one in card.guarantees] == ["broken"]
+    assert advise(queue, card, server, lambda _what, _done: None) == {}

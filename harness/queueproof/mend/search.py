@@ -55,6 +55,7 @@ DEPTH = 3  # changes that go together
 BRANCHES = 6  # candidates of a kind that are changed further
 SMALLER = 4  # forms that replace less, tried once one is found
 SURE = 3  # times that a story must not happen with the form that is told
+KEEPING = 3  # forms with which no story happens that are asked for the whole guarantee
 HUNKS = 3  # places that are told as they are to be written
 SHORT = 3  # lines that are told as they are to be written
 STORY = 60  # schedules of a story's program that must not tell it any more
@@ -71,7 +72,6 @@ _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tri
     "routing": ("queue",),
     "order": ("priority", "due"),
 }
-_LOOK = "mutants"  # the profile that finds one small change
 
 
 class Goal(NamedTuple):
@@ -81,11 +81,13 @@ class Goal(NamedTuple):
         stories: Tokens; none may be told any more.
         wanted: Guarantees that must hold; none where the stories are all that is asked.
         broken: Guarantees that the original breaks: no story of theirs is held against it.
+        profile: By which the guarantees are asked: this one finds one small change.
     """
 
     stories: tuple[str, ...]
     wanted: tuple[str, ...]
     broken: tuple[str, ...] = ()
+    profile: str = "mutants"
 
 
 class Outcome(NamedTuple):
@@ -212,10 +214,12 @@ def advise(
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))
         ask = partial(_judged, path=queue.name, goal=goal, seed=card.seed, server=server)
+        keeps = partial(ask, goal=Goal((), (one.id,), profile="glance"))
         progress(f"looking for what mends {one.id}", None)
         told = ask(text)
         forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
         likely = [fix for fix, about in forms if about or not fix.last][: min(ADVISED, left)]
+        asked = 0
         for fix in likely:
             left -= 1
             # A story may hang on ids that the server draws: once without it may be luck.
@@ -224,10 +228,15 @@ def advise(
                 less = (other for other, _ in forms if other.block == fix.block and not other.last)
                 smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
                 kept = next((other for other in smaller if ask(other.text).is_sound), fix)
-                # What extends another file has no lines of its own there.
-                name = Path(queue.name).name if queue.own == text else ""
-                found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
-                break
+                # It may mend that story alone, or put another one in its place.
+                if keeps(kept.text).is_sound:
+                    # What extends another file has no lines of its own there.
+                    name = Path(queue.name).name if queue.own == text else ""
+                    found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
+                    break
+                asked += 1
+                if asked == KEEPING:
+                    break
     return found
 
 
@@ -557,7 +566,7 @@ def _judged(
                 return Outcome((), broken.guarantee, broken.because, _acting(failure))
             if not goal.wanted:
                 return Outcome()
-            flaw = first_flaw(lab, select(goal.wanted), seed=seed, profile=_LOOK)
+            flaw = first_flaw(lab, select(goal.wanted), seed=seed, profile=goal.profile)
             if flaw is not None:
                 again = replay(lab, flaw.replay) if flaw.replay else None
                 failure = again.failure if again else None
