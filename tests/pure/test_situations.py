@@ -68,6 +68,19 @@ def test_a_late_worker_meets_its_jobs_next_life() -> None:
     assert all(one[0] != other[0] for one, other in late)
 
 
+@pytest.mark.parametrize("ends", ["complete", "fail"])
+def test_a_worker_beats_while_it_ends_its_job(ends: str) -> None:
+    """It is all one which of them comes first, but one that waits for the other may not see it."""
+    for one in meetings("skip_locked.sql"):
+        (actor, kinds), (other, others) = races(one)
+        at = [len(stage) > 1 for stage in one.stages].index(True)
+        way = {do.kind for stage in one.stages[:at] for _, dos in stage for do in dos}
+        if kinds == [ends] and others == ["heartbeat"] and other == actor + HEARTBEATS:
+            assert way == {"advance", "claim", "align"}  # nobody else has had the job
+            return
+    pytest.fail("they do not meet")
+
+
 def test_what_is_all_one_comes_later() -> None:
     """Two claims of one job are among the first."""
     offer = offered("skip_locked.sql")

@@ -538,3 +538,12 @@ def test_an_index_of_all_jobs_is_not_called_one_of_those_that_can_run() -> None:
     found = Slope([dear], index=ServingIndex("CREATE INDEX ON d (due)"))
     assert "only jobs that can run" not in found.remedy
     assert "holds finished jobs as well" in found.remedy
+
+
+def test_an_order_by_the_time_of_the_claim_is_told_to_be_kept_in_a_column() -> None:
+    """No index has an order that changes as time passes."""
+    dear = Cost(Content("waiting", MANY), [("SELECT", 251)])
+    found = Slope([dear], guilty=("SELECT", "Sort Key: (EXTRACT(epoch FROM (now() - made))) DESC"))
+    assert "a column that does not change as time passes" in found.remedy
+    found.guilty = ("SELECT", "Sort Key: priority DESC, made")
+    assert "an index that holds only what it looks for" in found.remedy

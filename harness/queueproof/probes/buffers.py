@@ -143,6 +143,11 @@ _UNSEEN = (
     "Give that statement an index that holds only what it looks for, in its order; that of a claim "
     "may be `CREATE INDEX ON jobs (priority DESC, run_at, id) WHERE status = 'queued'`."
 )
+_SORTED = (
+    "The claim computes its order for every job that may run, and sorts them. Keep what it orders "
+    "by in a column that does not change as time passes, filled by the enqueue, and give it an "
+    "index in that order that holds only jobs that may run."
+)
 _WHOLE = (
     "Give the claim an index in its order: `{}`. That one holds finished jobs as well, as the "
     "claim compares no column with constants: let the claim ask for a state, and the index have "
@@ -274,7 +279,8 @@ class Slope:
         also = f"{_JOINED.format(*join)} " if join else ""
         if self.index is None:
             called = _FUNCTION.search(plan)
-            return also + (_INSIDE.format(called[1]) if called else _UNSEEN)
+            sorts = re.search(r"Sort Key: .*\(", plan)
+            return also + (_INSIDE.format(called[1]) if called else _SORTED if sorts else _UNSEEN)
         if self.index.states:
             told = _STATES_SERVED if self.served else _STATES
             return also + told.format(self.index.states, self.index.sql)

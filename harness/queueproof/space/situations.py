@@ -425,10 +425,14 @@ class Space:
         return self._replayed(deed.after, walk) == end and (end != there.key) == does
 
     def _locks(self, at: Situation, deed: Deed, walk: tuple[Deed, ...]) -> bool:
-        """Whether somebody late may lock what another one wants: a wait is no answer."""
+        """Whether somebody may lock what another one wants, which then decides by an old row.
+
+        Somebody late, for whom a wait is no answer; or the holder, whose heartbeat is under way.
+        """
         kinds = {deed.do.kind, *(one.do.kind for one in walk)}
         known = len(walk) == 1 and kinds <= _LOCKING and at.job.phase not in FINISHED
-        return known and not {"holder", ""} >= {self._role(at, one) for one in (deed, *walk)}
+        roles = {self._role(at, one) for one in (deed, *walk)}
+        return known and (deed.actor == walk[0].actor or not {"holder", ""} >= roles)
 
     def _replayed(self, at: Situation, deeds: Iterable[Deed]) -> Kind | None:
         """Where it leads when the same is done in another situation; None where it cannot be."""
