@@ -221,10 +221,10 @@ def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
     path.write_text(NUMBERED.format(kind="bigint", anew="now_ms() + :lease"))
     own = {name: in_own_names(CATALOGUE[name].safe, load(path)) for name in CATALOGUE}
     assert "vt < extract(epoch FROM now()) * 1000`, and end" in own["stale-recovery"]
-    assert "extract(epoch FROM clock_timestamp() + delay) * 1000`. Every" in own["not-early"]
+    assert "ceil(extract(epoch FROM clock_timestamp() + delay) * 1000)`. Every" in own["not-early"]
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
-    assert "due_at = extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
-    assert "- 1, 16))) * 1000`. What" in own["backoff"]
+    assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
+    assert "- 1, 16))) * 1000)`. What" in own["backoff"]
     path.write_text(path.read_text().replace(" * 1000", ""))
     seconds = in_own_names(CATALOGUE["stale-recovery"].safe, load(path))
     assert "vt < extract(epoch FROM now())`, and end" in seconds
@@ -238,7 +238,11 @@ def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
             "vt + :lease",
             "adds to vt: set it from the clock, `vt = now",
         ),
-        ("bigint", "30 + jobs.vt", "vt = extract(epoch FROM now() + lease) * 1000`. Also: The"),
+        (
+            "bigint",
+            "30 + jobs.vt",
+            "vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also: The",
+        ),
         ("timestamptz", "now() + :lease", "The statement that frees a job"),
         ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
     ],

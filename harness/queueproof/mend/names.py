@@ -117,10 +117,12 @@ def _ends(known: Columns) -> bool:
 
 def _time(moment: str, column: str, sql: str) -> str:
     """A point in time as a column holds it: as a number where the schema says so."""
-    name = re.escape(column)
-    if not column or not re.search(rf"\b{name}\s+({_NUMBER})\b", sql, re.IGNORECASE):
+    number = re.search(rf"\b{re.escape(column)}\s+({_NUMBER})\b", sql, re.IGNORECASE)
+    if not column or not number:
         return moment
-    return f"extract(epoch FROM {moment})" + " * 1000" * ("* 1000" in sql)
+    told = f"extract(epoch FROM {moment})" + " * 1000" * ("* 1000" in sql)
+    # The end of a wait that is rounded down lies before it.
+    return f"ceil({told})" if "int" in number[1].lower() and "+" in moment else told
 
 
 def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
