@@ -51,8 +51,7 @@ JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
         enqueue 7; recover 7; enqueue 7
         => enqueue: enqueue answered the id 7 again, which another job
     an id is not used again after a cleanup
-        enqueue 7; cleanup; enqueue 7
-        => enqueue: enqueue answered the id 7 again, which another job
+        enqueue 7; cleanup; enqueue 7 => enqueue: enqueue answered the id 7 again, which another job
     a sequence that a killed server had not written down goes back, and is judged elsewhere
         enqueue 7; restart; enqueue 7 => holds
     a sequence that a lost claim may have left behind goes back, and is judged elsewhere
