@@ -17,6 +17,7 @@ from queueproof.examine.verdicts import judgement_of
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.card import Judgement
 from queueproof.run.lab import Lab
@@ -34,6 +35,11 @@ def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
     examination.examine(wanted, lambda _what, _fraction: None, lambda: False)
     findings.shorten(wanted)
     return {one.id: judgement_of(findings, one) for one in wanted}
+
+
+def offered(lab: Lab) -> Offer:
+    """What a lab's queue brings, of which none ends its claim inside a transaction."""
+    return Offer(lab.queue, held=False)
 
 
 class LabOf(Protocol):

@@ -19,18 +19,10 @@ from queueproof.run.actors import Actor
 from queueproof.run.record import Choice, Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import (
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    complete,
-    heartbeat,
-    in_turn,
-    script,
-)
+from queueproof.schedule.programs import JobSpec, Program
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
+from tests.fix_plays import play
 
 DECLARED = Declared(
     lease=None,
@@ -44,7 +36,7 @@ DECLARED = Declared(
 
 def program(*steps: int) -> Program:
     """A stage of some actors with so many steps each."""
-    return Program((), (tuple(script(f"w{n}", *[claim()] * k) for n, k in enumerate(steps)),))
+    return play(" | ".join(f"w{n} {', '.join(['claims'] * k)}" for n, k in enumerate(steps)), 0)
 
 
 class Counter:
@@ -178,12 +170,9 @@ def breaks(one: Program) -> bool:
 
 def test_shrinking_ends_where_nothing_more_can_go() -> None:
     """Without any one of its parts the shrunk program breaks nothing, and all parts are plain."""
-    long = Program(
-        (JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)),
-        (
-            (script("w1", claim(2), complete()), script("w2", heartbeat(), claim(2))),
-            *in_turn(script("clock", advance(9.0)), script("w3", claim(), complete())),
-        ),
+    long = play(
+        "w1 claims 2, completes | w2 beats, claims 2; +9; w3 claims, completes",
+        [JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)],
     )
     run = DoubleClaims().run(long)
     violation: Violation = check(run.history, DECLARED).violations[0]

@@ -10,30 +10,12 @@ from queueproof.report.story import Answered, Asked, Story, Turn, of_queue
 from queueproof.report.text import ordinal, passages, to_text
 from queueproof.schedule.conditions import PLAIN
 from queueproof.schedule.moments import DAY, MOMENT
-from queueproof.schedule.programs import (
-    RECOVER,
-    Do,
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    fail,
-    in_turn,
-    script,
-)
+from queueproof.schedule.programs import JobSpec, Program, advance
 from queueproof.search.shrink import smaller
+from tests.fix_plays import play
+from tests.fix_queues import queue_file
 
-QUEUE = load_text(
-    """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY);
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim
-SELECT id FROM jobs;
-""",
-    "queue.sql",
-)
+QUEUE = load_text(queue_file(), "queue.sql")
 
 
 def story(*turns: Turn, statements: tuple[str, ...] = ()) -> Story:
@@ -41,54 +23,42 @@ def story(*turns: Turn, statements: tuple[str, ...] = ()) -> Story:
     return Story("order", "it is", (), PLAIN, turns, (), statements)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        Program((), in_turn(script("clock", advance(18)), script("clock", advance(24)))),
-        Program((), in_turn(script("clock", advance(18), advance(24)))),
-    ],
-    ids=["two stages", "one stage"],
-)
-def test_moves_of_the_clock_in_a_row_become_one(program: Program) -> None:
+@pytest.mark.parametrize("moves", ["+18; +24", "clock advances 18, advances 24"])
+def test_moves_of_the_clock_in_a_row_become_one(moves: str) -> None:
     """Of a program with eighteen moves of 18 s a story keeps one."""
-    assert Program((), in_turn(script("clock", advance(42)))) in smaller(program)
+    assert play("+42", 0) in smaller(play(moves, 0))
 
 
 def test_moves_with_something_between_them_stay() -> None:
     """What is claimed in between may depend on when."""
-    program = Program(
-        (),
-        in_turn(script("clock", advance(18)), script("w1", claim()), script("clock", advance(9))),
-    )
+    program = play("+18; w1 claims; +9", 0)
     moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
     assert advance(27) not in moved
 
 
 def test_a_move_of_the_clock_becomes_shorter() -> None:
     """A story in which somebody stopped for 25 hours, for a second's wait, was not believed."""
-    long, short = (
-        Program((), ((script("reaper", RECOVER), script("w1", fail(), advance(one), claim())),))
-        for one in (DAY, MOMENT)
-    )
+    told = "reaper recovers | w1 fails, advances {}, claims"
+    long, short = (play(told.format(one), 0) for one in (DAY, MOMENT))
     assert short in smaller(long)
 
 
-ENQUEUE = script("producer", Do("enqueue"))
-LATER = (JobSpec(priority=2), JobSpec(delay=9.0))
+ONE, TWO = (play(told, 0) for told in ("producer enqueues", "producer enqueues; producer enqueues"))
+URGENT, LATER = JobSpec(priority=2), JobSpec(delay=9.0)
 
 
 @pytest.mark.parametrize(
     "expected",
     [
-        Program((), in_turn(ENQUEUE, ENQUEUE), (JobSpec(delay=9.0),)),
-        Program((), in_turn(ENQUEUE, ENQUEUE), (JobSpec(priority=2), JobSpec())),
-        Program((JobSpec(priority=2),), in_turn(ENQUEUE), (JobSpec(delay=9.0),)),
+        TWO._replace(reserve=(LATER,)),
+        TWO._replace(reserve=(URGENT, JobSpec())),
+        ONE._replace(jobs=(URGENT,), reserve=(LATER,)),
     ],
     ids=["one less", "one like all others", "one from the beginning"],
 )
 def test_jobs_that_are_enqueued_in_the_middle_become_fewer_as_well(expected: Program) -> None:
     """Fifteen jobs of a random program were left where one is enough."""
-    assert expected in smaller(Program((), in_turn(ENQUEUE, ENQUEUE), LATER))
+    assert expected in smaller(TWO._replace(reserve=(URGENT, LATER)))
 
 
 def test_a_long_round_that_repeats_is_told_once() -> None:

@@ -15,9 +15,9 @@ from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
-from queueproof.schedule.moments import past
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
+from queueproof.schedule.programs import JobSpec
 from tests.fix_labs import LabOf
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
 TEAM = r"""
@@ -79,11 +79,8 @@ def test_a_dump_is_taken_as_it_is(
     (tmp_path / "q.sql").write_text(QUEUE)
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
-    early, later = (script(f"w{n}", claim(), crash()) for n in (1, 2))
-    clock, again = script("clock", advance(past(30.0))), script("w3", claim(2))
-    run = Runner(lab).run(
-        Program((JobSpec(delay=20.0),), in_turn(early, clock, later, clock, again))
-    )
+    lives = "w1 claims, crashes; +33.401; w2 claims, crashes; +33.401; w3 claims 2"
+    run = Runner(lab).run(play(lives, [JobSpec(delay=20.0)]))
     claims = [call.ids for call in run.history.of_kind("claim") if call.actor != DRAINER]
     assert [len(ids) for ids in claims] == [0, 1, 1]  # not due, due, and its lease run out
     assert check(run.history, declared).violations == []

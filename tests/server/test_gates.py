@@ -11,23 +11,21 @@ import pytest
 from queueproof import waits
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
-from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import only_selects
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import Conditions, Gate, Isolation
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.search.explore import explore
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import STRATEGIES, text_of
+from tests.fix_plays import play
 from tests.fix_queues import FREE, queue_file
 
 GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 BUDGET = 25  # schedules of a program: half as many as in the default profile
-ONE = (JobSpec(),)
-RACE = Program(ONE * 2, ((script("w1", claim(), complete()), script("w2", claim(), complete())),))
+RACE = play("w1 claims, completes | w2 claims, completes", 2)
 
 # Locked, but chosen from the snapshot: whoever stops between the two works on yesterday's list.
 LISTED = (
@@ -155,13 +153,12 @@ DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
 
 def broken(lab: Lab, gate: Gate | None) -> set[str]:
     """What some schedule of two claims breaks, for one job or two."""
-    declared = declare(Offer(lab.queue, held=False))
+    declared = declare(offered(lab))
     runner = Runner(lab, conditions=Conditions(gate=gate))
-    pair = (script("w1", claim()), script("w2", claim()))
     return {
         violation.guarantee
-        for jobs in (ONE, ONE * 2)
-        for _, run in explore(runner, Program(jobs, (pair,)), budget=BUDGET)
+        for jobs in (1, 2)
+        for _, run in explore(runner, play("w1 claims | w2 claims", jobs), budget=BUDGET)
         for violation in check(run.history, declared).violations
     }
 
@@ -206,7 +203,7 @@ def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
         for _, run in explore(Runner(lab), RACE, budget=BUDGET)
         if any(call.waits for call in run.history.calls)
     )
-    declared = declare(Offer(lab.queue, held=False))
+    declared = declare(offered(lab))
     found = [v.guarantee for v in check(waited.history, declared).violations]
     assert found == ["non-blocking"]
     calls = [
@@ -231,9 +228,8 @@ def told(run: Run) -> list[object]:
 def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     """Workers are told the same with a gate; they stop where somebody else may act."""
     lab = lab_of(SOUND[form])
-    later = script("clock", advance(1.0))
-    first, second = script("w1", claim(), complete()), script("w2", claim(), claim())
-    program = Program(ONE * 2, ((first, later), (second, later)))
+    later = "clock advances 1"
+    program = play(f"w1 claims, completes | {later}; w2 claims, claims | {later}", 2)
     plain = Runner(lab).run(program)
     gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
     assert told(plain) == told(gated)

@@ -7,12 +7,11 @@ import pytest
 from queueproof.probes.buffers import FEW, ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.serving import ServingIndex
-from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
@@ -52,11 +51,6 @@ def queue(
 def slope(lab: Lab, kind: str, *jobs: int) -> Slope:
     """What a claim costs at some contents of one kind."""
     return measure(lab, offered(lab), [[Content(kind, n) for n in jobs]])
-
-
-def offered(lab: Lab) -> Offer:
-    """What its queue brings, of which none ends its claim inside a transaction."""
-    return Offer(lab.queue, held=False)
 
 
 def finish(lab: Lab, count: int) -> list[str]:

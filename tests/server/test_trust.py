@@ -11,13 +11,13 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from queueproof.bench.cell import Ground
-from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server, open_server
 from queueproof.proposal.schema import tables_of
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
+from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, after_its_tables, hostile
 from tests.fix_places import SKIP_LOCKED, reference, text_of
 
@@ -102,7 +102,7 @@ def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company:
 
 
 def test_the_command_passes_trust_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
@@ -110,10 +110,11 @@ def test_the_command_passes_trust_on(
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
-    asked = ["check", str(path), "--only", "single-claim", "--jobs", "1", "--fail-fast"]
-    assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
-    assert run([*asked, "--trust"]) == 1
-    assert f"queueproof replay {path} --trust" in capsys.readouterr().out
+    quickly = ("--only", "single-claim", "--jobs", "1", "--fail-fast", "--profile", "quick")
+    refused = command("check", path, *quickly)
+    assert (refused.code, "--trust" in refused.err) == (4, True)
+    ran = command("check", path, *quickly, "--trust")
+    assert (ran.code, f"queueproof replay {path} --trust" in ran.out) == (1, True)
 
 
 READ_ONLY = """
@@ -134,15 +135,14 @@ CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse();
     ids=["read only", "event trigger"],
 )
 def test_what_a_queue_does_to_the_harness_is_its_own_fault(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str, told: str
+    dsn: str, tmp_path: Path, command: Command, statement: str, told: str
 ) -> None:
     """Its database refuses what queueproof itself must do there: exit 4, no internal error."""
     path = tmp_path / "q.sql"
     path.write_text(after_its_tables(statement))
-    assert run(["check", str(path), "--only", "order", "--postgres", dsn]) == 4
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: the queue's SQL keeps queueproof from its work: ")
-    assert told in said
+    ran = command("check", path, "--only", "order", "--postgres", dsn)
+    assert (ran.code, told in ran.err) == (4, True)
+    assert ran.err.startswith(f"{path}: the queue's SQL keeps queueproof from its work: ")
 
 
 TERMINATE = """
@@ -153,17 +153,16 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = cur
 
 @pytest.mark.parametrize("superuser", [True, False])
 def test_a_queue_that_terminates_backends_is_told_so(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, superuser: bool
+    dsn: str, tmp_path: Path, command: Command, *, superuser: bool
 ) -> None:
     """Be it another worker's or the harness's own, the server has not gone away."""
     path = tmp_path / "q.sql"
     claim = "-- name: claim(worker, limit, queue)\n"
     path.write_text(reference(claim, claim + TERMINATE))
     where = dsn if superuser else "embedded"
-    assert run(["check", str(path), "--only", "order", "--postgres", where]) == 4
-    said = capsys.readouterr().err
-    assert "queue's SQL (pg_terminate_backend)" in said
-    assert "went away" not in said
+    ran = command("check", path, "--only", "order", "--postgres", where)
+    assert (ran.code, "queue's SQL (pg_terminate_backend)" in ran.err) == (4, True)
+    assert "went away" not in ran.err
 
 
 ALTERED = {
@@ -174,7 +173,7 @@ ALTERED = {
 
 @pytest.mark.parametrize("statement", ALTERED)
 def test_an_operation_that_changes_the_schema_is_told_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+    tmp_path: Path, command: Command, statement: str
 ) -> None:
     """What the reset cannot bring back is the queue's doing: one message, exit 4."""
     path = tmp_path / "q.sql"
@@ -182,11 +181,10 @@ def test_an_operation_that_changes_the_schema_is_told_so(
     assert complete
     done, end, rest = rest.partition(";\n")
     path.write_text(f"{head}{complete}{done};\n{statement}{end}{rest}")
-    asked = ["check", str(path), "--only", "order", "--profile", "quick"]
-    assert run([*asked, "--postgres", "embedded"]) == 4
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: ")
-    assert ALTERED[statement] in said
+    asked = ("--only", "order", "--profile", "quick", "--postgres", "embedded")
+    ran = command("check", path, *asked)
+    assert (ran.code, ALTERED[statement] in ran.err) == (4, True)
+    assert ran.err.startswith(f"{path}: ")
 
 
 # --- what the queue's own code may do while the harness sets it off ------------------------------

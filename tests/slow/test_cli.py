@@ -31,8 +31,8 @@ from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
+from tests.fix_commands import Begin, Command, Ran, without_progress
 from tests.fix_queues import CLAIM, queue_file
-from tests.slow.fix_commands import Begin, Command, Ran, without_progress
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
@@ -45,12 +45,6 @@ def check(command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Comman
     """Run a quick check in this process, which does all of it: the tests share the processors."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
-
-
-@pytest.fixture
-def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where a server would be started: the mistake must be found before."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from queueproof.postgres import open_server
 from queueproof.postgres.environment import without_libpq
 from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
-from tests.slow.fix_commands import Command
+from tests.fix_commands import Command
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 SOUND = str(STRATEGIES / "skip_locked.sql")

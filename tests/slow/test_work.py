@@ -26,11 +26,11 @@ from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.open import open_lab
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import JobSpec, Program, claim, script
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
 STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
-RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
+RACE = play("w1 claims | w2 claims", 2)
 ASKED = ["single-claim", "isolation"]
 UNIT = Exploration(RACE, PLAIN, budget=5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,6 @@ from typing import NamedTuple
 import pytest
 
 from queueproof import cli
-from queueproof.postgres import open_server
 
 
 class Ran(NamedTuple):
@@ -34,11 +33,10 @@ def without_progress(err: str) -> str:
     return STILL_AT_IT.sub("", err)
 
 
-@pytest.fixture(scope="session")
-def dsn() -> Iterator[str]:
-    """A server as somebody else's would be given: on it are only databases of commands."""
-    with open_server("embedded") as server:
-        yield str(server._admin)
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a server would be started: the mistake must be found before."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
 
 
 @pytest.fixture
