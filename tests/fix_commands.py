@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.resources import files
@@ -13,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from queueproof import cli
+from tests.fix_programs import Begin
 
 
 class Ran(NamedTuple):
@@ -24,7 +24,6 @@ class Ran(NamedTuple):
 
 
 Command = Callable[..., Ran]
-Begin = Callable[..., subprocess.Popen[str]]
 STILL_AT_IT = re.compile(r"^queueproof: after [\d.]+ s: .*\n", re.MULTILINE)
 
 
@@ -56,9 +55,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def begin_command(begin: Begin, tmp_path: Path) -> Begin:
     """Begin a command in a process of its own, whose streams are read here."""
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
     return lambda *arguments, **how: begin(
-        sys.executable, "-m", "queueproof", *map(str, arguments), **piped, **how
+        sys.executable, "-m", "queueproof", *map(str, arguments), cwd=tmp_path, **how
     )
 
 

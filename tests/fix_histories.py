@@ -143,14 +143,6 @@ class Told:
         answer = facts.pop("answer", "accepted")
         return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
 
-    def enqueue(self, job: str, **facts: Any) -> Call:  # noqa: ANN401
-        """Enqueue a job."""
-        return self.do("enqueue", "producer", job, **facts)
-
-    def claim(self, actor: str, *ids: str) -> Call:
-        """Claim jobs."""
-        return self.do("claim", actor, *ids)
-
     def on(self, kind: CallKind, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
         """Act on a claimed job."""
         return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)

@@ -24,6 +24,22 @@ HOLDS = {
     "claim": f"BEGIN;\n{FREE} FOR UPDATE SKIP LOCKED;",
     "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;\nCOMMIT;",
 }
+# The smallest that is a class, in a module.
+SOUND = """
+from queueproof import Claim, Queue, Step
+
+class Mine(Queue):
+    def install(self):
+        yield Step("CREATE TABLE jobs (id bigserial PRIMARY KEY)")
+
+    def enqueue(self):
+        result = yield Step("INSERT INTO jobs DEFAULT VALUES RETURNING id")
+        return [str(row["id"]) for row in result.rows]
+
+    def claim(self, worker):
+        result = yield Step("DELETE FROM jobs RETURNING id")
+        return [Claim(str(row["id"]), row) for row in result.rows]
+"""
 
 
 def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:

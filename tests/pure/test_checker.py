@@ -795,17 +795,12 @@ def in_turn(rounds: int) -> History:
 
 def one_by_one(jobs: int) -> History:
     """A deep backlog that one worker claims in order, with a heartbeat for each job."""
-    told = Told()
-    enqueues = [
-        told.enqueue(str(n), priority=-(n % 2), delay=0.5 if n % 50 == 0 else 0.0)
-        for n in range(jobs)
-    ]
-    told.wait(1.0)
+    delays = (0.5 if n % 50 == 0 else 0.0 for n in range(jobs))
+    each = (f"enqueue {n} priority={-(n % 2)} delay={delay}" for n, delay in enumerate(delays))
+    told = Told("; ".join([*each, "+1"]))
+    enqueues = list(told.history.calls)
     for call in sorted(enqueues, key=lambda call: (-call.priority, call.began + call.delay)):
-        (job,) = call.ids
-        claim = told.claim("w1", job)
-        told.on("heartbeat", claim, job)
-        told.on("complete", claim, job)
+        told.tell("w1 claims {0}; w1 beats {0}; w1 completes {0}".format(*call.ids))
     return told.tell("all completed")
 
 

@@ -56,13 +56,6 @@ def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
     assert [name for name, one in CATALOGUE.items() if one.asks] == lacking != []
 
 
-def test_a_misspelt_guarantee_is_told_the_nearest_name(command: Command) -> None:
-    """It is a mistake of the user's: one message, exit code 4."""
-    ran = command("explain", "fenceing")
-    told = "unknown guarantee 'fenceing'; did you mean 'fencing'?"
-    assert (ran.code, told in ran.err) == (Exit.UNUSABLE, True)
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At words; the SQL of a diff and addresses keep their lines."""

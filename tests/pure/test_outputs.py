@@ -17,23 +17,10 @@ from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
 from tests.fix_commands import Command
 from tests.fix_places import SKIP_LOCKED
+from tests.fix_queues import SOUND
 
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
 WORKER = "import sys\n"
-CLASS = """
-from queueproof import Queue, Step
-
-
-class Mine(Queue):
-    def install(self):
-        yield Step("SELECT 1", {})
-
-    def enqueue(self):
-        yield Step("SELECT 1", {})
-
-    def claim(self, worker):
-        yield Step("SELECT 1", {})
-"""
 
 
 def test_a_new_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
@@ -73,7 +60,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_server: None) -> P
     head, mark, rest = SKIP_LOCKED.partition("-- /// queue\n")
     (tmp_path / "includes.sql").write_text(f'{head}{mark}-- include = ["schema.sql"]\n{rest}')
     (tmp_path / "worker.py").write_text(WORKER)
-    (tmp_path / "outputs_mine.py").write_text(CLASS)
+    (tmp_path / "outputs_mine.py").write_text(SOUND)
     (tmp_path / "card.json").write_text("{}")
     return tmp_path
 

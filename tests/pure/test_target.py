@@ -9,23 +9,7 @@ import pytest
 import queueproof
 from queueproof.errors import QueueproofError
 from queueproof.queues.resolve import blame, resolve
-from tests.fix_queues import Write, queue_file
-
-SOUND = """
-from queueproof import Claim, Queue, Step
-
-class Mine(Queue):
-    def install(self):
-        yield Step("CREATE TABLE jobs (id bigserial PRIMARY KEY)")
-
-    def enqueue(self):
-        result = yield Step("INSERT INTO jobs DEFAULT VALUES RETURNING id")
-        return [str(row["id"]) for row in result.rows]
-
-    def claim(self, worker):
-        result = yield Step("DELETE FROM jobs RETURNING id")
-        return [Claim(str(row["id"]), row) for row in result.rows]
-"""
+from tests.fix_queues import SOUND, Write, queue_file
 
 
 def test_public_names() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from queueproof.errors import QueueError
@@ -19,6 +18,7 @@ from queueproof.schedule.programs import JobSpec
 from tests.fix_labs import LabOf
 from tests.fix_plays import play
 from tests.fix_queues import queue_file
+from tests.fix_server import tell
 
 TEAM = r"""
 CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');
@@ -71,8 +71,7 @@ def test_a_dump_is_taken_as_it_is(
     database: str, lab_of: LabOf, tmp_path: Path, options: list[str]
 ) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(TEAM)
+    tell(database, TEAM)
     command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", database]
     dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
     (tmp_path / "dump.sql").write_bytes(dumped.stdout)

@@ -39,7 +39,7 @@ from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from tests.fix_plays import play
 from tests.fix_queues import queue_file
-from workshop.permutations import find_isolationtester
+from workshop.permutations import find_isolationtester, measure
 
 RACE = play("w1 claims | w2 claims")
 LAPSE = "+33.401; reaper recovers"
@@ -423,6 +423,16 @@ def test_values_that_repeat_are_not_refused(lab_of: LabOf) -> None:
     assert _Spec(one, lab)._order == _Spec(other, lab)._order
 
 
+@pytest.mark.parametrize(("blocking", "permutations", "waits"), [(False, 20, 0), (True, 14, 6)])
+def test_every_permutation_is_measured(
+    server: Server, *, blocking: bool, permutations: int, waits: int
+) -> None:
+    """Two sessions of three steps have 20; where the second steps exclude each other, 14 can be."""
+    found = measure(server, blocking=blocking, rounds=1, times=1)
+    assert (found.permutations, found.waits) == (permutations, waits)
+    assert min(found.steps, found.whole, found.isolationtester) > 0
+
+
 # --- SQL ----------------------------------------------------------------------------------------
 
 NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
@@ -594,20 +604,3 @@ def test_a_story_that_does_not_happen_is_not_written(tmp_path: Path, command: Co
     ran = command("replay", DOUBLE_CLAIM, race_token(), "--export", path)
     assert (ran.code, "It does not happen any more." in ran.out) == (0, True)
     assert not path.exists()
-
-
-@pytest.mark.usefixtures("no_server")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
-        (["x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
-        (["x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
-    ],
-)
-def test_an_export_that_cannot_be_is_refused_before_the_server(
-    arguments: list[str], message: str, command: Command
-) -> None:
-    """A mistake exits 4 at once."""
-    ran = command("replay", DOUBLE_CLAIM, *arguments)
-    assert (ran.code, message in ran.err) == (4, True)

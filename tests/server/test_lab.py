@@ -21,6 +21,7 @@ from queueproof.run.session import Session, execute
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from tests.fix_labs import LabOf
 from tests.fix_queues import queue_file
+from tests.fix_server import tell
 
 MOVED = 100_000.0  # seconds
 SLACK = 10_000.0  # seconds, far more than a test takes
@@ -225,15 +226,13 @@ DAMAGE = (
 def humble(server: Server) -> Iterator[Server]:
     """The same server, as a role that may only create databases."""
     with server.database() as conninfo:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute("CREATE ROLE queueproof_humble LOGIN CREATEDB")
+        tell(conninfo, "CREATE ROLE queueproof_humble LOGIN CREATEDB")
         try:
             with open_server(make_conninfo(conninfo, user="queueproof_humble")) as humbled:
                 assert not humbled.superuser
                 yield humbled
         finally:
-            with psycopg.connect(conninfo, autocommit=True) as connection:
-                connection.execute("DROP ROLE queueproof_humble")
+            tell(conninfo, "DROP ROLE queueproof_humble")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from psycopg.conninfo import make_conninfo
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
@@ -33,7 +31,7 @@ from queueproof.run.state import POOL
 from queueproof.schedule.conditions import Conditions, Pooled
 from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import breaches
-from tests.fix_labs import LabOf, offered
+from tests.fix_labs import LabOf, happens_again, offered
 from tests.fix_plays import play
 from tests.fix_programs import Begin, Eventually
 from tests.fix_queues import COMPLETE, HOLDS, queue_file
@@ -159,9 +157,7 @@ def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
     assert judgement.verdict == "broken", judgement.reason
     assert "ERROR 26000" in (judgement.story or "")
     assert "on connection 2" in (judgement.story or "")
-    replayed = replay(lab, judgement.replay or "")
-    assert replayed is not None
-    assert replayed.story == judgement.story
+    happens_again(lab, judgement)
 
 
 def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
@@ -300,9 +296,7 @@ def test_a_password_goes_where_nobody_reads_it(
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
-    server: Server,
-    begin: Begin,
-    eventually: Eventually,
+    server: Server, begin: Begin, eventually: Eventually
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -312,11 +306,8 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         "    sys.stdin.read()\n"
     )
     with server.database() as conninfo:
-        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        run = begin(sys.executable, "-c", code, conninfo, **piped)
-        assert run.stdout is not None
-        entrance = run.stdout.readline().strip()
-        host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
+        run = begin(sys.executable, "-c", code, conninfo)
+        host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
         pid = int((host / "pid").read_text())
         run.kill()
         eventually(lambda: not host.exists(), "its directory to go")

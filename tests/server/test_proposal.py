@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from queueproof.errors import QueueproofError
@@ -20,8 +19,8 @@ from queueproof.schedule.moments import past
 from queueproof.search.explore import explore
 from tests.fix_commands import Command
 from tests.fix_labs import LabOf
-from tests.fix_places import REFERENCE
 from tests.fix_plays import play
+from tests.fix_server import tell
 
 USUAL = """
 CREATE TABLE jobs (
@@ -278,8 +277,7 @@ def test_what_is_no_schema_of_jobs_is_told(
 @pytest.mark.usefixtures("on_server")
 def test_a_running_database_is_read(database: str, tmp_path: Path, command: Command) -> None:
     """Its schema is written beside the queue file, which includes it; existing files stay."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(USUAL)
+    tell(database, USUAL)
     path = tmp_path / "q.sql"
     ran = command("init", path, "--from-schema", database)
     assert (ran.code, "a queue in jobs, with " in ran.out) == (0, True)
@@ -321,34 +319,6 @@ def test_states_that_tell_too_little(tmp_path: Path, dsn: str, states: str, says
     schema = f"CREATE TABLE jobs (id int PRIMARY KEY, {column})"
     with pytest.raises(QueueproofError, match=re.escape(says)):
         proposal(tmp_path, dsn, schema, "jobs")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
-        (["q.sql", "--from-schema", "."], "--from-schema .: there is no .sql file in it"),
-        (
-            ["q.sql", "--from-schema", str(REFERENCE)],
-            f"{REFERENCE}: it is a queue file already: queueproof",
-        ),
-        (["q.py", "--from-schema", "no.sql"], "q.py: what --from-schema writes is a queue file"),
-        (["q.sql", "--table", "jobs"], "--table goes with --from-schema"),
-        (["q.sql", "--from-schema", "host=/no/where"], "--from-schema: pg_dump: error: "),
-    ],
-)
-def test_mistakes_leave_nothing_behind(
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Command,
-) -> None:
-    """Exit code 4, and the message says what to write."""
-    monkeypatch.chdir(tmp_path)
-    ran = command("init", *arguments)
-    assert (ran.code, says in ran.err) == (4, True)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from queueproof.bench.cell import Ground
@@ -20,6 +19,7 @@ from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, after_its_tables, hostile
 from tests.fix_places import SKIP_LOCKED, reference, text_of
+from tests.fix_server import tell
 
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
@@ -68,16 +68,14 @@ def test_a_trusted_queue_is_a_superuser_on_a_server_of_ours() -> None:
 @pytest.fixture
 def company(dsn: str) -> Iterator[str]:
     """The name of a database of somebody else's."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE app")
-        yield "app"
-        connection.execute("DROP DATABASE app WITH (FORCE)")
+    tell(dsn, "CREATE DATABASE app")
+    yield "app"
+    tell(dsn, "DROP DATABASE app WITH (FORCE)")
 
 
 def test_a_superusers_dsn_is_refused_beside_other_peoples_databases(dsn: str, company: str) -> None:
     """One table is enough; the message says which database and which way out there is."""
-    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders ()")
+    tell(make_conninfo(dsn, dbname=company), "CREATE TABLE orders ()")
     with pytest.raises(ServerUnavailableError, match=r"\(app\), and a queue is code.*--trust"):
         open_server(dsn).__enter__()
     with open_server(dsn, trust=True) as server:
@@ -93,10 +91,8 @@ def test_a_fresh_service_container_works(dsn: str, company: str) -> None:
 
 def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company: str) -> None:
     """Who is no superuser can do nothing to them."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE ROLE tester LOGIN CREATEDB")
-    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE TABLE orders ()"))
+    tell(dsn, "CREATE ROLE tester LOGIN CREATEDB")
+    tell(make_conninfo(dsn, dbname=company), "CREATE TABLE orders ()")
     with open_server(make_conninfo(dsn, user="tester")) as server, server.database() as conninfo:
         psycopg.connect(conninfo).close()
 
@@ -202,8 +198,7 @@ def test_what_the_harness_sets_off_has_the_queues_rights(
     own: Server, dsn: str, seen: Path, name: str
 ) -> None:
     """No statement of the harness's own lends the queue's code a superuser's rights."""
-    with psycopg.connect(dsn) as connection:
-        connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
+    tell(dsn, "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(name, seen), own) as lab:
         calibrate(lab)
         tables_of(lab)

@@ -167,19 +167,3 @@ def test_a_new_version_that_does_not_work_is_refused_before_the_old_one_is_judge
     new.write_text(OLD.read_text().replace("RETURNING id, attempts", "RETURNING idd, attempts"))
     ran = command("check", OLD, "--with", new, "--only", "single-claim")
     assert (ran.code, "column" in ran.err, "seed 0" in ran.out) == (4, True, False)
-
-
-@pytest.mark.usefixtures("no_server")
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--with", "exec: node worker.mjs"], "--with is about two queue files"),
-        (["--with", "no_such.sql"], "no_such.sql: No such file"),
-    ],
-)
-def test_what_does_not_go_with_two_versions_is_said_at_once(
-    arguments: list[str], told: str, command: Command
-) -> None:
-    """Exit 4 with one message, before any server is started."""
-    ran = command("check", OLD, *arguments)
-    assert (ran.code, told in ran.err) == (4, True)

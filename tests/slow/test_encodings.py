@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 from queueproof.cli import run
 from queueproof.postgres import Server, open_server
 from queueproof.postgres.watchdog import Watchdog
+from tests.fix_server import tell
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 
@@ -45,14 +46,12 @@ def test_a_cluster_in_another_encoding_is_used(
 
 def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
     """A DSN may name one beside a cluster in UTF-8."""
-    with psycopg.connect(str(server._admin), autocommit=True) as connection:
-        made = "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII'"
-        connection.execute(f"{made} LC_COLLATE 'C' LC_CTYPE 'C'")
+    made = "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII'"
+    tell(server._admin, f"{made} LC_COLLATE 'C' LC_CTYPE 'C'")
     try:
         with open_server(make_conninfo(str(server._admin), dbname="ascii")) as theirs:
             assert "client_encoding" not in str(theirs._admin)
             with theirs.database() as ours, psycopg.connect(ours) as connection:
                 assert connection.info.encoding == "utf-8"
     finally:
-        with psycopg.connect(str(server._admin), autocommit=True) as connection:
-            connection.execute("DROP DATABASE ascii")
+        tell(server._admin, "DROP DATABASE ascii")

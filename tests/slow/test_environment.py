@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
@@ -18,6 +17,7 @@ from queueproof.postgres.environment import without_libpq
 from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
+from tests.fix_server import tell
 
 STRATEGIES = Path(__file__).parents[2] / "strategies"
 SOUND = str(STRATEGIES / "skip_locked.sql")
@@ -73,8 +73,7 @@ def test_what_a_dsn_leaves_open_the_environment_fills_in(
     """Host and role are the variables', for the harness and for a worker process."""
     with open_server("embedded") as server, server.database() as dsn:
         place = conninfo_to_dict(dsn)
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("CREATE ROLE me LOGIN CREATEDB")
+        tell(dsn, "CREATE ROLE me LOGIN CREATEDB")
         environment = {"PGHOST": str(place["host"]), "PGPORT": "5432", "PGUSER": "me"}
         assert "user=me" in tried(queue, "postgresql:///postgres", environment, monkeypatch)
 

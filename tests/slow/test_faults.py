@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -29,10 +28,10 @@ from queueproof.schedule.conditions import Conditions
 from queueproof.search.explore import explore
 from tests.fix_places import text_of
 from tests.fix_plays import play
+from tests.fix_programs import Begin, Eventually
 from tests.fix_queues import COMPLETE, queue_file
 
 LabOf = Callable[[str], Lab]
-Eventually = Callable[[Callable[[], bool]], None]
 REFERENCE = text_of("skip_locked")
 HELD = text_of("hold_open")
 ASYNC = text_of("broken/crash_safe_async_enqueue")
@@ -121,15 +120,14 @@ with open_server("embedded") as server, server.database() as conninfo:
 
 
 def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
-    begin: Callable[..., subprocess.Popen[str]], eventually: Eventually
+    begin: Begin, eventually: Eventually
 ) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     code = textwrap.dedent(RESTARTS)
-    process = begin(sys.executable, "-c", code, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout
-    directory = Path(process.stdout.readline().strip())
-    assert process.stdout.readline() == "again\n"
+    process = begin(sys.executable, "-c", code, env=environment)
+    directory = Path(process.line())
+    assert process.line() == "again"
     process.kill()
     eventually(lambda: not (directory.parent.exists() or serving(directory)))
 

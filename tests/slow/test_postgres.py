@@ -29,6 +29,7 @@ from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
 from tests.fix_programs import is_gone
+from tests.fix_server import tell
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
 Eventually = Callable[[Callable[[], bool]], None]
@@ -42,13 +43,6 @@ def ask(conninfo: str, query: str) -> object:
     with psycopg.connect(conninfo, autocommit=True) as connection:
         row = connection.execute(query).fetchone()
     return row[0] if row else None
-
-
-def tell(conninfo: str, *statements: str) -> None:
-    """Have a server run statements, each committed by itself."""
-    with psycopg.connect(conninfo, autocommit=True) as connection:
-        for statement in statements:
-            connection.execute(statement.encode())
 
 
 def postmaster(conninfo: str) -> tuple[int, int]:
