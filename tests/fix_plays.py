@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import HEARTBEATS, Do, DoKind, JobSpec, Program, Script, whole
+from tests.fix_histories import LEASE
 
 VERBS: dict[str, DoKind] = {
     "enqueues": "enqueue",
@@ -32,8 +34,9 @@ def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Prog
     """A program whose stages stand between `;`, actors at once between `|`, and acts between `,`.
 
     `w1 claims 2` asks for two jobs, `w1 completes 1` is about the second that it has, and
-    `nemesis loses 1` happens to w1. `+30` moves the clock, `clock waits 61` to a moment before.
-    `wholly recovers` is one step. `(w1) beats` on w1's connection for that.
+    `nemesis loses 1` happens to w1. `+30` moves the clock, `clock waits 61` to a moment before, and
+    after `+lease` one of 30 seconds has certainly run out. `wholly recovers` is one step.
+    `(w1) beats` on w1's connection for that.
 
     Args:
         text: What happens.
@@ -47,7 +50,8 @@ def play(text: str, jobs: int | Sequence[JobSpec] = 1, reserve: int = 0) -> Prog
 
 def _script(text: str) -> Script:
     if text.startswith("+"):
-        return "clock", (Do("advance", seconds=float(text)),)
+        seconds = past(LEASE) if text == "+lease" else float(text)
+        return "clock", (Do("advance", seconds=seconds),)
     actor, _, acts = text.partition(" ")
     actor = re.sub(r"\((.*)\)", rf"\1{HEARTBEATS}", actor)
     return actor, tuple(map(_act, acts.split(", ")))

@@ -224,9 +224,7 @@ UPDATE jobs SET vt = {anew} WHERE id = :id;
 """
 
 
-def test_a_time_that_is_a_number_is_compared_with_one(
-    written: Written,
-) -> None:
+def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     """Where a column has seconds or milliseconds since 1970, no remedy compares it with now()."""
     text = NUMBERED.format(kind="bigint", anew="now_ms() + :lease")
     queue = written(text)
@@ -355,47 +353,36 @@ HOLDER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "blocks", "lines"),
-    [
-        ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
-        ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
-        ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
-        ("routing", {"claim": EITHER, "enqueue": LANED}, "OR beat < now())\n  AND lane = :queue"),
-        ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
-        (
-            "single-claim",
-            {"enqueue": MERGED, "complete": HOLDER},
-            "SET due = CASE WHEN jobs.receipt IS NULL THEN EXCLUDED.due ELSE jobs.due END",
-        ),
-        (
-            "retry-bound",
-            COUNTS,
-            "SET status = 'queued', tries = tries + 1 WHERE status = 'running'",
-        ),
-        (
-            "fencing",
-            {"complete_many": PAIRS},
-            "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
-        ),
-        (
-            "concurrency-limit",
-            {"complete": SLOTS},
-            "AND EXISTS (SELECT FROM ended))",
-        ),
-    ],
-    ids=[
-        "listed",
-        "of another table",
-        "of all",
-        "or",
-        "met",
-        "upserted",
-        "as a failure",
-        "pairs",
-        "beside",
-    ],
-)
+MADE = {
+    "listed": ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
+    "of another table": ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
+    "of all": ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
+    "or": (
+        "routing",
+        {"claim": EITHER, "enqueue": LANED},
+        "OR beat < now())\n  AND lane = :queue",
+    ),
+    "met": ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
+    "upserted": (
+        "single-claim",
+        {"enqueue": MERGED, "complete": HOLDER},
+        "SET due = CASE WHEN jobs.receipt IS NULL THEN EXCLUDED.due ELSE jobs.due END",
+    ),
+    "as a failure": (
+        "retry-bound",
+        COUNTS,
+        "SET status = 'queued', tries = tries + 1 WHERE status = 'running'",
+    ),
+    "pairs": (
+        "fencing",
+        {"complete_many": PAIRS},
+        "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
+    ),
+    "beside": ("concurrency-limit", {"complete": SLOTS}, "AND EXISTS (SELECT FROM ended))"),
+}
+
+
+@pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
 def test_a_form_is_made_of_the_file_s_own_words(
     guarantee: str, blocks: Mapping[str, str], lines: str
 ) -> None:

@@ -217,9 +217,16 @@ def test_one_statement_completes_a_batch_and_claims_the_next(paced: Ground, batc
     assert (apart.round_trips, apart.empty) == (2 * 60 // batch + 1, 1)
 
 
-def test_a_batch_in_hand_is_completed_when_the_time_is_up(ground: Ground) -> None:
-    """What the last `complete_and_claim` has claimed ends by `complete`, job by job."""
-    found = briefly(ground, queue(complete_and_claim=BOTH), Shape(7, 1), 5000)
+@pytest.mark.parametrize(
+    ("blocks", "shape"),
+    [({}, Shape(1, 3, HOLD)), ({"complete_and_claim": BOTH}, Shape(7, 1))],
+    ids=["job by job", "a batch of `complete_and_claim`, which ends by `complete`"],
+)
+def test_what_is_claimed_when_the_time_is_up_is_completed(
+    ground: Ground, blocks: dict[str, str], shape: Shape
+) -> None:
+    """The rest is still queued."""
+    found = briefly(ground, queue(**blocks), shape, 5000)
     assert not found.drained
     assert found.exactly_once
     assert 0 < found.completed == found.claimed < found.jobs
@@ -402,14 +409,6 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
 
 
 # How it ends
-
-
-def test_a_load_ends_when_its_time_is_up(ground: Ground) -> None:
-    """What is claimed by then is completed, and the rest is still queued."""
-    found = briefly(ground, queue(), Shape(1, 3, HOLD), 5000)
-    assert not found.drained
-    assert found.exactly_once
-    assert 0 < found.completed == found.claimed < found.jobs
 
 
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:

@@ -78,7 +78,7 @@ def test_a_dump_is_taken_as_it_is(
     (tmp_path / "q.sql").write_text(QUEUE)
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
-    lives = "w1 claims, crashes; +33.401; w2 claims, crashes; +33.401; w3 claims 2"
+    lives = "w1 claims, crashes; +lease; w2 claims, crashes; +lease; w3 claims 2"
     run = Runner(lab).run(play(lives, [JobSpec(delay=20.0)]))
     claims = [call.ids for call in run.history.of_kind("claim") if call.actor != DRAINER]
     assert [len(ids) for ids in claims] == [0, 1, 1]  # not due, due, and its lease run out

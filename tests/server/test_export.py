@@ -30,6 +30,7 @@ from queueproof.run.record import Beat, Run
 from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import PLAIN, Conditions
+from queueproof.schedule.moments import past
 from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
@@ -42,7 +43,7 @@ from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester, measure
 
 RACE = play("w1 claims | w2 claims")
-LAPSE = "+33.401; reaper recovers"
+LAPSE = "+lease; reaper recovers"
 LATE = play(f"w1 claims; {LAPSE}; w2 claims")
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
@@ -284,7 +285,7 @@ def test_a_deadlock(told: Told) -> None:
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
-    between = "w2 advances 33.401, wholly recovers, wholly claims 2, batches"
+    between = f"w2 advances {past(30.0)}, wholly recovers, wholly claims 2, batches"
     program = play(f"w1 claims 2; w1 batches | {between}", 2)
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
@@ -388,7 +389,7 @@ RETURNING id;""",
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
-    spec = exported(PINNED, play("w1 claims; +33.401; w2 claims"))
+    spec = exported(PINNED, play("w1 claims; +lease; w2 claims"))
     assert "#     w2_claim_1: => job 1\n" in spec
 
 

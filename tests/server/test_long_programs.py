@@ -71,7 +71,7 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     told: list[str] = []
     card = check_queue(
         lab_of(BROKEN / "single_claim_select_then_update.sql"),
-        select(None, skip=["old-snapshot"]),
+        select(["single-claim", "fencing", "order", "concurrency-limit"]),
         profile="glance",
         told=lambda guarantee, because: told.append(f"{guarantee}: {because}"),
         fail_fast=True,
@@ -174,7 +174,7 @@ def test_what_only_ends_a_shorter_run_is_no_part_of_a_story(lab_of: LabOf) -> No
     lab = lab_of(LISTED)
     findings = Findings(lab, calibrate(lab), 0)
     meeting = "reaper recovers | w2 wholly recovers, wholly claims"
-    program = play(f"w1 claims; +33.401; {meeting}; w3 claims")
+    program = play(f"w1 claims; +lease; {meeting}; w3 claims")
     failure = find(findings.runner(), findings.declared, program, "live-lease")
     assert failure is not None
     findings.record("live-lease", failure)

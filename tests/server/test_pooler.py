@@ -118,7 +118,7 @@ def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> N
     assert first.ids == second.ids != ()
 
     lab = lab_of(queue(also="AND pg_try_advisory_lock(id)"))
-    program = play("w1 claims, crashes; +33.401; reaper recovers; w2 claims")
+    program = play("w1 claims, crashes; +lease; reaper recovers; w2 claims")
     runs = [Runner(lab).run(program), pooled(lab, "round robin").run(program)]
     taken = [[c.ids for c in r.history.of_kind("claim") if c.actor == "w2"] for r in runs]
     assert taken == [[first.ids], [()]]

@@ -31,7 +31,6 @@ from tests.fix_plays import play
 from tests.fix_queues import FREE, HOLDS, queue_file
 
 RACE = "w1 claims | w2 claims"  # two claims at once
-LATE = "+33.401"  # a lease of 30 seconds has certainly run out
 
 
 def queue(lock: str = "", retry_on: str = "") -> str:
@@ -242,7 +241,7 @@ def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> No
 def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -> None:
     """A recovery in two statements, taken whole, is met at its ends only."""
     lab = lab_of(BROKEN / "live_lease_two_step.sql")
-    program = play(f"w1 claims; {LATE}; reaper wholly recovers | w2 claims, claims", 3)
+    program = play("w1 claims; +lease; reaper wholly recovers | w2 claims, claims", 3)
     runs = [run for _, run in every(lab, program)]
     assert len(runs) == 5  # before, after or between the steps of the claims, and their commits
     for run in runs:

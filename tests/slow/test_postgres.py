@@ -257,11 +257,17 @@ class TestEmbedded:
             assert ask(conninfo, "SHOW full_page_writes") == "on"
             assert ask(admin, "SELECT 1") == 1
 
-    def test_is_gone_afterwards_without_a_trace(self, temporary: Path) -> None:
-        """After the block neither directory nor process nor shared memory is there."""
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_is_gone_afterwards_without_a_trace(self, temporary: Path, *, killed: bool) -> None:
+        """After the block neither directory nor process nor shared memory is there.
+
+        A server that is killed in the block spoils neither its end nor leaves a trace.
+        """
         with open_server("embedded") as server, server.database() as conninfo:
             assert list(temporary.iterdir())
             pid, segment = postmaster(conninfo)
+            if killed:
+                os.kill(pid, signal.SIGKILL)
         assert list(temporary.iterdir()) == []
         assert not is_there(pid, segment)
 
@@ -342,14 +348,6 @@ class TestDatabase:
             pass
         assert taken in str(databases(admin))
         tell(admin, f"DROP DATABASE {taken}")
-
-    def test_dead_server_ends_silently(self, temporary: Path) -> None:
-        """A server that is killed in the block spoils neither its end nor leaves a trace."""
-        with open_server("embedded") as server, server.database() as conninfo:
-            pid, segment = postmaster(conninfo)
-            os.kill(pid, signal.SIGKILL)
-        assert list(temporary.iterdir()) == []
-        assert not is_there(pid, segment)
 
 
 class TestLocal:
