@@ -1,4 +1,7 @@
-"""Histories as people tell them: `w1 claims 1; +31; recover 1`, in tables of what they break."""
+"""Histories as people tell them: `w1 claims 1; +31; recover 1`, in tables of what they break.
+
+And tables of texts.
+"""
 
 from __future__ import annotations
 
@@ -185,6 +188,12 @@ class Case(NamedTuple):
     story: str
     breaks: list[str]
     facts: dict[str, Any]
+
+
+def pairs(table: str) -> list[tuple[str, ...]]:
+    """The rows of a table of texts, `one => the other`: lines that are indented go on with one."""
+    rows = re.findall(r"^\S.*(?:\n +.*)*", table, re.MULTILINE)
+    return [tuple(" ".join(row.split()).split(" => ")) for row in rows]
 
 
 def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:

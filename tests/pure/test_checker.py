@@ -724,37 +724,27 @@ def test_an_error_of_a_fail_is_the_job_s_where_others_fail_at_that_attempt() -> 
 # --- who has lost or ended a job: rules 6 and 7 -------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("story", "refusals"),
-    [
-        pytest.param(
-            "+31; recover 1; w2 claims 1; w1 completes 1 -> rejected; w2 completes 1",
-            1,
-            id="a lost claim is rejected",
-        ),
-        pytest.param(
-            "+31; recover 1; w2 claims 1; w1 completes 1 -> error; w2 completes 1",
-            1,
-            id="rule 7: a lost claim is refused by an error, which means that nothing happened",
-        ),
-        *(
-            pytest.param(
-                f"w1 fails 1; w1 {late} 1 -> rejected; w2 runs 1",
-                0,
-                id=f"a holder that {late} what it has failed shows nothing",
-            )
-            for late in ("completes", "fails", "beats")
-        ),
-    ],
+@cases(
+    """
+    a lost claim is rejected
+        +31; recover 1; w2 claims 1; w1 completes 1 -> rejected; w2 completes 1 => 1
+    rule 7: a lost claim is refused by an error, which means that nothing happened
+        +31; recover 1; w2 claims 1; w1 completes 1 -> error; w2 completes 1 => 1
+    a holder that completes what it has failed shows nothing
+        w1 fails 1; w1 completes 1 -> rejected; w2 runs 1 => 0
+    a holder that fails what it has failed shows nothing
+        w1 fails 1; w1 fails 1 -> rejected; w2 runs 1 => 0
+    a holder that beats for what it has failed shows nothing
+        w1 fails 1; w1 beats 1 -> rejected; w2 runs 1 => 0
+    """,
+    "enqueue 1; w1 claims 1; {}; all completed",
 )
-def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(
-    story: str, refusals: int
-) -> None:
+def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(case: Case) -> None:
     """A holder that repeats itself and is refused shows nothing of a worker that lost its job."""
-    history = Told().tell(f"enqueue 1; w1 claims 1; {story}; all completed")
-    found = check(history, declared())
+    found = check(Told(case.story).history, declared())
     assert not found.violations
-    assert found.evidence["fencing", "operations with a lost claim refused"] == refusals
+    refused = found.evidence["fencing", "operations with a lost claim refused"]
+    assert [str(refused)] == case.breaks
 
 
 @cases("""
