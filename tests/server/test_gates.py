@@ -96,58 +96,38 @@ END $f$;
 CALLED = "CALL take();\nDELETE FROM granted WHERE pid = pg_backend_pid() RETURNING id;"
 SKIPS = "FOR UPDATE SKIP LOCKED"
 
-# What a queue does: how it claims, and its schema's functions and views; the guarantee that it
-# breaks, and where sessions must stop for that to show. None: between statements is enough.
-DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
-    "a statement that locks nothing": (queue(f"{one_statement(FREE)};"), "single-claim", None),
-    "a statement that waits": (
-        queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
-        "non-blocking",
-        None,
-    ),
-    "a function that selects, then updates": (queue(CALL, in_plpgsql()), "single-claim", None),
-    "a statement that does not ask again": (
-        queue(f"{one_statement(LISTED)};"),
-        "single-claim",
-        "statement",
-    ),
-    "the same in an SQL function": (
-        queue(CALL, function("sql", one_statement(LISTED))),
-        "single-claim",
-        "statement",
-    ),
-    "the same in a plpgsql function": (
-        queue(CALL, function("plpgsql", f"BEGIN RETURN QUERY {one_statement(LISTED)}; END")),
-        "single-claim",
-        "statement",
-    ),
-    "the same through a view": (
-        queue(f"{one_statement(LISTED, 'live')};", VIEW),
-        "single-claim",
-        "statement",
-    ),
-    "the same through a view's trigger": (
-        queue(f"{one_statement(LISTED, 'live')};", INSTEAD),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that selects, then updates": (
-        queue(CALLED, PROCEDURE.format(lock="", commit="")),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that commits in between": (
-        queue(CALLED, PROCEDURE.format(lock=SKIPS, commit="COMMIT;")),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that waits": (
-        queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
-        "non-blocking",
-        "statement",
-    ),
-    "a mutex within a function": (queue(CALL, MUTEX), "non-blocking", "statement"),
-    "a query that does not ask again": (queue(two_statements(LISTED)), "single-claim", "query"),
+# What a queue breaks, and where sessions must stop for that to show (None: between statements is
+# enough); what it does, with how it claims, and its schema's functions and views.
+DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
+    ("single-claim", None): {
+        "a statement that locks nothing": queue(f"{one_statement(FREE)};"),
+        "a function that selects, then updates": queue(CALL, in_plpgsql()),
+    },
+    ("non-blocking", None): {
+        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
+    },
+    ("single-claim", "statement"): {
+        "a statement that does not ask again": queue(f"{one_statement(LISTED)};"),
+        "the same in an SQL function": queue(CALL, function("sql", one_statement(LISTED))),
+        "the same in a plpgsql function": queue(
+            CALL, function("plpgsql", f"BEGIN RETURN QUERY {one_statement(LISTED)}; END")
+        ),
+        "the same through a view": queue(f"{one_statement(LISTED, 'live')};", VIEW),
+        "the same through a view's trigger": queue(f"{one_statement(LISTED, 'live')};", INSTEAD),
+        "a procedure that selects, then updates": queue(
+            CALLED, PROCEDURE.format(lock="", commit="")
+        ),
+        "a procedure that commits in between": queue(
+            CALLED, PROCEDURE.format(lock=SKIPS, commit="COMMIT;")
+        ),
+    },
+    ("non-blocking", "statement"): {
+        "a procedure that waits": queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
+        "a mutex within a function": queue(CALL, MUTEX),
+    },
+    ("single-claim", "query"): {
+        "a query that does not ask again": queue(two_statements(LISTED)),
+    },
 }
 
 
@@ -163,10 +143,18 @@ def broken(lab: Lab, gate: Gate | None) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_the_defect_shows_where_sessions_stop_inside(lab_of: LabOf, defect: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "guarantee", "needed"),
+    [
+        pytest.param(text, *shows, id=what)
+        for shows, queues in DEFECTS.items()
+        for what, text in queues.items()
+    ],
+)
+def test_the_defect_shows_where_sessions_stop_inside(
+    lab_of: LabOf, text: str, guarantee: str, needed: Gate | None
+) -> None:
     """Each defect is found at its gate, and not at those that stop elsewhere."""
-    text, guarantee, needed = DEFECTS[defect]
     lab = lab_of(text)
     assert guarantee in broken(lab, needed)
     if needed is not None:
@@ -197,7 +185,7 @@ def test_skip_locked_is_not_accused(lab_of: LabOf, form: str, gate: Gate | None)
 
 def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
     """The same wait counts where the statement was fresh, and not where others acted meanwhile."""
-    lab = lab_of(DEFECTS["a statement that waits"][0])
+    lab = lab_of(DEFECTS["non-blocking", None]["a statement that waits"])
     waited = next(
         run
         for _, run in explore(Runner(lab), RACE, budget=BUDGET)
