@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = [
-    f"tests.fix_{what}" for what in ("server", "labs", "programs", "hostile", "wire", "loads")
+    f"tests.fix_{what}"
+    for what in ("server", "labs", "queues", "programs", "commands", "hostile", "wire", "loads")
 ]
 
 # The same examples every time, so that a red run says something of its change; new ones by

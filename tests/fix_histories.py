@@ -1,4 +1,7 @@
-"""Histories as people tell them: `w1 claims 1; +31; recover 1`, in tables of what they break."""
+"""Histories as people tell them: `w1 claims 1; +31; recover 1`, in tables of what they break.
+
+And tables of texts.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Told:
         """Write down what happens, event by event.
 
         `enqueue 1 2 bound=3`, `w1 claims 1`, `w1 completes 1 -> rejected`: a call and its answer,
-        of a worker as it knows the job by its last claim. `w1 runs 1` claims and completes.
+        of a worker as it knows the job by its last claim. `w1 runs 1 2` claims and completes each.
         `begin w1 claims waits=w2` and `end w1 1`: other events stand between a call and its answer.
         `end all`: in the order of beginning. `-> error: 23505`: the answer has a message.
         `+31`: seconds pass, and a lease has 30. `left 1=failed`: what `jobs` reports at the end.
@@ -77,7 +80,8 @@ class Told:
             case ["left"]:
                 self.history.final = facts
             case ["all", "completed"]:
-                self.completed(*(job for call in self.history.calls for job in call.ids))
+                ids = (job for call in self.history.calls for job in call.ids)
+                self.history.final = dict.fromkeys(ids, "completed")
             case [span] if span.startswith("+"):
                 self.wait(float(span))
             case ["begin", *what]:
@@ -91,8 +95,9 @@ class Told:
             case ["enqueue", first, *others]:
                 for job in (first, *others):
                     self.end(self._asked(["enqueue"], facts), job)
-            case [worker, "runs", job]:
-                self.tell(f"{worker} claims {job}; {worker} completes {job}")
+            case [worker, "runs", *jobs]:
+                for job in jobs:
+                    self.tell(f"{worker} claims {job}; {worker} completes {job}")
             case ["recover", *ids] | [_, "claims" | "recovers", *ids]:
                 self.end(self._asked(words, facts), *ids, answer=answer)
             case ["jobs"]:
@@ -141,14 +146,6 @@ class Told:
         answer = facts.pop("answer", "accepted")
         return self.end(self.begin(kind, actor, **facts), *ids, answer=answer)
 
-    def enqueue(self, job: str, **facts: Any) -> Call:  # noqa: ANN401
-        """Enqueue a job."""
-        return self.do("enqueue", "producer", job, **facts)
-
-    def claim(self, actor: str, *ids: str) -> Call:
-        """Claim jobs."""
-        return self.do("claim", actor, *ids)
-
     def on(self, kind: CallKind, claim: Call, job: str = "1", answer: Answer = "accepted") -> Call:
         """Act on a claimed job."""
         return self.do(kind, claim.actor, refs=(Ref(claim.index, job),), answer=answer)
@@ -175,14 +172,9 @@ class Told:
         call.began = call.began if began is None else began
         return self.end(call)
 
-    def finally_(self, **states: State) -> History:
-        """The history, with what `jobs` reported at its end (`j1="completed"`)."""
-        self.history.final = {name.removeprefix("j"): state for name, state in states.items()}
-        return self.history
-
-    def completed(self, *jobs: str) -> History:
-        """The history, with jobs that `jobs` reported as completed at its end."""
-        self.history.final = dict.fromkeys(jobs, "completed")
+    def finally_(self, states: dict[str, State]) -> History:
+        """The history, with what `jobs` reported at its end."""
+        self.history.final = states
         return self.history
 
     def _tick(self) -> None:
@@ -198,10 +190,17 @@ class Case(NamedTuple):
     facts: dict[str, Any]
 
 
-def cases(table: str) -> pytest.MarkDecorator:
+def pairs(table: str) -> list[tuple[str, ...]]:
+    """The rows of a table of texts, `one => the other`: lines that are indented go on with one."""
+    rows = re.findall(r"^\S.*(?:\n +.*)*", table, re.MULTILINE)
+    return [tuple(" ".join(row.split()).split(" => ")) for row in rows]
+
+
+def cases(table: str, around: str = "{}") -> pytest.MarkDecorator:
     """The rows of a table: what one shows, and below it a history => what that breaks.
 
     `holds` breaks nothing. What is declared beside the usual follows: `where cap=2 order="fifo"`.
+    What all histories have in common stands in `around`.
     """
     rows = []
     for title, text in re.findall(r"^ {4}(\S.*)\n((?: {8}.*\n)+)", table, re.MULTILINE):
@@ -210,6 +209,6 @@ def cases(table: str) -> pytest.MarkDecorator:
         named = re.findall(r'(\w+)=(".*?"|\S+)', told)
         facts = {name: literal_eval(value) for name, value in named}
         breaks = [] if found == "holds" else [found]
-        rows.append(pytest.param(Case(story, breaks, facts), id=title))
+        rows.append(pytest.param(Case(around.format(story), breaks, facts), id=title))
     assert len(rows) == len(re.findall(r"^ {4}\S", table, re.MULTILINE))
     return pytest.mark.parametrize("case", rows)

@@ -13,12 +13,14 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.findings import Findings
 from queueproof.examine.plan import Examination
 from queueproof.examine.profiles import profile_of
+from queueproof.examine.replay import replay
 from queueproof.examine.verdicts import judgement_of
 from queueproof.guarantees.catalogue import select
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
+from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
-from queueproof.report.card import Judgement
+from queueproof.report.card import Break, Judgement
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 
@@ -34,6 +36,19 @@ def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
     examination.examine(wanted, lambda _what, _fraction: None, lambda: False)
     findings.shorten(wanted)
     return {one.id: judgement_of(findings, one) for one in wanted}
+
+
+def offered(lab: Lab) -> Offer:
+    """What a lab's queue brings, of which none ends its claim inside a transaction."""
+    return Offer(lab.queue, held=False)
+
+
+def happens_again(lab: Lab, told: Judgement | Break) -> None:
+    """See that the replay of a story tells the same story."""
+    assert told.replay
+    again = replay(lab, told.replay)
+    assert again is not None
+    assert again.story == told.story
 
 
 class LabOf(Protocol):

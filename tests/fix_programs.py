@@ -16,7 +16,17 @@ from queueproof import waits
 
 PATIENCE = 60.0  # seconds, for what takes milliseconds where a machine has nothing else to do
 
-Begin = Callable[..., subprocess.Popen[str]]
+
+class Program(subprocess.Popen[str]):
+    """A program that a test begins, whose streams are the test's."""
+
+    def line(self) -> str:
+        """The next line that it prints."""
+        assert self.stdout is not None
+        return self.stdout.readline().strip()
+
+
+Begin = Callable[..., Program]
 
 
 class Eventually(Protocol):
@@ -70,8 +80,9 @@ def begin() -> Iterator[Begin]:
     """Begins a program that ends with the test, also where the test fails before it ends it."""
     with ExitStack() as stack:
 
-        def program(*command: str, **how: Any) -> subprocess.Popen[str]:  # noqa: ANN401 - Popen's
-            process = stack.enter_context(subprocess.Popen(command, text=True, **how))  # noqa: S603
+        def program(*command: str, **how: Any) -> Program:  # noqa: ANN401 - Popen's
+            piped = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            process = stack.enter_context(Program(command, text=True, **{**piped, **how}))
             stack.callback(process.kill)
             return process
 

@@ -1,6 +1,14 @@
-"""The smallest queue that tests need, with one of its parts replaced."""
+"""The smallest queue that tests need, with one of its parts replaced; a queue in a module."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Write = Callable[[str], str]
 
 TABLE = "CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');"
 ENQUEUE = "INSERT INTO jobs DEFAULT VALUES RETURNING id;"
@@ -16,6 +24,22 @@ HOLDS = {
     "claim": f"BEGIN;\n{FREE} FOR UPDATE SKIP LOCKED;",
     "complete": "(id)!\nUPDATE jobs SET status = 'completed' WHERE id = :id;\nCOMMIT;",
 }
+# The smallest that is a class, in a module.
+SOUND = """
+from queueproof import Claim, Queue, Step
+
+class Mine(Queue):
+    def install(self):
+        yield Step("CREATE TABLE jobs (id bigserial PRIMARY KEY)")
+
+    def enqueue(self):
+        result = yield Step("INSERT INTO jobs DEFAULT VALUES RETURNING id")
+        return [str(row["id"]) for row in result.rows]
+
+    def claim(self, worker):
+        result = yield Step("DELETE FROM jobs RETURNING id")
+        return [Claim(str(row["id"]), row) for row in result.rows]
+"""
 
 
 def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks: str) -> str:
@@ -42,3 +66,18 @@ def queue_file(*, header: str = "", table: str = TABLE, more: str = "", **blocks
         for name, text in written.items()
         if text
     )
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write a module into the working directory; its name, a new one each time."""
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+
+    def write(code: str) -> str:
+        name = f"written_{tmp_path.name.replace('-', '_')}_{len(list(tmp_path.iterdir()))}"
+        (tmp_path / f"{name}.py").write_text(code)
+        return name
+
+    yield write
+    sys.path[:] = before

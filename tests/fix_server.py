@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from queueproof.postgres import Server, open_server
@@ -14,6 +15,13 @@ from queueproof.postgres.pooler import MISSING, find_pgbouncer
 from tests.fix_places import STRATEGIES
 
 PEERS = STRATEGIES / "peers"
+
+
+def tell(conninfo: str, *statements: str) -> None:
+    """Have a server run statements, each committed by itself."""
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
 
 
 @pytest.fixture(scope="session")

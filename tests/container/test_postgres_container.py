@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import psycopg
 import pytest
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, open_server
+from tests.fix_programs import Begin, Eventually
 
 RUN = """
 import signal
@@ -50,15 +50,11 @@ def test_runs_with_our_settings_and_is_gone_afterwards() -> None:
 
 
 @pytest.mark.container
-def test_is_gone_after_kill(
-    begin: Callable[..., subprocess.Popen[str]],
-    eventually: Callable[[Callable[[], bool]], None],
-) -> None:
+def test_is_gone_after_kill(begin: Begin, eventually: Eventually) -> None:
     """After kill -9 of the run its container is removed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = begin(sys.executable, "-c", RUN, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout
-    assert process.stdout.readline()
+    process = begin(sys.executable, "-c", RUN, env=environment)
+    assert process.line()
     assert len(containers(process.pid)) == 1
     process.kill()
     eventually(lambda: not containers(process.pid))

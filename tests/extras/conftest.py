@@ -6,16 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-pytest.register_assert_rewrite("tests.extras.fix_cluster", "tests.slow.fix_commands")
-
-from tests.slow.fix_commands import (  # noqa: E402 - after what rewrites it
-    begin_command,
-    command,
-    dsn,
-    worker_program,
-)
-
-__all__ = ["begin_command", "command", "dsn", "worker_program"]
+pytest.register_assert_rewrite("tests.extras.fix_cluster")
 
 collect_ignore_glob = [
     pattern

@@ -29,8 +29,9 @@ from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
+from tests.fix_commands import Command
+from tests.fix_programs import Begin
 from tests.fix_queues import queue_file
-from tests.slow.fix_commands import Begin, Command
 
 pytest_plugins = ["tests.extras.fix_cluster"]
 

@@ -15,16 +15,9 @@ from queueproof.queues.sqlfile import load, load_text
 from queueproof.report.data import from_data
 from queueproof.report.story import Story
 from scenarios.matrix import stories
+from tests.fix_commands import Command
 from tests.fix_places import ROOT, STRATEGIES
-
-BARE = """\
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY);
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim
-DELETE FROM jobs RETURNING id;
-"""
+from tests.fix_queues import queue_file
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -58,15 +51,9 @@ def test_the_story_that_a_page_draws_is_of_the_defect_that_it_shows(name: str) -
 
 def test_what_a_guarantee_needs_is_said_where_a_bare_queue_lacks_it() -> None:
     """The words stand in the record of those, and of those only, that cannot be asked of it."""
-    bare = Offer(load_text(BARE, "bare.sql"), held=False)
+    bare = Offer(load_text(queue_file(complete="", jobs=""), "bare.sql"), held=False)
     lacking = [name for name, one in CATALOGUE.items() if one.needs(bare) is not None]
     assert [name for name, one in CATALOGUE.items() if one.asks] == lacking != []
-
-
-def test_a_misspelt_guarantee_is_told_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """It is a mistake of the user's: one message, exit code 4."""
-    assert run(["explain", "fenceing"]) == Exit.UNUSABLE
-    assert "unknown guarantee 'fenceing'; did you mean 'fencing'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -82,10 +69,8 @@ def test_prose_ends_at_the_edge_of_a_terminal(width: int, monkeypatch: pytest.Mo
         assert max(map(len, lines)) <= width
 
 
-def test_without_a_name_all_guarantees_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_name_all_guarantees_are_listed(command: Command) -> None:
     """As `queueproof guarantees` does."""
-    assert run(["explain"]) == Exit.HOLDS
-    listed = capsys.readouterr().out
-    assert run(["guarantees"]) == Exit.HOLDS
-    assert listed == capsys.readouterr().out
-    assert len(CATALOGUE) == listed.count("\n")
+    listed = command("explain")
+    assert (listed.code, listed.out.count("\n")) == (Exit.HOLDS, len(CATALOGUE))
+    assert command("guarantees") == listed

@@ -1,10 +1,14 @@
-"""A card on GitHub: annotations that it understands, a summary that no text breaks out of."""
+"""A card on GitHub: lines that it understands, a summary that no text breaks out of, a badge."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
-from queueproof.report.card import Break, Card, Judgement, Place
+import pytest
+
+from queueproof.report.badge import to_badge
+from queueproof.report.card import Break, Card, Judgement, Place, Verdict
 from queueproof.report.github import SUMMARY_BYTES, commands, to_summary
 
 
@@ -86,3 +90,27 @@ def test_a_summary_stays_below_github_s_limit() -> None:
     told = to_summary(card(broken(), broken(story="x" * SUMMARY_BYTES)), "")
     assert told.count("<details>") == 1
     assert told.endswith("Further stories stand in the reports.\n")
+
+
+# --- the badge ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        (("holds", "holds", "accepted", "not-offered"), "2 hold, 1 accepted"),
+        (("holds", "broken", "inconclusive"), "1 broken, 1 inconclusive, 1 holds"),
+        (("accepted", "inconclusive"), "1 inconclusive, 1 accepted"),
+        (("not-offered",), "nothing judged"),
+    ],
+)
+def test_a_badge_counts_each_verdict_and_calls_nothing_accepted_held(
+    verdicts: tuple[Verdict, ...], told: str
+) -> None:
+    """What is accepted is counted beside what holds; the badge is XML and leads nowhere."""
+    judgements = [Judgement(f"g{n}", verdict, "") for n, verdict in enumerate(verdicts)]
+    badge = to_badge(card(*judgements, queue='<a href="x">&.sql'))
+    root = ET.fromstring(badge)  # noqa: S314 - our own
+    texts = [text for text in root.itertext() if text.strip()]
+    assert texts == [f'<a href="x">&.sql: {told}', "queueproof", told]
+    assert badge.count("http") == 1  # the namespace

@@ -6,7 +6,7 @@ import difflib
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -25,12 +25,13 @@ from queueproof.mend.search import Outcome, Tries, as_diff, said, source
 from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
-from queueproof.queues.sqlfile import load
+from queueproof.queues.sqlfile import SqlFileQueue, load
 from queueproof.report.card import Card, Judgement
 from queueproof.report.story import Account, Part
-from tests.fix_places import BROKEN, REFERENCE
+from tests.fix_places import BROKEN, REFERENCE, SKIP_LOCKED
 from tests.fix_queues import FREE, queue_file
 
+Written = Callable[[str], SqlFileQueue]
 FORMS = {
     "single_claim_select_then_update": "claim: status = 'queued' asked instead",
     "claim_limit_in_subselect": "claim: = ANY (ARRAY(…)) instead of IN",
@@ -79,6 +80,18 @@ def offered(name: str) -> dict[str, Fix]:
     return {fix.what: fix for fix in fixes(queue, broken)}
 
 
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Writes a queue file, and loads it."""
+
+    def written(text: str) -> SqlFileQueue:
+        path = tmp_path / "q.sql"
+        path.write_text(text, encoding="utf-8")
+        return load(path)
+
+    return written
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_the_safe_form_of_a_defect_is_offered(name: str) -> None:
     """It is among those that may mend what the queue breaks, and changes few of its lines."""
@@ -89,14 +102,13 @@ def test_the_safe_form_of_a_defect_is_offered(name: str) -> None:
 
 def test_a_recovery_without_a_lock_is_given_one() -> None:
     """The reaper of every blog post is one UPDATE, which waits for whoever has the row."""
-    path = REFERENCE
-    head, _, rest = path.read_text(encoding="utf-8").partition("-- name: recover(lease)\n")
+    head, _, rest = SKIP_LOCKED.partition("-- name: recover(lease)\n")
     plain = (
         "UPDATE jobs\nSET status = 'queued', locked_at = NULL\n"
         "WHERE status = 'running'\n  AND locked_at < now() - :lease\nRETURNING id;\n\n"
     )
     text = f"{head}-- name: recover(lease)\n{plain}{rest[rest.index('-- name:') :]}"
-    found = {fix.what: fix for fix in fixes(Draft(text, path), "non-blocking")}
+    found = {fix.what: fix for fix in fixes(Draft(text, "q.sql"), "non-blocking")}
     fix = found["recover: chooses rows FOR UPDATE SKIP LOCKED first"]
     assert (
         "WHERE id = ANY (ARRAY(\n"
@@ -156,8 +168,7 @@ def test_only_an_sql_file_can_be_mended() -> None:
 
     with pytest.raises(QueueproofError, match="own:Own: mend changes SQL, and this is no SQL"):
         source(Own())
-    path = REFERENCE
-    assert source(load(path)) == path.read_text(encoding="utf-8")
+    assert source(load(REFERENCE)) == SKIP_LOCKED
 
 
 def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
@@ -169,10 +180,9 @@ def test_progress_tells_what_was_tried_for_a_guarantee() -> None:
     )
 
 
-def test_a_remedy_has_the_queue_s_own_names(tmp_path: Path) -> None:
+def test_a_remedy_has_the_queue_s_own_names(written: Written) -> None:
     """Table, columns, states and parameters are those of the file; what it does not tell stays."""
-    path = tmp_path / "queue.sql"
-    path.write_text("""\
+    queue = written("""\
 -- /// queue
 -- lease = "30 seconds"
 -- ///
@@ -185,7 +195,6 @@ INSERT INTO deliveries (due) VALUES (now() + :delay) RETURNING id;
 UPDATE deliveries SET state = 'in_flight', tries = tries + 1, locked_until = now() + :lease
 WHERE id = (SELECT id FROM deliveries WHERE due <= now() LIMIT 1) RETURNING id, tries AS attempt;
 """)
-    queue = load(path)
     own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
     assert "WHERE id = :id AND state = 'in_flight' AND tries = :attempt`." in own["fencing"]
     assert "state = 'in_flight' AND locked_until < now()`, and end" in own["stale-recovery"]
@@ -215,46 +224,37 @@ UPDATE jobs SET vt = {anew} WHERE id = :id;
 """
 
 
-def test_a_time_that_is_a_number_is_compared_with_one(tmp_path: Path) -> None:
+def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     """Where a column has seconds or milliseconds since 1970, no remedy compares it with now()."""
-    path = tmp_path / "queue.sql"
-    path.write_text(NUMBERED.format(kind="bigint", anew="now_ms() + :lease"))
-    own = {name: in_own_names(CATALOGUE[name].safe, load(path)) for name in CATALOGUE}
+    text = NUMBERED.format(kind="bigint", anew="now_ms() + :lease")
+    queue = written(text)
+    own = {name: in_own_names(CATALOGUE[name].safe, queue) for name in CATALOGUE}
     assert "vt < extract(epoch FROM now()) * 1000`, and end" in own["stale-recovery"]
     assert "ceil(extract(epoch FROM clock_timestamp() + delay) * 1000)`. Every" in own["not-early"]
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
     assert "- 1, 16))) * 1000)`. What" in own["backoff"]
-    path.write_text(path.read_text().replace(" * 1000", ""))
-    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, load(path))
+    in_seconds = written(text.replace(" * 1000", ""))
+    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, in_seconds)
     assert "vt < extract(epoch FROM now())`, and end" in seconds
 
 
 @pytest.mark.parametrize(
     ("kind", "anew", "advice"),
     [
-        (
-            "timestamptz",
-            "vt + :lease",
-            "adds to vt: set it from the clock, `vt = now",
-        ),
-        (
-            "bigint",
-            "30 + jobs.vt",
-            "vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also: The",
-        ),
+        ("timestamptz", "vt + :lease", "adds to vt: set it from the clock, `vt = now"),
+        ("bigint", "30 + jobs.vt", "vt = ceil(extract(epoch FROM now() + lease) * 1000)`. Also"),
         ("timestamptz", "now() + :lease", "The statement that frees a job"),
         ("timestamptz", "greatest(vt, now() + :lease)", "The statement that frees a job"),
     ],
 )
 def test_a_heartbeat_that_adds_up_is_told_to_set_anew(
-    tmp_path: Path, kind: str, anew: str, advice: str
+    written: Written, kind: str, anew: str, advice: str
 ) -> None:
     """A late heartbeat that adds to a lease that is over leaves less than a lease."""
-    path = tmp_path / "queue.sql"
-    path.write_text(NUMBERED.format(kind=kind, anew=anew))
+    queue = written(NUMBERED.format(kind=kind, anew=anew))
     found = (Judgement("live-lease", "broken", "r", "story"),)
-    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), load(path))
+    card = with_remedies(Card("queue.sql", "PostgreSQL 18", 0, 1.0, found), queue)
     assert advice in str(card.guarantees[0].remedy)
     assert "`FOR UPDATE SKIP LOCKED` in the sub-select" in str(card.guarantees[0].remedy)
 
@@ -303,11 +303,9 @@ UPDATE inbox SET stage = 'begun' WHERE id = :id;
         ("held = true", "receipt = :receipt"),
     ],
 )
-def test_an_operation_asks_what_others_ask(tmp_path: Path, claimed: str, asked: str) -> None:
+def test_an_operation_asks_what_others_ask(claimed: str, asked: str) -> None:
     """In its author's words; and for the flag that a claim sets, where there is no state."""
-    path = tmp_path / "q.sql"
-    path.write_text(FLAGGED.format(claimed=claimed))
-    found = fixes(Draft(path.read_text(), path), "final-state")
+    found = fixes(Draft(FLAGGED.format(claimed=claimed), "q.sql"), "final-state")
     beats = [fix.text for fix in found if fix.what.startswith("heartbeat: asks for")]
     assert any(f"WHERE id = :id AND {asked};" in text for text in beats)
 
@@ -355,54 +353,42 @@ HOLDER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("guarantee", "blocks", "lines"),
-    [
-        ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
-        ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
-        ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
-        ("routing", {"claim": EITHER, "enqueue": LANED}, "OR beat < now())\n  AND lane = :queue"),
-        ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
-        (
-            "single-claim",
-            {"enqueue": MERGED, "complete": HOLDER},
-            "SET due = CASE WHEN jobs.receipt IS NULL THEN EXCLUDED.due ELSE jobs.due END",
-        ),
-        (
-            "retry-bound",
-            COUNTS,
-            "SET status = 'queued', tries = tries + 1 WHERE status = 'running'",
-        ),
-        (
-            "fencing",
-            {"complete_many": PAIRS},
-            "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
-        ),
-        (
-            "concurrency-limit",
-            {"complete": SLOTS},
-            "AND EXISTS (SELECT FROM ended))",
-        ),
-    ],
-    ids=[
-        "listed",
-        "of another table",
-        "of all",
-        "or",
-        "met",
-        "upserted",
-        "as a failure",
-        "pairs",
-        "beside",
-    ],
-)
+MADE = {
+    "listed": ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
+    "of another table": ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
+    "of all": ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
+    "or": (
+        "routing",
+        {"claim": EITHER, "enqueue": LANED},
+        "OR beat < now())\n  AND lane = :queue",
+    ),
+    "met": ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
+    "upserted": (
+        "single-claim",
+        {"enqueue": MERGED, "complete": HOLDER},
+        "SET due = CASE WHEN jobs.receipt IS NULL THEN EXCLUDED.due ELSE jobs.due END",
+    ),
+    "as a failure": (
+        "retry-bound",
+        COUNTS,
+        "SET status = 'queued', tries = tries + 1 WHERE status = 'running'",
+    ),
+    "pairs": (
+        "fencing",
+        {"complete_many": PAIRS},
+        "WHERE (id, receipt) IN (SELECT * FROM unnest(:ids::bigint[], :receipts::uuid[]))",
+    ),
+    "beside": ("concurrency-limit", {"complete": SLOTS}, "AND EXISTS (SELECT FROM ended))"),
+}
+
+
+@pytest.mark.parametrize(("guarantee", "blocks", "lines"), MADE.values(), ids=MADE)
 def test_a_form_is_made_of_the_file_s_own_words(
-    tmp_path: Path, guarantee: str, blocks: Mapping[str, str], lines: str
+    guarantee: str, blocks: Mapping[str, str], lines: str
 ) -> None:
     """Of what it asks elsewhere, of the count that fail has, of the types in its schema."""
-    path = tmp_path / "q.sql"
-    path.write_text(queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks))
-    found = fixes(Draft(path.read_text(), path), guarantee)
+    text = queue_file(more="ALTER TABLE jobs ADD\n receipt uuid;", **blocks)
+    found = fixes(Draft(text, "q.sql"), guarantee)
     assert any(lines in fix.text for fix in found), [fix.what for fix in found]
 
 
@@ -451,32 +437,30 @@ def test_what_stands_in_the_sql_has_its_own_remedy(
     assert safe in (cause_of(guarantee, Draft(queue_file(**blocks), "q.sql")) or "")
 
 
-def test_no_index_on_a_view_is_advised(tmp_path: Path) -> None:
+def test_no_index_on_a_view_is_advised(written: Written) -> None:
     """What the plan's probe would write is for a table."""
-    path = tmp_path / "q.sql"
-    path.write_text(queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
+    queue = written(queue_file(more="CREATE VIEW ready AS SELECT * FROM jobs;"))
     told = Account("steady-cost", (Part("prose", "`CREATE INDEX ON ready (id)`"),))
     broken = Judgement("steady-cost", "broken", "r", "story", told=told)
     card = Card("q.sql", "PostgreSQL 18", 0, 1.0, (broken,))
-    assert "ready is a view" in str(with_remedies(card, load(path)).guarantees[0].remedy)
+    assert "ready is a view" in str(with_remedies(card, queue).guarantees[0].remedy)
 
 
 def test_a_form_that_helped_once_by_luck_is_not_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A story of drawn ids fails to happen now and then, with whatever form."""
-    path = tmp_path / "q.sql"
-    path.write_text(queue_file())
+    queue = written(queue_file())
     asked = Counter[str]()
 
     def judged(text: str, **_: object) -> Outcome:
         asked[text] += 1
-        gone = text != path.read_text() and asked[text] == 1
+        gone = text != queue_file() and asked[text] == 1
         return Outcome() if gone else Outcome(("token",), reason="the story happens again")
 
     monkeypatch.setattr(search, "_judged", judged)
     broken = Judgement("fencing", "broken", "r", "story", "token")
-    card = Card(str(path), "PostgreSQL 18", 0, 1.0, (broken,))
+    card = Card(queue.name, "PostgreSQL 18", 0, 1.0, (broken,))
     server = cast("Server", None)  # which `judged` does not ask
-    assert search.advise(load(path), card, server, lambda _what, _done: None) == {}
+    assert search.advise(queue, card, server, lambda _what, _done: None) == {}
     assert max(asked.values()) > 1

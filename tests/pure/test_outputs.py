@@ -12,28 +12,15 @@ from pathlib import Path
 import pytest
 
 from queueproof import waits
-from queueproof.cli import run
 from queueproof.cli.files import append, refuse_outputs, write, write_new
 from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
+from tests.fix_commands import Command
+from tests.fix_places import SKIP_LOCKED
+from tests.fix_queues import SOUND
 
-SOUND = (Path(__file__).parents[2] / "strategies" / "skip_locked.sql").read_text()
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
 WORKER = "import sys\n"
-CLASS = """
-from queueproof import Queue, Step
-
-
-class Mine(Queue):
-    def install(self):
-        yield Step("SELECT 1", {})
-
-    def enqueue(self):
-        yield Step("SELECT 1", {})
-
-    def claim(self, worker):
-        yield Step("SELECT 1", {})
-"""
 
 
 def test_a_new_file_that_cannot_be_written_whole_is_not_there(tmp_path: Path) -> None:
@@ -61,21 +48,19 @@ def test_a_link_in_a_circle_is_no_place_to_write(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_server: None) -> Path:  # noqa: ARG001
     """A folder of queues, with other names for one of them; no server may be started."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
-    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    (tmp_path / "q.sql").write_text(SOUND)
-    (tmp_path / "other.sql").write_text(SOUND)
+    (tmp_path / "q.sql").write_text(SKIP_LOCKED)
+    (tmp_path / "other.sql").write_text(SKIP_LOCKED)
     (tmp_path / "link").symlink_to("q.sql")
     (tmp_path / "hard").hardlink_to(tmp_path / "q.sql")
     (tmp_path / "link.spec").symlink_to("q.sql")
     (tmp_path / "schema.sql").write_text(SCHEMA)
-    head, mark, rest = SOUND.partition("-- /// queue\n")
+    head, mark, rest = SKIP_LOCKED.partition("-- /// queue\n")
     (tmp_path / "includes.sql").write_text(f'{head}{mark}-- include = ["schema.sql"]\n{rest}')
     (tmp_path / "worker.py").write_text(WORKER)
-    (tmp_path / "outputs_mine.py").write_text(CLASS)
+    (tmp_path / "outputs_mine.py").write_text(SOUND)
     (tmp_path / "card.json").write_text("{}")
     return tmp_path
 
@@ -100,39 +85,35 @@ HARMS = {
 
 @pytest.mark.parametrize("arguments", HARMS.values(), ids=HARMS)
 def test_an_output_that_is_read_is_refused_before_anything_starts(
-    place: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+    place: Path, arguments: list[str], command: Command
 ) -> None:
     """Exit 4 with both names, and every file is as it was."""
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
-    assert run([one.format(place=place) for one in arguments]) == 4
-    assert "it is read here: name another file" in capsys.readouterr().err
+    ran = command(*(one.format(place=place) for one in arguments))
+    assert (ran.code, "it is read here: name another file" in ran.err) == (4, True)
     after = {path: path.read_bytes() for path in before}
     assert after == before
 
 
 @pytest.mark.parametrize("second", ["card.json", "./card.json", "{place}/card.json", "card_link"])
-def test_two_outputs_are_not_one_file(
-    place: Path, second: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_outputs_are_not_one_file(place: Path, second: str, command: Command) -> None:
     """However the second is spelt, and whether or not the file is there yet."""
     (place / "card_link").symlink_to("card.json")
     for there in (True, False):
         if not there:
             (place / "card.json").unlink()
-        assert (
-            run(["check", "q.sql", "--json", "card.json", "--html", second.format(place=place)])
-            == 4
-        )
-        assert "reports need a file each" in capsys.readouterr().err
+        outputs = ("--json", "card.json", "--html", second.format(place=place))
+        ran = command("check", "q.sql", *outputs)
+        assert (ran.code, "reports need a file each" in ran.err) == (4, True)
 
 
 def test_the_job_summary_is_an_output_too(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     """What GitHub appends to may not be the queue."""
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place / "q.sql"))
-    assert run(["check", "q.sql", "--annotate", "github"]) == 4
-    assert "it is read here" in capsys.readouterr().err
+    ran = command("check", "q.sql", "--annotate", "github")
+    assert (ran.code, "it is read here" in ran.err) == (4, True)
 
 
 @pytest.mark.parametrize("put", [write, append])
@@ -181,8 +162,8 @@ def test_a_queue_may_come_from_a_pipe(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     code = "import sys; open(sys.argv[1], 'w').write(sys.argv[2] * 1_000)"
-    process = begin(sys.executable, "-c", code, str(pipe), SOUND)
-    assert read(pipe) == SOUND * 1_000
+    process = begin(sys.executable, "-c", code, str(pipe), SKIP_LOCKED)
+    assert read(pipe) == SKIP_LOCKED * 1_000
     process.wait(30)
     monkeypatch.setattr(waits, "READER", 0.1)
     with pytest.raises(QueueproofError, match=r"waited 0\.1 s for somebody to write into .*pipe"):

@@ -19,18 +19,11 @@ from queueproof.run.actors import Actor
 from queueproof.run.record import Choice, Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import (
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    complete,
-    heartbeat,
-    in_turn,
-    script,
-)
+from queueproof.schedule.moments import DAY, MOMENT
+from queueproof.schedule.programs import JobSpec, Program, advance
 from queueproof.search.explore import explore
 from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
+from tests.fix_plays import play
 
 DECLARED = Declared(
     lease=None,
@@ -44,7 +37,7 @@ DECLARED = Declared(
 
 def program(*steps: int) -> Program:
     """A stage of some actors with so many steps each."""
-    return Program((), (tuple(script(f"w{n}", *[claim()] * k) for n, k in enumerate(steps)),))
+    return play(" | ".join(f"w{n} {', '.join(['claims'] * k)}" for n, k in enumerate(steps)), 0)
 
 
 class Counter:
@@ -178,12 +171,9 @@ def breaks(one: Program) -> bool:
 
 def test_shrinking_ends_where_nothing_more_can_go() -> None:
     """Without any one of its parts the shrunk program breaks nothing, and all parts are plain."""
-    long = Program(
-        (JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)),
-        (
-            (script("w1", claim(2), complete()), script("w2", heartbeat(), claim(2))),
-            *in_turn(script("clock", advance(9.0)), script("w3", claim(), complete())),
-        ),
+    long = play(
+        "w1 claims 2, completes | w2 beats, claims 2; +9; w3 claims, completes",
+        [JobSpec(priority=2), JobSpec(delay=5.0), JobSpec(bound=1)],
     )
     run = DoubleClaims().run(long)
     violation: Violation = check(run.history, DECLARED).violations[0]
@@ -197,6 +187,44 @@ def test_shrinking_ends_where_nothing_more_can_go() -> None:
         ("claim", 1),
         ("claim", 1),
     ]
+
+
+@pytest.mark.parametrize("moves", ["+18; +24", "clock advances 18, advances 24"])
+def test_moves_of_the_clock_in_a_row_become_one(moves: str) -> None:
+    """Of a program with eighteen moves of 18 s a story keeps one."""
+    assert play("+42", 0) in smaller(play(moves, 0))
+
+
+def test_moves_with_something_between_them_stay() -> None:
+    """What is claimed in between may depend on when."""
+    program = play("+18; w1 claims; +9", 0)
+    moved = [do for one in smaller(program) for s in one.stages for _, dos in s for do in dos]
+    assert advance(27) not in moved
+
+
+def test_a_move_of_the_clock_becomes_shorter() -> None:
+    """A story in which somebody stopped for 25 hours, for a second's wait, was not believed."""
+    told = "reaper recovers | w1 fails, advances {}, claims"
+    long, short = (play(told.format(one), 0) for one in (DAY, MOMENT))
+    assert short in smaller(long)
+
+
+ONE, TWO = (play(told, 0) for told in ("producer enqueues", "producer enqueues; producer enqueues"))
+URGENT, LATER = JobSpec(priority=2), JobSpec(delay=9.0)
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        TWO._replace(reserve=(LATER,)),
+        TWO._replace(reserve=(URGENT, JobSpec())),
+        ONE._replace(jobs=(URGENT,), reserve=(LATER,)),
+    ],
+    ids=["one less", "one like all others", "one from the beginning"],
+)
+def test_jobs_that_are_enqueued_in_the_middle_become_fewer_as_well(expected: Program) -> None:
+    """Fifteen jobs of a random program were left where one is enough."""
+    assert expected in smaller(TWO._replace(reserve=(URGENT, LATER)))
 
 
 def test_a_batch_across_claims_names_no_job_twice() -> None:

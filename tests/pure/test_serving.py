@@ -5,36 +5,25 @@ from __future__ import annotations
 import pytest
 
 from queueproof.probes.serving import Join, ServingIndex, join_of_all, serving_index
+from tests.fix_histories import pairs
+
+# A claim => the index that serves it.
+SERVED = """
+UPDATE messages SET vt = now() + :lease WHERE id = ANY (ARRAY(SELECT id FROM messages
+  WHERE dead_at IS NULL AND reads < max_reads AND vt <= now()
+  ORDER BY priority DESC, vt, id LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING id
+  => ON messages (priority DESC, vt, id) WHERE dead_at IS NULL
+SELECT j.id FROM app.jobs j WHERE j.status = 'queued' AND j.queue = $1 AND $2
+  ORDER BY j.urgency DESC NULLS LAST, "runAt" LIMIT 5
+  => ON app.jobs (queue, urgency DESC NULLS LAST, "runAt") WHERE status = 'queued'
+SELECT id FROM jobs ORDER BY id LIMIT 1 => ON jobs (id)
+SELECT id FROM jobs WHERE NOT done AND state IN ('a', 'b') AND (x IS NULL OR x < $3)
+  ORDER BY id LIMIT 1
+  => ON jobs (id) WHERE NOT done AND state IN ('a', 'b')
+"""
 
 
-@pytest.mark.parametrize(
-    ("claim", "index"),
-    [
-        (
-            (
-                "UPDATE messages SET vt = now() + :lease WHERE id = ANY (ARRAY(SELECT id"
-                " FROM messages WHERE dead_at IS NULL AND reads < max_reads AND vt <= now()"
-                " ORDER BY priority DESC, vt, id LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING id"
-            ),
-            "ON messages (priority DESC, vt, id) WHERE dead_at IS NULL",
-        ),
-        (
-            (
-                "SELECT j.id FROM app.jobs j WHERE j.status = 'queued' AND j.queue = $1 AND $2"
-                ' ORDER BY j.urgency DESC NULLS LAST, "runAt" LIMIT 5'
-            ),
-            "ON app.jobs (queue, urgency DESC NULLS LAST, \"runAt\") WHERE status = 'queued'",
-        ),
-        ("SELECT id FROM jobs ORDER BY id LIMIT 1", "ON jobs (id)"),
-        (
-            (
-                "SELECT id FROM jobs WHERE NOT done AND state IN ('a', 'b')"
-                " AND (x IS NULL OR x < $3) ORDER BY id LIMIT 1"
-            ),
-            "ON jobs (id) WHERE NOT done AND state IN ('a', 'b')",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("claim", "index"), pairs(SERVED))
 def test_the_index_has_the_claims_own_names(claim: str, index: str) -> None:
     """What is compared with a parameter, then the order; what is always asked picks the rows."""
     assert serving_index(claim) == ServingIndex(f"CREATE INDEX {index}")

@@ -137,14 +137,12 @@ def acts(story: str) -> list[Act]:
     rule 5: after a late complete was accepted the job never runs again
         enqueue 1; w1 claims 1; +31; w1 completes 1; w2 claims 1 => final-state
     rule 5: after a late heartbeat was accepted nobody gets the job while that lease is fresh
-        enqueue 1; w1 claims 1; +31; w1 beats 1; +19; w2 claims 1
-        => live-lease where recovers=False
+        enqueue 1; w1 claims 1; +31; w1 beats 1; +19; w2 claims 1 => live-lease where recovers=False
     rule 5: nor where the job was recovered before that heartbeat
         enqueue 1; w1 claims 1; +31; recover 1; w1 beats 1; +19; w2 claims 1
         => live-lease where recovers=False
     a lease runs anew from an accepted heartbeat
-        enqueue 1; w1 claims 1; +20; w1 beats 1; +29; w2 claims 1
-        => live-lease where recovers=False
+        enqueue 1; w1 claims 1; +20; w1 beats 1; +29; w2 claims 1 => live-lease where recovers=False
     a lease runs out after a heartbeat too
         enqueue 1; w1 claims 1; +20; w1 beats 1; +31; w2 claims 1 => holds where recovers=False
     rule 21: who claims a completed job breaks final-state
@@ -152,8 +150,7 @@ def acts(story: str) -> list[Act]:
     rule 21: a finished job that a late fail revived is final-state once it is claimed
         enqueue 1; w1 claims 1; w1 completes 1; w1 fails 1; w2 claims 1 => final-state
     rule 3: a worker's heartbeat is accepted whatever became of the job that it names
-        enqueue 1; w1 claims 1; +31; w2 claims 1; w1 beats 1
-        => holds where worker_heartbeat=True
+        enqueue 1; w1 claims 1; +31; w2 claims 1; w1 beats 1 => holds where worker_heartbeat=True
     rule 12: a crash counts as an attempt, and after the only one no other begins
         enqueue 1 bound=1; w1 claims 1; w1 crashes; +99; w9 claims 1
         => retry-bound where recovers=False
@@ -225,8 +222,7 @@ def test_the_last_act_of_a_life_is_blamed_by_the_rules(case: Case) -> None:
     a claim whose answer was lost may have taken the job
         enqueue 1; w1 claims -> unknown => queued or running
     an enqueue whose answer was lost never brings a finished job back
-        enqueue 1; w1 claims 1; w1 completes 1; begin enqueue; end producer -> unknown
-        => completed
+        enqueue 1; w1 claims 1; w1 completes 1; begin enqueue; end producer -> unknown => completed
     rule 19: where the transaction is the claim, a crash frees the job at once
         enqueue 1; w1 claims 1; w1 crashes; w2 claims 1 => running where lease=None held=True
     a completed job stays completed, whatever became of a complete

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from queueproof.queues import sqltext
+from tests.fix_histories import pairs
 
 DECOYS = [
     "':no'",
@@ -198,48 +199,30 @@ def test_nothing_else_is_rewritten(text: str) -> None:
     assert text == sqltext.compile_statement(text).sql
 
 
-@pytest.mark.parametrize(
-    ("written", "sent"),
-    [
-        (
-            "SET LOCAL search_path = app, public",
-            "SET LOCAL search_path = app, public, clock, pg_catalog",
-        ),
-        ("SET search_path TO pg_catalog, app", "SET search_path TO clock, pg_catalog, app"),
-        ("SET search_path TO DEFAULT", "SET search_path TO DEFAULT"),
-        (
-            "SELECT set_config('search_path', 'app', true)",
-            "SELECT set_config('search_path', 'app, clock, pg_catalog', true)",
-        ),
-        (
-            "SELECT pg_catalog.set_config('search_path', '', false)",
-            "SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)",
-        ),
-        (
-            "SELECT set_config('search_path', 'pg_catalog, app', false)",
-            "SELECT set_config('search_path', 'clock, pg_catalog, app', false)",
-        ),
-        (
-            "SELECT set_config('search_path', left(a, 3), true)",
-            "SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)",
-        ),
-        (
-            "DO $$ BEGIN SET search_path = a; EXECUTE 'SELECT CURRENT_TIMESTAMP'; END $$",
-            (
-                "DO $$ BEGIN SET search_path = a, clock, pg_catalog; "
-                "EXECUTE 'SELECT clock.now()'; END $$"
-            ),
-        ),
-        (
-            "CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(CURRENT_TIMESTAMP)'",
-            "CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(clock.now())'",
-        ),
-        (
-            "DO $$ BEGIN EXECUTE format($q$ SELECT CURRENT_TIMESTAMP, %L $q$, 'now'); END $$",
-            "DO $$ BEGIN EXECUTE format($q$ SELECT clock.now(), %L $q$, 'now'); END $$",
-        ),
-    ],
-)
+# What is written => what is sent.
+PATHS = """
+SET LOCAL search_path = app, public
+  => SET LOCAL search_path = app, public, clock, pg_catalog
+SET search_path TO pg_catalog, app => SET search_path TO clock, pg_catalog, app
+SET search_path TO DEFAULT => SET search_path TO DEFAULT
+SELECT set_config('search_path', 'app', true)
+  => SELECT set_config('search_path', 'app, clock, pg_catalog', true)
+SELECT pg_catalog.set_config('search_path', '', false)
+  => SELECT pg_catalog.set_config('search_path', 'clock, pg_catalog', false)
+SELECT set_config('search_path', 'pg_catalog, app', false)
+  => SELECT set_config('search_path', 'clock, pg_catalog, app', false)
+SELECT set_config('search_path', left(a, 3), true)
+  => SELECT set_config('search_path', left(a, 3) || ', clock, pg_catalog', true)
+DO $$ BEGIN SET search_path = a; EXECUTE 'SELECT CURRENT_TIMESTAMP'; END $$
+  => DO $$ BEGIN SET search_path = a, clock, pg_catalog; EXECUTE 'SELECT clock.now()'; END $$
+CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(CURRENT_TIMESTAMP)'
+  => CREATE FUNCTION f() RETURNS date LANGUAGE sql AS 'SELECT date(clock.now())'
+DO $$ BEGIN EXECUTE format($q$ SELECT CURRENT_TIMESTAMP, %L $q$, 'now'); END $$
+  => DO $$ BEGIN EXECUTE format($q$ SELECT clock.now(), %L $q$, 'now'); END $$
+"""
+
+
+@pytest.mark.parametrize(("written", "sent"), pairs(PATHS))
 def test_a_path_and_quoted_sql_follow_the_clock(written: str, sent: str) -> None:
     """A search_path keeps the clock, and SQL in quotes is SQL, however often it is quoted."""
     assert sqltext.compile_statement(written).sql == sent

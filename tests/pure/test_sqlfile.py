@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ UPDATE jobs SET locked_by = :worker WHERE id IN (:limit) RETURNING id, attempt;
 UPDATE jobs SET state = 'done' WHERE id = :id AND locked_by = :worker;
 """
 LEASE = 'lease = "30 seconds"'
-INT4, TEXT, INT8, INTERVAL, JSONB = 23, 25, 20, 1186, 3802
+INT4, TEXT, INT8, INTERVAL, JSONB, TIMESTAMPTZ = 23, 25, 20, 1186, 3802, 1184
 PATH = Path("q.sql")
 
 
@@ -836,6 +836,77 @@ def test_copy_has_its_line(block: str, copy: str) -> None:
     with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
         load_text(text, "q.sql")
     load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
+
+
+# --- `-- else` between two statements of a block, and `:now`, the worker's own clock --------------
+
+THREE = """
+SELECT 1 AS id; -- else: a remark
+-- else
+SELECT 2 -- else
+  -- else
+  AS id;
+  --  Else
+SELECT 3 AS id;
+SELECT 4 AS id WHERE 0 < ALL (:ids);
+"""
+
+
+@pytest.mark.parametrize(
+    ("answers", "texts", "found"),
+    [
+        (["1", "4"], ["SELECT 1", "SELECT 4"], ["4"]),
+        (["", "2", "4"], ["SELECT 1", "SELECT 2", "SELECT 4"], ["4"]),
+        (["", "", "3", "4"], ["SELECT 1", "SELECT 2", "SELECT 3", "SELECT 4"], ["4"]),
+        (["", "", ""], ["SELECT 1", "SELECT 2", "SELECT 3"], []),
+    ],
+)
+def test_a_statement_behind_else_is_sent_where_the_one_before_it_answered_nothing(
+    answers: list[str], texts: list[str], found: list[str]
+) -> None:
+    """The block goes on behind the first of them that answers, and ends where none does."""
+    steps, claims = run(queue(claim=THREE).begin("claim"), *(rows(id=one) for one in answers))
+    assert [step.sql[:8] for step in steps] == texts
+    assert claims == [Claim(one, {"id": Value(one.encode(), INT8)}) for one in found]
+
+
+@pytest.mark.parametrize(("counts", "accepted"), [([1], True), ([0, 1], True), ([0, 0], False)])
+def test_what_a_statement_changed_counts_where_it_has_no_columns(
+    counts: list[int], *, accepted: bool
+) -> None:
+    """An ending in one of two tables looks into the second where the first had no such row."""
+    update = "UPDATE {}jobs SET done = true WHERE id = :id;\n"
+    ends = f"(id)!\n{update.format('')}-- else\n{update.format('old_')}"
+    steps, found = run(queue(complete=ends).begin("complete", job=job()), *map(changed, counts))
+    assert (len(steps), found) == (len(counts), accepted)
+
+
+def test_else_needs_something_that_answers_before_it() -> None:
+    """Behind what neither answers nor changes rows the line says nothing, and is refused."""
+    begun = queue(claim="\nBEGIN;\n-- else\nSELECT 1 AS id;\n").begin("claim")
+    with pytest.raises(QueueError, match=r"q\.sql:17: `-- else` stands behind what answers rows"):
+        run(begun, changed(0, "BEGIN"))
+
+
+@pytest.mark.parametrize("claim", ["\n-- else\nSELECT 1 AS id;", "\nSELECT 1 AS id;\n-- else\n"])
+def test_else_stands_between_two_statements(claim: str) -> None:
+    """A line `-- else` with nothing before or behind it in its block is refused."""
+    with pytest.raises(QueueError, match=r"q.sql:\d+: `-- else` stands between two statements"):
+        queue(claim=claim)
+
+
+def test_now_is_what_the_worker_s_clock_shows() -> None:
+    """Any block but the schema's may take the time as a timestamptz; here it is this process'."""
+    file = queue(claim="(now)\nSELECT 1 AS id WHERE :now > now();")
+    assert file.sends_time
+    assert not queue().sends_time
+    moment = datetime(2030, 1, 2, 3, 4, 5, 678900, UTC)
+    step = next(file.begin("claim", now=moment))
+    assert step.params == {"now": Value(b"2030-01-02 03:04:05.678900+00:00", TIMESTAMPTZ)}
+    shown = datetime.fromisoformat(str(next(file.begin("claim")).params["now"]))
+    assert abs(shown - datetime.now(UTC)) < timedelta(minutes=1)
+    with pytest.raises(QueueError, match=r"schema takes no parameters, and uses :now"):
+        load_text("-- name: schema#\nSELECT :now;", PATH)
 
 
 # --- accepted breaks ----------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,39 +9,7 @@ import pytest
 import queueproof
 from queueproof.errors import QueueproofError
 from queueproof.queues.resolve import blame, resolve
-
-SOUND = """
-from queueproof import Claim, Queue, Step
-
-class Mine(Queue):
-    def install(self):
-        yield Step("CREATE TABLE jobs (id bigserial PRIMARY KEY)")
-
-    def enqueue(self):
-        result = yield Step("INSERT INTO jobs DEFAULT VALUES RETURNING id")
-        return [str(row["id"]) for row in result.rows]
-
-    def claim(self, worker):
-        result = yield Step("DELETE FROM jobs RETURNING id")
-        return [Claim(str(row["id"]), row) for row in result.rows]
-"""
-
-Write = Callable[[str], str]
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a module into the working directory; its name, a new one each time."""
-    monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-
-    def write(code: str) -> str:
-        name = f"written_{tmp_path.name.replace('-', '_')}_{len(list(tmp_path.iterdir()))}"
-        (tmp_path / f"{name}.py").write_text(code)
-        return name
-
-    yield write
-    sys.path[:] = before
+from tests.fix_queues import SOUND, Write, queue_file
 
 
 def test_public_names() -> None:
@@ -66,10 +32,7 @@ def test_a_name_that_is_not_public_is_an_error() -> None:
 def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
     """The queue is named as the user named the file."""
     path = tmp_path / "a queue.sql"
-    path.write_text(
-        "-- name: schema#\nSELECT;\n-- name: enqueue\nSELECT 1 AS id;\n"
-        "-- name: claim\nSELECT 1 AS id;\n"
-    )
+    path.write_text(queue_file())
     assert str(path) == resolve(str(path)).name
 
 

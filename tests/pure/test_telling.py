@@ -11,6 +11,8 @@ import pytest
 from queueproof.history.calls import Call, History
 from queueproof.judge.checker import Violation
 from queueproof.probes.backoff import RetryWait, RetryWaits
+from queueproof.queues.model import Step
+from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Break, Card, Judgement
 from queueproof.report.data import from_data, to_data
 from queueproof.report.mermaid import to_mermaid
@@ -28,14 +30,16 @@ from queueproof.report.story import (
     Sent,
     Story,
     Turn,
+    of_queue,
     tell,
     tell_found,
 )
-from queueproof.report.text import counted, remedy, to_text
+from queueproof.report.text import counted, ordinal, passages, remedy, to_text
 from queueproof.run import answers
 from queueproof.run.record import Beat, Run
 from queueproof.schedule.conditions import Conditions
 from queueproof.schedule.programs import FaultKind
+from tests.fix_queues import queue_file
 
 SQL = Sent(0, "UPDATE jobs", ())
 
@@ -441,3 +445,40 @@ def test_the_diagram_of_an_earlier_card_is_left_out() -> None:
     data["guarantees"][0]["story"] += "\n\n```mermaid\nsequenceDiagram\n```"
     del data["guarantees"][0]["told"]
     assert read_card(json.dumps(data)) == card
+
+
+def test_a_long_round_that_repeats_is_told_once() -> None:
+    """Eight operations, five times over, are eight lines and not forty."""
+    kinds = ("claim", "heartbeat", "fail", "recover", "promote", "jobs", "cleanup", "start")
+    facts = [(Asked(kind, 1, (), 0.0), Answered("answer", "nothing")) for kind in kinds]
+    turns = [
+        Turn("w1" if n % 2 else "reaper", one) for _ in range(5) for n, one in enumerate(facts)
+    ]
+    last = Turn("w2", (Asked("claim", 1, (), 0.0), Answered("answer", "job 1")))
+    found = list(passages(story(*turns, last)))
+    assert [(one.times, len(one.columns())) for one in found] == [(5, 8), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(6, "6th"), (11, "11th"), (13, "13th"), (21, "21st"), (22, "22nd"), (103, "103rd")],
+)
+def test_places_are_written_as_people_do(number: int, told: str) -> None:
+    """The 21st claim is no 21th."""
+    assert ordinal(number) == told
+
+
+def test_a_call_is_told_with_what_it_stands_for() -> None:
+    """The body of each function that a statement calls follows it, and of those that this calls."""
+    schema = [
+        Step(
+            "-- one job\nCREATE OR REPLACE FUNCTION app.take(n int) RETURNS int AS 'SELECT due(n)'"
+        ),
+        Step("CREATE FUNCTION due(n int) RETURNS int LANGUAGE sql AS 'SELECT n'"),
+        Step("CREATE FUNCTION never() RETURNS int LANGUAGE sql AS 'SELECT 1'"),
+        Step("CREATE TABLE jobs (id int)"),
+    ]
+    queue = load_text(queue_file(), "queue.sql")
+    told = of_queue(story(statements=("SELECT * FROM app.take(:limit)",)), queue, schema)
+    assert [one.sql for one in schema[:2]] == list(told.functions)
+    assert f"What is called there:\n    {schema[1].sql}" in to_text(told)

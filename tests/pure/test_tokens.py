@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queueproof.cli import run
 from queueproof.errors import Exit, QueueproofError
 from queueproof.examine.replay import told_by
 from queueproof.guarantees.catalogue import CATALOGUE
@@ -24,6 +23,7 @@ from queueproof.schedule.conditions import PLANNERS, Conditions
 from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.schedule.reading import read
 from queueproof.search.tokens import encode_token
+from tests.fix_commands import Command
 
 QUEUE = str(Path(__file__).parents[2] / "strategies" / "skip_locked.sql")
 PROGRAM = Program(
@@ -146,17 +146,14 @@ WRONG = {
 }
 
 
+@pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize(("token", "told"), WRONG.values(), ids=WRONG)
-def test_a_malformed_token_is_refused_by_its_field(
-    token: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_malformed_token_is_refused_by_its_field(token: str, told: str, command: Command) -> None:
     """Exit 4 before a server is started, with --export or without."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
     for export in ([], ["--export", "story.py"]):
-        assert run(["replay", QUEUE, *export, "--", token]) == Exit.UNUSABLE
-        said = capsys.readouterr().err
-        assert told in said
-        assert len(said) < 500
+        ran = command("replay", QUEUE, *export, "--", token)
+        assert (ran.code, told in ran.err) == (Exit.UNUSABLE, True)
+        assert len(ran.err) < 500
 
 
 @given(st.data())

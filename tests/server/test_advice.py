@@ -13,20 +13,19 @@ from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.run.open import open_lab
 from tests.fix_places import BROKEN, reference
+from tests.fix_queues import queue_file
 
-CAMEL = """\
--- /// queue
--- lease = "1 minute"
--- ///
--- name: schema#
+CAMEL = queue_file(
+    header='lease = "1 minute"',
+    table="""
 CREATE SCHEMA app;
 CREATE TABLE app."Job" (
   "id" bigserial PRIMARY KEY, "state" text NOT NULL DEFAULT 'QUEUED', "runAfter" timestamptz,
   "lockedBy" text, "beatAt" timestamptz, "tryCount" int NOT NULL DEFAULT 0
-);
--- name: enqueue(delay)
-INSERT INTO app."Job" ("runAfter") VALUES (now() + :delay) RETURNING "id" AS id;
--- name: claim(worker)
+);""",
+    enqueue="""(delay)
+INSERT INTO app."Job" ("runAfter") VALUES (now() + :delay) RETURNING "id" AS id;""",
+    claim="""(worker)
 UPDATE app."Job"
 SET "state" = 'RUNNING', "lockedBy" = :worker, {beat} "tryCount" = "tryCount" + 1
 WHERE "id" = ANY (ARRAY(
@@ -34,24 +33,24 @@ WHERE "id" = ANY (ARRAY(
   WHERE "state" = 'QUEUED' AND "runAfter" <= now()
   ORDER BY "runAfter", "id" LIMIT 1 FOR UPDATE SKIP LOCKED
 ))
-RETURNING "id" AS id, "tryCount" AS try;
--- name: complete(id, worker{names})!
+RETURNING "id" AS id, "tryCount" AS try;""",
+    complete="""(id, worker{names})!
 UPDATE app."Job" SET "state" = 'DONE'
-WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker{same};
--- name: heartbeat(id, worker, try)!
+WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker{same};""",
+    heartbeat="""(id, worker, try)!
 UPDATE app."Job" SET "beatAt" = now()
-WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker AND "tryCount" = :try;
--- name: recover
+WHERE "id" = :id AND "state" = 'RUNNING' AND "lockedBy" = :worker AND "tryCount" = :try;""",
+    recover="""
 UPDATE app."Job" SET "state" = 'QUEUED'
 WHERE "id" = ANY (ARRAY(
   SELECT "id" FROM app."Job" WHERE "state" = 'RUNNING' AND "beatAt" < now() - interval '1 minute'
   FOR UPDATE SKIP LOCKED
 ))
-RETURNING "id" AS id;
--- name: jobs
+RETURNING "id" AS id;""",
+    jobs="""
 SELECT "id" AS id, CASE "state" WHEN 'QUEUED' THEN 'queued' WHEN 'RUNNING' THEN 'running'
-  ELSE 'completed' END AS state FROM app."Job";
-"""
+  ELSE 'completed' END AS state FROM app."Job";""",
+)
 PASSES = (
     "  -- Locks and re-checks the latest version of each row, and passes over what others hold."
 )

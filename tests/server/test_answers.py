@@ -27,13 +27,12 @@ from queueproof.queues.model import (
     Step,
     Value,
 )
-from queueproof.queues.offer import Offer
 from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
-from queueproof.schedule.programs import JobSpec, Program, claim, complete, fail, in_turn, script
 from tests.fix_histories import Case, Told, cases
-from tests.fix_labs import LabOf, judged
+from tests.fix_labs import LabOf, judged, offered
 from tests.fix_places import SKIP_LOCKED, reference
+from tests.fix_plays import play
 
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
@@ -51,8 +50,7 @@ JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
         enqueue 7; recover 7; enqueue 7
         => enqueue: enqueue answered the id 7 again, which another job
     an id is not used again after a cleanup
-        enqueue 7; cleanup; enqueue 7
-        => enqueue: enqueue answered the id 7 again, which another job
+        enqueue 7; cleanup; enqueue 7 => enqueue: enqueue answered the id 7 again, which another job
     a sequence that a killed server had not written down goes back, and is judged elsewhere
         enqueue 7; restart; enqueue 7 => holds
     a sequence that a lost claim may have left behind goes back, and is judged elsewhere
@@ -421,7 +419,6 @@ def test_a_job_that_fails_once_it_is_completed_is_waited_for(lab_of: LabOf) -> N
     unasked = ends.replace("  AND status = 'running'\n", "")
     unasked = unasked.replace("    locked_by    = NULL,\n", "")
     lab = lab_of(head + unasked)
-    program = Program((JobSpec(),), in_turn(script("w1", claim(), complete(), fail())))
-    run = Runner(lab).run(program)
-    found = check(run.history, declare(Offer(lab.queue, held=False))).violations
+    run = Runner(lab).run(play("w1 claims, completes, fails"))
+    found = check(run.history, declare(offered(lab))).violations
     assert "final-state" in {one.guarantee for one in found}

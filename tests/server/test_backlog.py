@@ -7,10 +7,9 @@ import pytest
 from queueproof.probes.backlog import JOBS
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
-from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import BROKEN, SKIP_LOCKED, reference
 
 MOST = JOBS[0]
@@ -43,19 +42,19 @@ def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
     """A page of a hundred hides a job; seen again by its token, and not in the sound parent."""
     probe = PROBES[guarantee]
     lab, sound = lab_of(BROKEN / f"{name}.sql"), lab_of(SKIP_LOCKED)
-    seen = probe.watch(lab, Offer(lab.queue, held=False), 0, untold)
+    seen = probe.watch(lab, offered(lab), 0, untold)
     assert seen.broken == told
     assert seen.found is not None
     assert "LIMIT 100" in to_text(tell_found(seen.found, guarantee))
-    assert probe.replay(lab, Offer(lab.queue, held=False), seen.data) is not None
-    assert probe.replay(sound, Offer(sound.queue, held=False), seen.data) is None
+    assert probe.replay(lab, offered(lab), seen.data) is not None
+    assert probe.replay(sound, offered(sound), seen.data) is None
 
 
 def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
     """Each backlog that the queue can have counts once; one that it cannot have, not at all."""
     lab = lab_of(SKIP_LOCKED)
     counted = {
-        name: dict(PROBES[name].watch(lab, Offer(lab.queue, held=False), 0, untold).evidence)
+        name: dict(PROBES[name].watch(lab, offered(lab), 0, untold).evidence)
         for name in ("order", "no-starvation")
     }
     assert counted == {
@@ -66,11 +65,11 @@ def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
         },
     }
     fifo = lab_of(reference('order = "priority, fifo"', 'order = "none"'))
-    assert not PROBES["order"].watch(fifo, Offer(fifo.queue, held=False), 0, untold).evidence
+    assert not PROBES["order"].watch(fifo, offered(fifo), 0, untold).evidence
 
 
 def test_an_error_of_an_enqueue_is_no_evidence(lab_of: LabOf) -> None:
     """What it breaks is judged elsewhere: behind half a backlog nothing is said."""
     lab = lab_of(reference("CREATE TABLE jobs (", "CREATE TABLE jobs (\n  CHECK (id < 20),"))
-    seen = PROBES["order"].watch(lab, Offer(lab.queue, held=False), 0, untold)
+    seen = PROBES["order"].watch(lab, offered(lab), 0, untold)
     assert (seen.broken, any(seen.evidence.values())) == ("", False)

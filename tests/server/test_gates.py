@@ -11,23 +11,21 @@ import pytest
 from queueproof import waits
 from queueproof.history.calls import History
 from queueproof.judge.checker import check, declare
-from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import only_selects
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.run.session import LibpqSession
 from queueproof.schedule.conditions import Conditions, Gate, Isolation
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, complete, script
 from queueproof.search.explore import explore
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import STRATEGIES, text_of
+from tests.fix_plays import play
 from tests.fix_queues import FREE, queue_file
 
 GATES: tuple[Gate | None, ...] = (None, "statement", "query")
 BUDGET = 25  # schedules of a program: half as many as in the default profile
-ONE = (JobSpec(),)
-RACE = Program(ONE * 2, ((script("w1", claim(), complete()), script("w2", claim(), complete())),))
+RACE = play("w1 claims, completes | w2 claims, completes", 2)
 
 # Locked, but chosen from the snapshot: whoever stops between the two works on yesterday's list.
 LISTED = (
@@ -98,78 +96,65 @@ END $f$;
 CALLED = "CALL take();\nDELETE FROM granted WHERE pid = pg_backend_pid() RETURNING id;"
 SKIPS = "FOR UPDATE SKIP LOCKED"
 
-# What a queue does: how it claims, and its schema's functions and views; the guarantee that it
-# breaks, and where sessions must stop for that to show. None: between statements is enough.
-DEFECTS: dict[str, tuple[str, str, Gate | None]] = {
-    "a statement that locks nothing": (queue(f"{one_statement(FREE)};"), "single-claim", None),
-    "a statement that waits": (
-        queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
-        "non-blocking",
-        None,
-    ),
-    "a function that selects, then updates": (queue(CALL, in_plpgsql()), "single-claim", None),
-    "a statement that does not ask again": (
-        queue(f"{one_statement(LISTED)};"),
-        "single-claim",
-        "statement",
-    ),
-    "the same in an SQL function": (
-        queue(CALL, function("sql", one_statement(LISTED))),
-        "single-claim",
-        "statement",
-    ),
-    "the same in a plpgsql function": (
-        queue(CALL, function("plpgsql", f"BEGIN RETURN QUERY {one_statement(LISTED)}; END")),
-        "single-claim",
-        "statement",
-    ),
-    "the same through a view": (
-        queue(f"{one_statement(LISTED, 'live')};", VIEW),
-        "single-claim",
-        "statement",
-    ),
-    "the same through a view's trigger": (
-        queue(f"{one_statement(LISTED, 'live')};", INSTEAD),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that selects, then updates": (
-        queue(CALLED, PROCEDURE.format(lock="", commit="")),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that commits in between": (
-        queue(CALLED, PROCEDURE.format(lock=SKIPS, commit="COMMIT;")),
-        "single-claim",
-        "statement",
-    ),
-    "a procedure that waits": (
-        queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
-        "non-blocking",
-        "statement",
-    ),
-    "a mutex within a function": (queue(CALL, MUTEX), "non-blocking", "statement"),
-    "a query that does not ask again": (queue(two_statements(LISTED)), "single-claim", "query"),
+# What a queue breaks, and where sessions must stop for that to show (None: between statements is
+# enough); what it does, with how it claims, and its schema's functions and views.
+DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
+    ("single-claim", None): {
+        "a statement that locks nothing": queue(f"{one_statement(FREE)};"),
+        "a function that selects, then updates": queue(CALL, in_plpgsql()),
+    },
+    ("non-blocking", None): {
+        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
+    },
+    ("single-claim", "statement"): {
+        "a statement that does not ask again": queue(f"{one_statement(LISTED)};"),
+        "the same in an SQL function": queue(CALL, function("sql", one_statement(LISTED))),
+        "the same in a plpgsql function": queue(
+            CALL, function("plpgsql", f"BEGIN RETURN QUERY {one_statement(LISTED)}; END")
+        ),
+        "the same through a view": queue(f"{one_statement(LISTED, 'live')};", VIEW),
+        "the same through a view's trigger": queue(f"{one_statement(LISTED, 'live')};", INSTEAD),
+        "a procedure that selects, then updates": queue(
+            CALLED, PROCEDURE.format(lock="", commit="")
+        ),
+        "a procedure that commits in between": queue(
+            CALLED, PROCEDURE.format(lock=SKIPS, commit="COMMIT;")
+        ),
+    },
+    ("non-blocking", "statement"): {
+        "a procedure that waits": queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
+        "a mutex within a function": queue(CALL, MUTEX),
+    },
+    ("single-claim", "query"): {
+        "a query that does not ask again": queue(two_statements(LISTED)),
+    },
 }
 
 
 def broken(lab: Lab, gate: Gate | None) -> set[str]:
     """What some schedule of two claims breaks, for one job or two."""
-    declared = declare(Offer(lab.queue, held=False))
+    declared = declare(offered(lab))
     runner = Runner(lab, conditions=Conditions(gate=gate))
-    pair = (script("w1", claim()), script("w2", claim()))
     return {
         violation.guarantee
-        for jobs in (ONE, ONE * 2)
-        for _, run in explore(runner, Program(jobs, (pair,)), budget=BUDGET)
+        for jobs in (1, 2)
+        for _, run in explore(runner, play("w1 claims | w2 claims", jobs), budget=BUDGET)
         for violation in check(run.history, declared).violations
     }
 
 
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_the_defect_shows_where_sessions_stop_inside(lab_of: LabOf, defect: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "guarantee", "needed"),
+    [
+        pytest.param(text, *shows, id=what)
+        for shows, queues in DEFECTS.items()
+        for what, text in queues.items()
+    ],
+)
+def test_the_defect_shows_where_sessions_stop_inside(
+    lab_of: LabOf, text: str, guarantee: str, needed: Gate | None
+) -> None:
     """Each defect is found at its gate, and not at those that stop elsewhere."""
-    text, guarantee, needed = DEFECTS[defect]
     lab = lab_of(text)
     assert guarantee in broken(lab, needed)
     if needed is not None:
@@ -200,13 +185,13 @@ def test_skip_locked_is_not_accused(lab_of: LabOf, form: str, gate: Gate | None)
 
 def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
     """The same wait counts where the statement was fresh, and not where others acted meanwhile."""
-    lab = lab_of(DEFECTS["a statement that waits"][0])
+    lab = lab_of(DEFECTS["non-blocking", None]["a statement that waits"])
     waited = next(
         run
         for _, run in explore(Runner(lab), RACE, budget=BUDGET)
         if any(call.waits for call in run.history.calls)
     )
-    declared = declare(Offer(lab.queue, held=False))
+    declared = declare(offered(lab))
     found = [v.guarantee for v in check(waited.history, declared).violations]
     assert found == ["non-blocking"]
     calls = [
@@ -231,9 +216,8 @@ def told(run: Run) -> list[object]:
 def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     """Workers are told the same with a gate; they stop where somebody else may act."""
     lab = lab_of(SOUND[form])
-    later = script("clock", advance(1.0))
-    first, second = script("w1", claim(), complete()), script("w2", claim(), claim())
-    program = Program(ONE * 2, ((first, later), (second, later)))
+    later = "clock advances 1"
+    program = play(f"w1 claims, completes | {later}; w2 claims, claims | {later}", 2)
     plain = Runner(lab).run(program)
     gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
     assert told(plain) == told(gated)

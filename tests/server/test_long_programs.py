@@ -15,14 +15,13 @@ from queueproof.judge.checker import declare
 from queueproof.report.story import Story
 from queueproof.run.lab import Lab
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.moments import DAY, past
-from queueproof.schedule.programs import RECOVER, Program, advance, claim, in_turn, script, whole
+from queueproof.schedule.moments import DAY
 from queueproof.search.reduce import LONG, reduced
 from queueproof.search.shrink import Failure, find, one_by_one, shrink
-from queueproof.space.pieces import ONE
-from tests.fix_histories import LEASE
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, SKIP_LOCKED
+from tests.fix_plays import play
+from tests.fix_queues import queue_file
 
 FAR = Conditions(far=True)
 MANY = 40  # crowds
@@ -72,7 +71,7 @@ def test_a_break_is_told_at_once_and_ends_the_check_where_that_is_asked(lab_of: 
     told: list[str] = []
     card = check_queue(
         lab_of(BROKEN / "single_claim_select_then_update.sql"),
-        select(None, skip=["old-snapshot"]),
+        select(["single-claim", "fencing", "order", "concurrency-limit"]),
         profile="glance",
         told=lambda guarantee, because: told.append(f"{guarantee}: {because}"),
         fail_fast=True,
@@ -119,82 +118,45 @@ def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
         )
 
 
-DATED_LATER = """
--- /// queue
--- lease = "30 seconds"
--- max_attempts = 5
--- ///
-
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
-  max_attempts int NOT NULL, worker text, started timestamptz NOT NULL DEFAULT 'epoch'
-);
-
--- name: enqueue(max_attempts)
-INSERT INTO jobs (max_attempts) VALUES (:max_attempts) RETURNING id;
-
--- name: claim(worker, limit, ids)
+COUNTING = {
+    "header": 'lease = "30 seconds"\nmax_attempts = 5',
+    "more": """
+ALTER TABLE jobs ADD attempts int NOT NULL DEFAULT 0, ADD max_attempts int NOT NULL,
+  ADD started timestamptz NOT NULL DEFAULT 'epoch', ADD worker text;""",
+    "enqueue": """(max_attempts)
+INSERT INTO jobs (max_attempts) VALUES (:max_attempts) RETURNING id;""",
+    "jobs": "SELECT id, status AS state, attempts FROM jobs;",
+}
+AGAIN = "status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END"
+STALE = "SELECT id FROM jobs WHERE status = 'running' AND started < now() - interval '30 seconds'"
+MINE = "id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt"
+DATED_LATER = queue_file(
+    **COUNTING,
+    claim="""(worker, limit, ids)
 UPDATE jobs SET status = 'running', attempts = attempts + 1, worker = :worker
 WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE status = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
 )) RETURNING id, attempts AS attempt;
-UPDATE jobs SET started = now() WHERE id = ANY (:ids) RETURNING id, attempts AS attempt;
-
--- name: complete(id, worker, attempt)!
-UPDATE jobs SET status = 'completed'
-WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
-
--- name: heartbeat(id, worker, attempt)!
-UPDATE jobs SET started = now()
-WHERE id = :id AND status = 'running' AND worker = :worker AND attempts = :attempt;
-
--- name: recover
-UPDATE jobs SET status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END,
-  started = 'epoch'
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'running' AND started < now() - interval '30 seconds'
-  FOR UPDATE SKIP LOCKED
-)) RETURNING id;
-
--- name: jobs
-SELECT id, status AS state, attempts FROM jobs;
-"""
-
+UPDATE jobs SET started = now() WHERE id = ANY (:ids) RETURNING id, attempts AS attempt;""",
+    complete=f"(id, worker, attempt)!\nUPDATE jobs SET status = 'completed' WHERE {MINE};",
+    heartbeat=f"(id, worker, attempt)!\nUPDATE jobs SET started = now() WHERE {MINE};",
+    recover=f"""
+UPDATE jobs SET {AGAIN}, started = 'epoch'
+WHERE id = ANY (ARRAY({STALE} FOR UPDATE SKIP LOCKED)) RETURNING id;""",
+)
 # Whoever had a job may complete it, and a recovery frees what it has listed.
-LISTED = """
--- /// queue
--- lease = "30 seconds"
--- max_attempts = 5
--- ///
-
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
-  max_attempts int NOT NULL, started timestamptz NOT NULL DEFAULT 'epoch'
-);
-
--- name: enqueue(max_attempts)
-INSERT INTO jobs (max_attempts) VALUES (:max_attempts) RETURNING id;
-
--- name: claim(limit)
+LISTED = queue_file(
+    **COUNTING,
+    claim="""(limit)
 UPDATE jobs SET status = 'running', attempts = attempts + 1, started = now()
 WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE status = 'queued' AND attempts < max_attempts
   ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
-)) RETURNING id, attempts;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-
--- name: recover(ids)
-SELECT id FROM jobs WHERE status = 'running' AND started < now() - interval '30 seconds';
-UPDATE jobs SET status = CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END
-WHERE id = ANY (:ids) AND status = 'running' RETURNING id;
-
--- name: jobs
-SELECT id, status AS state, attempts FROM jobs;
-"""
+)) RETURNING id, attempts;""",
+    recover=f"""(ids)
+{STALE};
+UPDATE jobs SET {AGAIN} WHERE id = ANY (:ids) AND status = 'running' RETURNING id;""",
+)
 
 
 @pytest.mark.parametrize("fail_fast", [False, True])
@@ -211,9 +173,8 @@ def test_what_only_ends_a_shorter_run_is_no_part_of_a_story(lab_of: LabOf) -> No
     """Two recoveries at once; that who lost the job may complete it as well is another story."""
     lab = lab_of(LISTED)
     findings = Findings(lab, calibrate(lab), 0)
-    meeting = script("reaper", RECOVER), script("w2", whole(RECOVER), whole(claim()))
-    before = in_turn(script("w1", claim()), script("clock", advance(past(LEASE))))
-    program = Program(ONE, (*before, meeting, *in_turn(script("w3", claim()))))
+    meeting = "reaper recovers | w2 wholly recovers, wholly claims"
+    program = play(f"w1 claims; +lease; {meeting}; w3 claims")
     failure = find(findings.runner(), findings.declared, program, "live-lease")
     assert failure is not None
     findings.record("live-lease", failure)

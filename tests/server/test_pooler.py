@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from psycopg.conninfo import make_conninfo
 from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
 from queueproof.postgres import Server
@@ -31,30 +29,15 @@ from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.run.state import POOL
 from queueproof.schedule.conditions import Conditions, Pooled
-from queueproof.schedule.moments import past
-from queueproof.schedule.programs import (
-    RECOVER,
-    Do,
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    complete,
-    crash,
-    in_turn,
-    script,
-    until,
-)
+from queueproof.schedule.programs import JobSpec
 from queueproof.search.shrink import breaches
-from queueproof.space.pieces import ALIGNED
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, happens_again, offered
+from tests.fix_plays import play
 from tests.fix_programs import Begin, Eventually
 from tests.fix_queues import COMPLETE, HOLDS, queue_file
 
-ONE = (JobSpec(),)
 POLICIES: tuple[Pooled, ...] = ("first idle", "round robin")
 ONLY = ("pooler-safe",)
-LAPSE = past(30.0)
 
 
 def queue(*, before: str = "", also: str = "", after: str = "") -> str:
@@ -99,8 +82,8 @@ def test_no_transaction_runs_on_the_connection_of_the_one_before(
 ) -> None:
     """Each transaction of a worker is sent on another connection than its last."""
     lab = lab_of(queue())
-    work = script("w1", *(step for n in range(3) for step in (claim(), complete(n))))
-    run = pooled(lab, policy).run(Program(ONE * 3, in_turn(work)))
+    work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"
+    run = pooled(lab, policy).run(play(work, 3))
     ran_on = connections(run, "w1")
     assert len(ran_on) == 6
     assert all(one != other for one, other in itertools.pairwise(ran_on))
@@ -109,7 +92,7 @@ def test_no_transaction_runs_on_the_connection_of_the_one_before(
 def test_workers_share_the_connections(lab_of: LabOf) -> None:
     """The first idle connection is the one that somebody else has just used; turns spread them."""
     lab = lab_of(queue())
-    program = Program(ONE * 2, in_turn(script("w1", claim()), script("w2", claim())))
+    program = play("w1 claims; w2 claims", 2)
     near = pooled(lab, "first idle").run(program)
     assert connections(near, "w1")[0] == connections(near, "w2")[0]
     far = pooled(lab, "round robin").run(program)
@@ -121,29 +104,25 @@ def test_workers_share_the_connections(lab_of: LabOf) -> None:
 def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled) -> None:
     """A claim that is held in its transaction is completed on its own connection."""
     lab = lab_of(HELD)
-    both = (script("w1", claim(), complete()), script("w2", claim(), complete()))
-    run = pooled(lab, policy, held=True).run(Program(ONE * 2, (both,)))
+    both = play("w1 claims, completes | w2 claims, completes", 2)
+    run = pooled(lab, policy, held=True).run(both)
     assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
     assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
     """A dead client's transaction is rolled back; what it left in an idle session stays there."""
-    gone = in_turn(script("w1", claim(), crash()), script("w2", claim()))
-    run = pooled(lab_of(HELD), "first idle", held=True).run(Program(ONE, gone))
+    gone = play("w1 claims, crashes; w2 claims")
+    run = pooled(lab_of(HELD), "first idle", held=True).run(gone)
     first, second = (c for c in run.history.of_kind("claim") if c.actor in {"w1", "w2"})
     assert first.ids == second.ids != ()
 
     lab = lab_of(queue(also="AND pg_try_advisory_lock(id)"))
-    late = (*gone[:1], *in_turn(script("clock", advance(LAPSE)), script("reaper", RECOVER)))
-    program = Program(ONE, (*late, *in_turn(script("w2", claim()))))
+    program = play("w1 claims, crashes; +lease; reaper recovers; w2 claims")
     runs = [Runner(lab).run(program), pooled(lab, "round robin").run(program)]
     taken = [[c.ids for c in r.history.of_kind("claim") if c.actor == "w2"] for r in runs]
     assert taken == [[first.ids], [()]]
-    assert [
-        violation.guarantee
-        for violation in breaches(runs[1], declare(Offer(lab.queue, held=False)))
-    ]
+    assert [violation.guarantee for violation in breaches(runs[1], declare(offered(lab)))]
 
 
 PREPARES = {"before": "PREPARE p AS SELECT 1; EXECUTE p; DEALLOCATE p;"}
@@ -164,8 +143,8 @@ def test_what_lives_in_a_session_breaks(
 ) -> None:
     """What a statement leaves in its session is not there in the next one."""
     lab = lab_of(queue(**defect))
-    program = Program(ONE, in_turn(script("w1", claim())))
-    assert breaches(Runner(lab).run(program), declare(Offer(lab.queue, held=False))) == []
+    program = play("w1 claims")
+    assert breaches(Runner(lab).run(program), declare(offered(lab))) == []
     through = pooled(lab, policy).run(program)
     (first, *_) = through.history.of_kind("claim")
     assert first.error.startswith(error)
@@ -178,9 +157,7 @@ def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
     assert judgement.verdict == "broken", judgement.reason
     assert "ERROR 26000" in (judgement.story or "")
     assert "on connection 2" in (judgement.story or "")
-    replayed = replay(lab, judgement.replay or "")
-    assert replayed is not None
-    assert replayed.story == judgement.story
+    happens_again(lab, judgement)
 
 
 def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
@@ -191,11 +168,9 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     )
     also = "AND current_setting('app.name') = 'x'"
     lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
-    program = Program(ONE * 2, in_turn(script("w1", claim(), complete()), script("w2", claim())))
+    program = play("w1 claims, completes; w2 claims", 2)
     for policy in POLICIES:
-        assert (
-            breaches(pooled(lab, policy).run(program), declare(Offer(lab.queue, held=False))) == []
-        )
+        assert breaches(pooled(lab, policy).run(program), declare(offered(lab))) == []
 
 
 @pytest.mark.parametrize("late", [[0.3], [0.3, 0.0, 0.0, 0.0, 0.3]])
@@ -206,10 +181,8 @@ def test_a_run_that_stood_still_for_a_moment_is_asked_again(
     told = queue(also="AND locked_at <= now()").replace("enqueue\n", "enqueue(delay)\n")
     cuts = "(locked_at) VALUES (date_trunc('second', now() + :delay))"
     lab = lab_of(told.replace("DEFAULT VALUES", cuts))
-    delay = 61.47
-    reserve = (JobSpec(delay=delay),)
-    steps = in_turn(ALIGNED, script("producer", Do("enqueue")), script("clock", until(delay)))
-    program = Program((), (*steps, *in_turn(script("w1", claim()))), reserve=reserve)
+    program = play("clock aligns; producer enqueues; clock waits 61.47; w1 claims", 0)
+    program = program._replace(reserve=(JobSpec(delay=61.47),))
     aligned = lab.until_aligned
     left = late.copy()  # of the run with the pooler, three without, and the one with it again
     monkeypatch.setattr(lab, "until_aligned", lambda: aligned() + (left.pop(0) if left else 0.0))
@@ -323,9 +296,7 @@ def test_a_password_goes_where_nobody_reads_it(
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
-    server: Server,
-    begin: Begin,
-    eventually: Eventually,
+    server: Server, begin: Begin, eventually: Eventually
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -335,11 +306,8 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         "    sys.stdin.read()\n"
     )
     with server.database() as conninfo:
-        piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        run = begin(sys.executable, "-c", code, conninfo, **piped)
-        assert run.stdout is not None
-        entrance = run.stdout.readline().strip()
-        host = Path(str(psycopg.conninfo.conninfo_to_dict(entrance)["host"]))
+        run = begin(sys.executable, "-c", code, conninfo)
+        host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
         pid = int((host / "pid").read_text())
         run.kill()
         eventually(lambda: not host.exists(), "its directory to go")
@@ -363,10 +331,7 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
     """The guarantee is then inconclusive, with what PgBouncer wrote."""
     monkeypatch.setattr("queueproof.probes.pooling.find_pgbouncer", lambda: Path("/usr/bin/env"))
     lab = lab_of(queue())
-    assert (
-        "Permission denied"
-        in PROBES["pooler-safe"].watch(lab, Offer(lab.queue, held=False), 0, untold).unable
-    )
+    assert "Permission denied" in PROBES["pooler-safe"].watch(lab, offered(lab), 0, untold).unable
 
 
 @pytest.mark.pgbouncer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,9 +36,8 @@ signal.pause()
 
 def test_a_worker_of_pytest_does_not_outlive_it(begin: Begin, eventually: Eventually) -> None:
     """As with `pytest -n 2` that is killed: its workers end, and with them their servers."""
-    parent = begin(sys.executable, "-c", PARENT, CHILD, stdout=subprocess.PIPE)
-    assert parent.stdout
-    child = int(parent.stdout.readline())
+    parent = begin(sys.executable, "-c", PARENT, CHILD)
+    child = int(parent.line())
     parent.kill()
     eventually(lambda: is_gone(child), "the child to end")
 
@@ -50,8 +48,7 @@ def test_they_do_not_outlive_a_parent_that_was_killed(
     """Kill -9 leaves no time to tell them."""
     script = tmp_path / "parent.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    parent = begin(sys.executable, str(script), stdout=subprocess.PIPE)
-    assert parent.stdout
-    child = int(parent.stdout.readline())
+    parent = begin(sys.executable, str(script))
+    child = int(parent.line())
     parent.kill()
     eventually(lambda: is_gone(child), "the child to end")

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
+from queueproof.errors import QueueError
 from queueproof.examine.calibrate import calibrate
+from queueproof.history.calls import Contradiction, History
+from queueproof.judge.answers import contradiction, is_raced
 from queueproof.judge.checker import check, declare
 from queueproof.probes import backoff
 from queueproof.probes.backoff import measure
+from queueproof.queues.offer import Offer
+from queueproof.queues.sqlfile import load_text
 from queueproof.run.lab import Lab
 from queueproof.run.runner import Runner
 from queueproof.schedule.moments import HOUR
-from queueproof.schedule.programs import JobSpec, Program, advance, claim, crash, in_turn, script
-from queueproof.space.pieces import ONE, TWO
+from queueproof.schedule.programs import JobSpec
+from queueproof.space.pieces import LOOKS
+from tests.fix_histories import Told
+from tests.fix_labs import LabOf
+from tests.fix_places import SKIP_LOCKED, text_of
+from tests.fix_plays import play
+from tests.fix_queues import HOLDS, queue_file
 
-LabOf = Callable[[str], Lab]
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-REFERENCE = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
-HELD = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim(limit)
-BEGIN;
-SELECT id FROM jobs ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED;
-
--- name: complete(id)!
-DELETE FROM jobs WHERE id = :id;
-COMMIT;
-"""
+HELD = queue_file(**HOLDS).replace("claim\n", "claim(limit)\n").replace("LIMIT 1", "LIMIT :limit")
 # A claim takes back what a dead worker had, which waits for three days.
-_BEFORE, _, _AFTER = REFERENCE.partition("-- name: recover(lease)")
+_BEFORE, _, _AFTER = SKIP_LOCKED.partition("-- name: recover(lease)")
 LATER = f"{_BEFORE}-- name: cleanup{_AFTER.partition('-- name: cleanup')[2]}".replace(
     "-- name: claim(worker, limit, queue)\n",
     "-- name: claim(worker, limit, queue, lease)\nWITH back AS (UPDATE jobs SET status = 'queued',"
@@ -45,7 +38,7 @@ LATER = f"{_BEFORE}-- name: cleanup{_AFTER.partition('-- name: cleanup')[2]}".re
 )
 # From the second failure on a recovery puts jobs in line when they are due.
 STAGED = (
-    REFERENCE.replace("'queued', 'running'", "'queued', 'waiting', 'running'")
+    SKIP_LOCKED.replace("'queued', 'running'", "'queued', 'waiting', 'running'")
     .replace("-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1)
     .replace(
         "CASE WHEN attempts < max_attempts THEN 'queued' ELSE 'failed' END",
@@ -63,8 +56,7 @@ STAGED = (
 
 def test_a_claim_in_its_transaction_is_asked_for_one_job(lab_of: LabOf) -> None:
     """Rule 19, whatever a program wants: the transaction that ends the first ends them all."""
-    program = Program(TWO, in_turn(script("w1", claim(2))))
-    run = Runner(lab_of(HELD), held=True).run(program)
+    run = Runner(lab_of(HELD), held=True).run(play("w1 claims 2", 2))
     assert {1} == {call.limit for call in run.history.of_kind("claim")}
     assert [job for call in run.history.of_kind("claim")[:1] for job in call.ids] == ["1"]
 
@@ -73,18 +65,17 @@ def test_what_was_taken_back_may_wait_as_long_as_it_is_seen_to(lab_of: LabOf) ->
     """Rule 14: the job of a dead worker is queued for three days, and comes then."""
     lab = lab_of(LATER)
     offer = calibrate(lab)
-    run = Runner(lab).run(Program(ONE, in_turn(script("w1", claim(), crash()))))
+    run = Runner(lab).run(play("w1 claims, crashes"))
     assert check(run.history, declare(offer)).violations == []
     assert [job for call in run.history.of_kind("claim") for job in call.ids] == ["1", "1"]
 
 
 def test_a_claim_that_ends_one_stale_job_at_a_time_is_asked_again(lab_of: LabOf) -> None:
     """Rule 28: the first that it ends shows in `jobs`, before which nobody had looked."""
-    lab = lab_of((STRATEGIES / "sound" / "renewed_receipts.sql").read_text(encoding="utf-8"))
+    lab = lab_of(text_of("sound/renewed_receipts"))
     offer = calibrate(lab)
-    taken = (script("w1", claim(), crash()), script("w2", claim(), crash()))
-    late = in_turn(*taken, script("clock", advance(HOUR)))
-    run = Runner(lab).run(Program((JobSpec(bound=1), JobSpec()), late))
+    late = play(f"w1 claims, crashes; w2 claims, crashes; +{HOUR}", [JobSpec(bound=1), JobSpec()])
+    run = Runner(lab).run(late)
     assert check(run.history, declare(offer)).violations == []
 
 
@@ -100,7 +91,7 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wait of 5 s is not measured as more, and what is longer is not asked of the next one."""
-    lab: Lab = lab_of(REFERENCE)
+    lab: Lab = lab_of(SKIP_LOCKED)
     end: Callable[..., bool] = backoff._end
 
     def slowly(*arguments: object, **facts: object) -> bool:
@@ -111,3 +102,49 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
     found = measure(lab, calibrate(lab))
     assert found.broken == ""
     assert found.found[0].least <= 5
+
+
+# --- what works now and then is a break with its story; what never works cannot be judged ---------
+
+# Each looks into another sixth of the line: an offset that is drawn does so by chance.
+SOMEWHERE = SKIP_LOCKED.replace(
+    "-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"
+).replace("  LIMIT :limit\n", "  OFFSET (SELECT nextval('turns') % 6) LIMIT :limit\n")
+NOWHERE = SKIP_LOCKED.replace("  LIMIT :limit\n", "  OFFSET 1000 LIMIT :limit\n")
+
+
+def test_a_claim_that_is_empty_now_and_then_is_told(lab_of: LabOf) -> None:
+    """It starves the job that it passes by; the queue works, so that it can be judged."""
+    lab = lab_of(SOMEWHERE)
+    offer = calibrate(lab)
+    assert offer.misses
+    found = check(Runner(lab).run(LOOKS).history, declare(offer)).violations
+    assert "no-starvation" in {one.guarantee for one in found}
+
+
+def test_a_claim_that_is_always_empty_is_refused(lab_of: LabOf) -> None:
+    """Nothing can be said of a queue whose jobs nobody gets."""
+    with pytest.raises(QueueError, match="claim returned nothing, although a job was enqueued"):
+        calibrate(lab_of(NOWHERE))
+
+
+def listed_twice(*, together: bool) -> History:
+    """Two recoveries, and a list that shows the job twice."""
+    apart = "w1 recovers; w2 recovers"
+    both = "begin w1 recovers; begin w2 recovers; end w1; end w2"
+    history = Told(f"enqueue 1; {both if together else apart}; jobs 1=queued").history
+    history.calls[-1] = replace(history.calls[-1], ids=("1", "1"))
+    return history
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_list_that_a_race_made_wrong_is_a_break(*, together: bool) -> None:
+    """Rule 30: two recoveries at once make two of a job; where nothing raced, the list is wrong."""
+    history = listed_twice(together=together)
+    wrong = contradiction(history.calls)
+    assert isinstance(wrong, Contradiction)
+    assert is_raced(history.calls, wrong) is together
+    history.contradiction = wrong
+    declared = declare(Offer(load_text(SKIP_LOCKED, "q.sql"), held=False))
+    (found,) = check(history, declared).violations
+    assert (found.guarantee, found.job, found.call) == ("single-claim", "1", 3)

@@ -6,31 +6,21 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from queueproof import cli
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
-from queueproof.proposal.propose import propose
+from queueproof.proposal.propose import Proposed, propose
 from queueproof.proposal.roles import words
 from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.moments import past
-from queueproof.schedule.programs import (
-    RECOVER,
-    JobSpec,
-    Program,
-    advance,
-    claim,
-    complete,
-    in_turn,
-    script,
-)
 from queueproof.search.explore import explore
+from tests.fix_commands import Command
 from tests.fix_labs import LabOf
-from tests.fix_places import REFERENCE
+from tests.fix_plays import play
+from tests.fix_server import tell
 
 USUAL = """
 CREATE TABLE jobs (
@@ -131,46 +121,70 @@ CREATE TABLE runs (
 CREATE INDEX ON runs (earliest_start NULLS FIRST) WHERE state = 'CREATED';
 """
 SHAPES = {
-    "flags": FLAGS,
-    "counts down": COUNTS_DOWN,
-    "nothing waits": NOTHING_WAITS,
-    "epochs": EPOCHS,
-    "words of its own": WORDS_OF_ITS_OWN,
-    "usual": USUAL,
-    "enum": ENUM_AND_PARENTS,
-    "numbered": NUMBERED,
-    "no status": NO_STATUS,
-    "outbox": OUTBOX,
-    "without attempts": WITHOUT_ATTEMPTS,
-}
-Propose = Callable[..., str]
-ONE = (JobSpec(),)
-RACE = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
-LATE = Program(
-    ONE,
-    in_turn(
-        script("w1", claim()),
-        script("clock", advance(past(300.0))),
-        script("reaper", RECOVER),
-        script("w2", claim()),
-        script("w1", complete()),
+    "usual": (
+        USUAL,
+        ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"],
     ),
-)
+    "enum": (
+        ENUM_AND_PARENTS,
+        [
+            "'dead' END::task_state",
+            "last_err = :error",
+            "INSERT INTO tenants (plan) VALUES ('free');",
+        ],
+    ),
+    "numbered": (
+        NUMBERED,
+        [
+            '"runAfter" NULLS FIRST, "jobId") WHERE status = 0;',
+            '2 = "completed"',
+            "AT TIME ZONE 'UTC'",
+        ],
+    ),
+    "flags": (FLAGS, ["WHERE NOT processing\n    AND NOT processed\n    AND error IS NOT TRUE"]),
+    "counts down": (
+        COUNTS_DOWN,
+        ['3 = "queued"', "attempts_left = attempts_left - 1", "ELSE 4 END"],
+    ),
+    "nothing waits": (
+        NOTHING_WAITS,
+        ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"],
+    ),
+    "epochs": (EPOCHS, ["floor(extract(epoch FROM now() - :lease))::integer"]),
+    "words of its own": (
+        WORDS_OF_ITS_OWN,
+        ["GRABBED = running. Are they so?", "num_tries)", "'ABORTED' END::runstate"],
+    ),
+    "no status": (NO_STATUS, ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
+    "outbox": (OUTBOX, ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
+    "without attempts": (
+        WITHOUT_ATTEMPTS,
+        [
+            "mean? paused",
+            "dead and error are taken for given up",
+            "no column counts attempts",
+            "AS claimed_at",
+        ],
+    ),
+}
+Write = Callable[..., str]
+RACE = play("w1 claims | w2 claims")
+LATE = play(f"w1 claims; +{past(300.0)}; reaper recovers; w2 claims; w1 completes")
+
+
+def proposal(folder: Path, dsn: str, schema: str, table: str | None = None) -> Proposed:
+    """What is proposed as `q.sql` for a schema beside it."""
+    path = folder / "schema.sql"
+    path.write_text(schema)
+    return propose(folder / "q.sql", [path], table=table, postgres=dsn, trust=False)
 
 
 @pytest.fixture
-def proposed(tmp_path: Path, dsn: str) -> Propose:
+def proposed(tmp_path: Path, dsn: str) -> Write:
     """Writes what is proposed for a schema to `q.sql`, which every operation of must work."""
 
-    def write(schema: str, **options: str) -> str:
-        (tmp_path / "schema.sql").write_text(schema)
-        found = propose(
-            tmp_path / "q.sql",
-            [tmp_path / "schema.sql"],
-            table=options.get("table"),
-            postgres=dsn,
-            trust=False,
-        )
+    def write(schema: str, table: str | None = None) -> str:
+        found = proposal(tmp_path, dsn, schema, table)
         assert found.rejected is None
         (tmp_path / "q.sql").write_text(found.text)
         return found.text
@@ -178,52 +192,12 @@ def proposed(tmp_path: Path, dsn: str) -> Propose:
     return write
 
 
-@pytest.mark.parametrize(
-    ("shape", "parts"),
-    [
-        ("usual", ['pending = "queued"', "max_attempts = 5", "TODO: values as your jobs", "kind"]),
-        (
-            "enum",
-            [
-                "'dead' END::task_state",
-                "last_err = :error",
-                "INSERT INTO tenants (plan) VALUES ('free');",
-            ],
-        ),
-        (
-            "numbered",
-            [
-                '"runAfter" NULLS FIRST, "jobId") WHERE status = 0;',
-                '2 = "completed"',
-                "AT TIME ZONE 'UTC'",
-            ],
-        ),
-        ("flags", ["WHERE NOT processing\n    AND NOT processed\n    AND error IS NOT TRUE"]),
-        ("counts down", ['3 = "queued"', "attempts_left = attempts_left - 1", "ELSE 4 END"]),
-        ("nothing waits", ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"]),
-        ("epochs", ["floor(extract(epoch FROM now() - :lease))::integer"]),
-        (
-            "words of its own",
-            ["GRABBED = running. Are they so?", "num_tries)", "'ABORTED' END::runstate"],
-        ),
-        ("no status", ["TODO: nothing says that a job is done", "DELETE FROM delayed_jobs"]),
-        ("outbox", ["UPDATE app.outbox_events", 'NEW = "queued"', "processing = running"]),
-        (
-            "without attempts",
-            [
-                "mean? paused",
-                "dead and error are taken for given up",
-                "no column counts attempts",
-                "AS claimed_at",
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("schema", "parts"), SHAPES.values(), ids=SHAPES)
 def test_a_proposed_queue_is_safe_and_marks_what_cannot_be_known(
-    lab_of: LabOf, proposed: Propose, tmp_path: Path, shape: str, parts: list[str]
+    lab_of: LabOf, proposed: Write, tmp_path: Path, schema: str, parts: list[str]
 ) -> None:
     """Values, types and names are those of the schema; what is guessed has a TODO."""
-    text = proposed(SHAPES[shape])
+    text = proposed(schema)
     assert [part for part in parts if part not in text] == []
     lab = lab_of(load(tmp_path / "q.sql"))
     declared = declare(calibrate(lab))
@@ -247,7 +221,7 @@ CREATE TABLE webhook_deliveries (
 """
 
 
-def test_what_checks_ask_of_a_text_is_kept(proposed: Propose) -> None:
+def test_what_checks_ask_of_a_text_is_kept(proposed: Write) -> None:
     """A text is proposed that the server takes, and a good end is a state and no DELETE."""
     text = proposed(DELIVERIES.format(""))
     assert "'https://example.org/x', 'a.b', 'xxxxxxxx'" in text
@@ -257,19 +231,17 @@ def test_what_checks_ask_of_a_text_is_kept(proposed: Propose) -> None:
 
 
 @pytest.mark.usefixtures("on_server")
-def test_a_check_that_no_proposal_keeps_is_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_no_proposal_keeps_is_shown(tmp_path: Path, command: Command) -> None:
     """The message says what the constraint asks, and to mend that line first."""
     schema = tmp_path / "schema.sql"
     schema.write_text(DELIVERIES.format(", CONSTRAINT signed CHECK (secret = md5(url))"))
-    assert cli.run(["init", str(tmp_path / "q.sql"), "--from-schema", str(schema)]) == 0
-    out = capsys.readouterr().out
-    assert "That constraint is: CHECK ((secret = md5(url)))\n" in out
-    assert "Mend that line first, make it yours, and see what holds:" in out
+    ran = command("init", tmp_path / "q.sql", "--from-schema", schema)
+    assert ran.code == 0
+    assert "That constraint is: CHECK ((secret = md5(url)))\n" in ran.out
+    assert "Mend that line first, make it yours, and see what holds:" in ran.out
 
 
-def test_the_table_that_looks_like_jobs_is_taken(proposed: Propose) -> None:
+def test_the_table_that_looks_like_jobs_is_taken(proposed: Write) -> None:
     """Among several, unless the user names one."""
     both = USUAL + USUAL.replace("jobs", "job_history").replace("priority", "rank")
     assert "A queue in the table jobs," in (text := proposed(both))
@@ -292,32 +264,27 @@ def test_what_is_no_schema_of_jobs_is_told(
     tmp_path: Path, dsn: str, schema: str, table: str | None, says: str
 ) -> None:
     """One message, with what there is."""
-    (tmp_path / "schema.sql").write_text(schema)
-    paths = (tmp_path / "q.sql", [tmp_path / "schema.sql"])
     with pytest.raises(QueueproofError, match=says):
-        propose(*paths, table=table, postgres=dsn, trust=False)
+        proposal(tmp_path, dsn, schema, table)
 
 
 @pytest.mark.usefixtures("on_server")
-def test_a_running_database_is_read(
-    database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_database_is_read(database: str, tmp_path: Path, command: Command) -> None:
     """Its schema is written beside the queue file, which includes it; existing files stay."""
-    with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(USUAL)
+    tell(database, USUAL)
     path = tmp_path / "q.sql"
-    assert cli.run(["init", str(path), "--from-schema", database]) == 0
-    assert "a queue in jobs, with " in capsys.readouterr().out
+    ran = command("init", path, "--from-schema", database)
+    assert (ran.code, "a queue in jobs, with " in ran.out) == (0, True)
     assert '-- include = ["q.schema.sql"]' in path.read_text()
     assert load(path).offers >= {"enqueue", "claim", "complete", "fail", "heartbeat", "recover"}
     again = tmp_path / "again.sql"
-    assert cli.run(["init", str(again), "--from-schema", database, "--table", "no"]) == 4
-    assert cli.run(["init", str(path), "--from-schema", database]) == 4
+    assert command("init", again, "--from-schema", database, "--table", "no").code == 4
+    assert command("init", path, "--from-schema", database).code == 4
     assert sorted(one.name for one in tmp_path.iterdir()) == ["q.schema.sql", "q.sql"]
 
 
 @pytest.mark.usefixtures("on_server")
-def test_a_folder_of_migrations(tmp_path: Path) -> None:
+def test_a_folder_of_migrations(tmp_path: Path, command: Command) -> None:
     """They are taken in the order of their numbers; what takes one back is left out."""
     folder = tmp_path / "migrations"
     folder.mkdir()
@@ -327,7 +294,7 @@ def test_a_folder_of_migrations(tmp_path: Path) -> None:
         "V2__jobs.down.sql": "DROP TABLE jobs;",
     }.items():
         (folder / name).write_text(text)
-    assert cli.run(["init", str(tmp_path / "q.sql"), "--from-schema", str(folder)]) == 0
+    assert command("init", tmp_path / "q.sql", "--from-schema", folder).code == 0
     text = (tmp_path / "q.sql").read_text()
     assert '["migrations/V2__jobs.up.sql", "migrations/V10__due.up.sql"]' in text
     assert "run_after <= now()" in text
@@ -342,42 +309,10 @@ def test_a_folder_of_migrations(tmp_path: Path) -> None:
 )
 def test_states_that_tell_too_little(tmp_path: Path, dsn: str, states: str, says: str) -> None:
     """Without a state or a lock there is no queue to propose: the message says what is missing."""
-    table = (
-        f"CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL CHECK (state IN ({states})))"
-    )
-    (tmp_path / "schema.sql").write_text(table)
+    column = f"state text NOT NULL CHECK (state IN ({states}))"
+    schema = f"CREATE TABLE jobs (id int PRIMARY KEY, {column})"
     with pytest.raises(QueueproofError, match=re.escape(says)):
-        propose(
-            tmp_path / "q.sql", [tmp_path / "schema.sql"], table="jobs", postgres=dsn, trust=False
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["q.sql", "--from-schema", "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
-        (["q.sql", "--from-schema", "."], "--from-schema .: there is no .sql file in it"),
-        (
-            ["q.sql", "--from-schema", str(REFERENCE)],
-            f"{REFERENCE}: it is a queue file already: queueproof",
-        ),
-        (["q.py", "--from-schema", "no.sql"], "q.py: what --from-schema writes is a queue file"),
-        (["q.sql", "--table", "jobs"], "--table goes with --from-schema"),
-        (["q.sql", "--from-schema", "host=/no/where"], "--from-schema: pg_dump: error: "),
-    ],
-)
-def test_mistakes_leave_nothing_behind(
-    arguments: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Exit code 4, and the message says what to write."""
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(["init", *arguments]) == 4
-    assert says in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+        proposal(tmp_path, dsn, schema, "jobs")
 
 
 @pytest.mark.parametrize(

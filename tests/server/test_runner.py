@@ -10,39 +10,27 @@ from psycopg import errors
 
 from queueproof.history.calls import Call, CallKind
 from queueproof.judge.checker import check, declare
-from queueproof.queues.offer import Offer
 from queueproof.run.drain import RETRIES
 from queueproof.run.lab import Lab
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.actors import DRAINER
-from queueproof.schedule.moments import MARGIN, past
+from queueproof.schedule.moments import MARGIN
 from queueproof.schedule.programs import (
     HEARTBEATS,
     MAINTENANCE,
-    PROMOTE,
-    RECOVER,
     JobSpec,
     Program,
-    advance,
-    claim,
-    complete,
     completing_and_claiming,
-    crash,
-    heartbeat,
-    in_turn,
-    script,
-    until,
-    whole,
 )
 from queueproof.search.explore import explore
-from queueproof.space.pieces import NEW, SAME
-from tests.fix_labs import LabOf
+from queueproof.space.pieces import SAME
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import BROKEN, SKIP_LOCKED, STRATEGIES
+from tests.fix_plays import play
 from tests.fix_queues import CLAIM_MANY, FREE, HOLDS, queue_file
 
-ONE = (JobSpec(),)
-TWO = (JobSpec(), JobSpec())
+RACE = "w1 claims | w2 claims"  # two claims at once
 
 
 def queue(lock: str = "", retry_on: str = "") -> str:
@@ -64,15 +52,10 @@ HELD = queue_file(
 )
 
 
-def race(jobs: Sequence[JobSpec] = ONE) -> Program:
-    """Two claims at once."""
-    return Program(tuple(jobs), ((script("w1", claim()), script("w2", claim())),))
-
-
 def test_a_completion_and_the_claim_after_it_can_be_one_operation(lab_of: LabOf) -> None:
     """It counts as both: two calls of one invocation, one that accepts and one that takes."""
     lab = lab_of(STRATEGIES / "lease_table.sql")
-    program = Program(TWO, in_turn(script("w1", claim(), complete(), claim())))
+    program = play("w1 claims, completes, claims", 2)
     run = Runner(lab).run(completing_and_claiming(program))
     first, done, taken = [call for call in run.history.calls if call.actor == "w1"][:3]
     assert (done.kind, taken.kind) == ("complete_many", "claim")
@@ -89,9 +72,9 @@ def test_an_enqueue_that_is_refused_brings_no_job(lab_of: LabOf) -> None:
     ).replace("RETURNING id;", "ON CONFLICT DO NOTHING RETURNING id;", 1)
     lab = lab_of(once)
     jobs = (JobSpec(payload="same"), JobSpec(payload="same"), JobSpec())
-    run = Runner(lab).run(Program(jobs, in_turn(script("w1", claim(), claim()))))
+    run = Runner(lab).run(play("w1 claims, claims", jobs))
     assert [call.answer for call in run.history.of_kind("enqueue")].count("rejected") == 1
-    assert not check(run.history, declare(Offer(lab.queue, held=False))).violations
+    assert not check(run.history, declare(offered(lab))).violations
 
 
 @pytest.mark.parametrize("order", ["ASC", "DESC"])
@@ -99,7 +82,7 @@ def test_a_worker_takes_its_jobs_as_they_were_enqueued(lab_of: LabOf, order: str
     """RETURNING follows the plan of the moment; which of its jobs a worker ends does not."""
     claim_all = f"WITH got AS ({CLAIM_MANY[:-1]}) SELECT id FROM got ORDER BY id {order};"
     lab = lab_of(queue_file(claim=claim_all))
-    run = Runner(lab).run(Program(TWO, in_turn(script("w1", claim(2), complete()))))
+    run = Runner(lab).run(play("w1 claims 2, completes", jobs=2))
     claimed, completed = calls(run, "claim", "w1")[0], calls(run, "complete", "w1")[0]
     assert [claimed.ids, completed.refs[0].job] == [("1", "2"), "1"]
 
@@ -123,10 +106,9 @@ def every(lab: Lab, program: Program, *, held: bool = False) -> list[tuple[Seque
 def test_a_replay_is_the_same_run(lab_of: LabOf, lock: str) -> None:
     """A program under a schedule leaves the same trace and history twenty times over."""
     runner = Runner(lab_of(queue(lock)))
-    stage = (script("w1", claim(), complete()), script("w2", claim(), complete()))
     # Of two that wait for one transaction PostgreSQL wakes both: only skipping is for three.
-    third = (script("w3", claim()),) if "SKIP" in lock else ()
-    program = Program(TWO, ((*stage, *third),))
+    third = " | w3 claims" if "SKIP" in lock else ""
+    program = play(f"w1 claims, completes | w2 claims, completes{third}", 2)
     runs = [runner.run(program, (1, 2, 1, 0, 1, 1)) for _ in range(20)]
     told = {
         (tuple(run.trace), tuple((c.kind, c.answer, c.ids) for c in run.history.calls))
@@ -139,14 +121,14 @@ def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
     """What one run did is gone in the next one, its numbers included."""
     runner = Runner(lab_of(queue("FOR UPDATE SKIP LOCKED")))
     for _ in range(2):
-        run = runner.run(race(TWO))
+        run = runner.run(play(RACE, 2))
         assert [call.ids for call in run.history.of_kind("enqueue")] == [("1",), ("2",)]
 
 
 def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
     """A claim that waits for another's row is seen to, and goes on when the other has committed."""
     lab = lab_of(queue("FOR UPDATE"))
-    waited = [run for _, run in every(lab, race(TWO)) if events(run, "waits")]
+    waited = [run for _, run in every(lab, play(RACE, 2)) if events(run, "waits")]
     assert waited
     for run in waited:
         ((waiter, blocker),) = events(run, "waits")
@@ -163,7 +145,7 @@ def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
 def test_a_slow_statement_waits_for_nobody(lab_of: LabOf, slow: str) -> None:
     """A statement that sleeps or computes is never taken for one that waits for a lock."""
     text = queue("FOR UPDATE SKIP LOCKED").replace("BEGIN;", f"BEGIN;\nSELECT {slow};")
-    for _, run in list(explore(Runner(lab_of(text)), race(), budget=6)):
+    for _, run in list(explore(Runner(lab_of(text)), play(RACE), budget=6)):
         assert events(run, "waits") == []
 
 
@@ -183,7 +165,7 @@ SELECT id FROM jobs WHERE id = 1 FOR UPDATE;
 COMMIT;
 """
     lab = lab_of(text)
-    program = Program(TWO, ((script("w1", claim()), script("reaper", RECOVER)),))
+    program = play("w1 claims | reaper recovers", 2)
     deadlocked = [
         (schedule, run)
         for schedule, run in every(lab, program)
@@ -201,7 +183,7 @@ COMMIT;
 def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
     """Wherever a worker dies in its claim, the job is taken once or is free, never in between."""
     lab = lab_of(queue("FOR UPDATE SKIP LOCKED"))
-    program = Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+    program = play("w1 claims | nemesis crashes 1")
     answers = set()
     for _, run in every(lab, program):
         mine = calls(run, "claim", "w1")
@@ -214,7 +196,7 @@ def test_a_crash_rolls_an_open_transaction_back(lab_of: LabOf) -> None:
 def test_a_crash_between_two_transactions_leaves_the_answer_unknown(lab_of: LabOf) -> None:
     """An operation of which a part was committed may have happened when its worker dies."""
     text = queue().replace("BEGIN;\n", "").replace("COMMIT;\n", "SELECT id FROM jobs WHERE id = 1;")
-    program = Program(ONE, ((script("w1", claim()), script("nemesis", crash(1))),))
+    program = play("w1 claims | nemesis crashes 1")
     answers = {
         call.answer for _, run in every(lab_of(text), program) for call in calls(run, "claim", "w1")
     }
@@ -224,10 +206,7 @@ def test_a_crash_between_two_transactions_leaves_the_answer_unknown(lab_of: LabO
 def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
     """Between claim and complete the transaction is open: nobody else gets the job."""
     lab = lab_of(HELD)
-    program = Program(
-        ONE, in_turn(script("w1", claim()), script("w2", claim()), script("w1", complete()))
-    )
-    run = Runner(lab, held=True).run(program)
+    run = Runner(lab, held=True).run(play("w1 claims; w2 claims; w1 completes"))
     (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
     assert mine.held
     assert (mine.ids, theirs.ids) == (("1",), ())
@@ -237,14 +216,13 @@ def test_a_claim_may_be_held_in_its_transaction(lab_of: LabOf) -> None:
 
 def test_a_held_claims_worker_claims_nothing_else(lab_of: LabOf) -> None:
     """Rule 19: a worker in the transaction of its claim makes no second claim."""
-    run = Runner(lab_of(HELD), held=True).run(Program(TWO, in_turn(script("w1", claim(), claim()))))
+    run = Runner(lab_of(HELD), held=True).run(play("w1 claims, claims", 2))
     assert len(calls(run, "claim", "w1")) == 1
 
 
 def test_a_crash_frees_a_held_claim(lab_of: LabOf) -> None:
     """Rule 19: when the connection is closed the server rolls the claim back."""
-    program = Program(ONE, in_turn(script("w1", claim(), crash()), script("w2", claim())))
-    run = Runner(lab_of(HELD), held=True).run(program)
+    run = Runner(lab_of(HELD), held=True).run(play("w1 claims, crashes; w2 claims"))
     assert calls(run, "claim", "w2")[0].ids == ("1",)
 
 
@@ -254,8 +232,7 @@ def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
     before, recover, after = text.partition("-- name: recover(lease)\n")
     lab = lab_of(before + recover + after.replace("FOR UPDATE", "LIMIT 1 FOR UPDATE", 1))
     jobs = RETRIES + 2
-    program = Program((JobSpec(),) * jobs, in_turn(script("w1", claim(jobs), crash())))
-    run = Runner(lab).run(program)
+    run = Runner(lab).run(play(f"w1 claims {jobs}, crashes", jobs))
     assert set((run.history.final or {}).values()) == {"completed"}
     sweeps = run.history.of_kind("sweep")
     assert len(sweeps) == 2  # at once, and when the leases were over
@@ -264,9 +241,7 @@ def test_a_reaper_may_take_back_one_job_per_call(lab_of: LabOf) -> None:
 def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> None:
     """Rule 3: a heartbeat may run on a second connection, in the midst of a complete, and wait."""
     lab = lab_of(SKIP_LOCKED)
-    both = (script("w1", complete()), script(f"w1{HEARTBEATS}", heartbeat()))
-    program = Program(ONE, (*in_turn(script("w1", claim())), both))
-    runs = [run for _, run in every(lab, program)]
+    runs = [run for _, run in every(lab, play("w1 claims; w1 completes | (w1) beats"))]
     beats = [call for run in runs for call in calls(run, "heartbeat", f"w1{HEARTBEATS}")]
     assert {call.answer for call in beats} == {"accepted", "rejected"}
     assert any(call.waits for call in beats)
@@ -276,9 +251,8 @@ def test_heartbeats_are_sent_beside_their_workers_operation(lab_of: LabOf) -> No
 def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -> None:
     """A recovery in two statements, taken whole, is met at its ends only."""
     lab = lab_of(BROKEN / "live_lease_two_step.sql")
-    over = in_turn(script("w1", claim()), script("clock", advance(past(30.0))))
-    both = (script("reaper", whole(RECOVER)), script("w2", claim(), claim()))
-    runs = [run for _, run in every(lab, Program((*TWO, *ONE), (*over, both)))]
+    program = play("w1 claims; +lease; reaper wholly recovers | w2 claims, claims", 3)
+    runs = [run for _, run in every(lab, program)]
     assert len(runs) == 5  # before, after or between the steps of the claims, and their commits
     for run in runs:
         turns = [actor for actor, _ in groupby(beat.actor for beat in run.trace)]
@@ -288,9 +262,7 @@ def test_nobody_acts_between_the_statements_of_what_is_one_step(lab_of: LabOf) -
 def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:
     """Whoever crashes sends nothing more, on none of its connections."""
     lab = lab_of(SKIP_LOCKED)
-    both = (script("w1", crash()), script(f"w1{HEARTBEATS}", heartbeat()))
-    program = Program(ONE, (*in_turn(script("w1", claim())), both))
-    for _, run in every(lab, program):
+    for _, run in every(lab, play("w1 claims; w1 crashes | (w1) beats")):
         crashed = run.history.of_kind("crash")[0].index
         assert all(beat.index < crashed for beat in run.history.of_kind("heartbeat"))
         assert run.history.final == {"1": "completed"}
@@ -299,8 +271,7 @@ def test_a_workers_heartbeats_end_with_it(lab_of: LabOf) -> None:
 def test_a_heartbeat_beside_an_open_claim_has_its_own_connection(lab_of: LabOf) -> None:
     """Rule 3: a heartbeat commits while the transaction of the claim stays open."""
     lab = lab_of(HELD)
-    program = Program(ONE, in_turn(script("w1", claim(), heartbeat(), crash())))
-    run = Runner(lab, held=True).run(program)
+    run = Runner(lab, held=True).run(play("w1 claims, beats, crashes"))
     assert calls(run, "heartbeat", "w1")[0].answer == "accepted"
     assert lab.execute("SELECT count(*) FROM queue.beats") == [(1,)]
     assert run.history.final == {"1": "completed"}
@@ -312,7 +283,7 @@ def test_an_error_means_nothing_happened(lab_of: LabOf, retry_on: str, expected:
     lab = lab_of(queue("FOR UPDATE NOWAIT", retry_on))
     refused = [
         (call, run)
-        for _, run in every(lab, race())
+        for _, run in every(lab, play(RACE))
         for call in run.history.of_kind("claim")
         if call.error
     ]
@@ -325,10 +296,8 @@ def test_an_error_means_nothing_happened(lab_of: LabOf, retry_on: str, expected:
 
 def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
     """Rule 24: what may be claimed later than that is looked for in the last tenths of a second."""
-    clock = script("clock", until(61.0))
-    program = Program(ONE, in_turn(script("w1", claim()), clock, script("w2", claim())))
     lab = lab_of(queue("FOR UPDATE SKIP LOCKED"))
-    calls = Runner(lab).run(program).history.calls
+    calls = Runner(lab).run(play("w1 claims; clock waits 61; w2 claims")).history.calls
     first, second, *_ = (call for call in calls if call.kind == "claim")
     (move,) = (call for call in calls if call.kind == "advance" and call.actor == "clock")
     assert move.delay <= 61.0 - MARGIN <= second.began - first.began + 0.1
@@ -337,9 +306,9 @@ def test_the_clock_stops_a_moment_before_a_limit(lab_of: LabOf) -> None:
 def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: LabOf) -> None:
     """Under every schedule; each worker has registered, and beats when the clock has moved."""
     lab = lab_of(STRATEGIES / "sound" / "leader_promotes.sql")
-    together = (script("reaper", RECOVER), script("promoter", PROMOTE), script("janitor", PROMOTE))
-    later = in_turn(script("clock", advance(40.0)), script("w2", claim()))
-    seen = [run for _, run in explore(Runner(lab), Program(ONE, (together, *later)), budget=20)]
+    together = "reaper recovers | promoter promotes | janitor promotes"
+    program = play(f"{together}; +40; w2 claims")
+    seen = [run for _, run in explore(Runner(lab), program, budget=20)]
     assert len(seen) > 1
     for run in seen:
         kept = [call for call in run.history.calls if call.kind in MAINTENANCE]
@@ -352,12 +321,10 @@ def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: Lab
         assert [call.ids for call in run.history.of_kind("claim") if call.actor == "w2"] == [("1",)]
 
 
-ALIKE = Program((SAME,), in_turn(script("w1", claim()), NEW), reserve=(SAME,))
-
-
 def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
     """They have one payload, and ids of their own."""
-    run = Runner(lab_of(SKIP_LOCKED)).run(ALIKE)
+    alike = play("w1 claims; producer enqueues", [SAME])._replace(reserve=(SAME,))
+    run = Runner(lab_of(SKIP_LOCKED)).run(alike)
     made = run.history.of_kind("enqueue")
     assert [call.payload for call in made] == ["same", "same"]
     assert len({job for call in made for job in call.ids}) == 2
@@ -366,6 +333,6 @@ def test_jobs_that_are_alike_are_two(lab_of: LabOf) -> None:
 def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
     """Compressed it is longer than a third of a page, so that the server refuses it there."""
     lab = lab_of(SKIP_LOCKED)
-    Runner(lab).run(Program((JobSpec(payload="large"),), in_turn(script("w1", claim()))))
+    Runner(lab).run(play("w1 claims", [JobSpec(payload="large")]))
     with pytest.raises(errors.ProgramLimitExceeded, match="index row"):
         lab.execute("CREATE INDEX ON queue.jobs (payload)")

@@ -7,12 +7,11 @@ import pytest
 from queueproof.probes.buffers import FEW, ONE_BY_ONE, Content, Cost, Slope, measure
 from queueproof.probes.filling import Filling, NotMultipliedError
 from queueproof.probes.serving import ServingIndex
-from queueproof.queues.offer import Offer
 from queueproof.report.story import tell_found
 from queueproof.report.text import to_text
 from queueproof.run.lab import Lab
 from queueproof.run.session import drive
-from tests.fix_labs import LabOf
+from tests.fix_labs import LabOf, offered
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
@@ -52,11 +51,6 @@ def queue(
 def slope(lab: Lab, kind: str, *jobs: int) -> Slope:
     """What a claim costs at some contents of one kind."""
     return measure(lab, offered(lab), [[Content(kind, n) for n in jobs]])
-
-
-def offered(lab: Lab) -> Offer:
-    """What its queue brings, of which none ends its claim inside a transaction."""
-    return Offer(lab.queue, held=False)
 
 
 def finish(lab: Lab, count: int) -> list[str]:
@@ -412,22 +406,18 @@ def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> No
     assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
 
 
-DELETING = """
--- /// queue
--- max_attempts = 3
--- ///
--- name: schema#
+DELETING = queue_file(
+    header="max_attempts = 3",
+    table="""
 CREATE TABLE jobs (
   id bigserial PRIMARY KEY, body jsonb NOT NULL, priority int NOT NULL, due timestamptz NOT NULL,
   reads int NOT NULL DEFAULT 0, most int NOT NULL, receipt uuid, dead_at timestamptz
 );
-CREATE INDEX ON jobs (priority DESC, due, id) WHERE dead_at IS NULL;
-
--- name: enqueue(payload, priority, delay, max_attempts)
+CREATE INDEX ON jobs (priority DESC, due, id) WHERE dead_at IS NULL;""",
+    enqueue="""(payload, priority, delay, max_attempts)
 INSERT INTO jobs (body, priority, due, most)
-VALUES (:payload, :priority, now() + :delay, :max_attempts) RETURNING id;
-
--- name: claim(limit)
+VALUES (:payload, :priority, now() + :delay, :max_attempts) RETURNING id;""",
+    claim="""(limit)
 UPDATE jobs SET dead_at = now(), receipt = NULL WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE dead_at IS NULL AND reads >= most AND due <= now()
   LIMIT 100 FOR UPDATE SKIP LOCKED));
@@ -436,19 +426,15 @@ UPDATE jobs SET due = now() + interval '30 seconds', reads = reads + 1,
 WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE dead_at IS NULL AND reads < most AND due <= now()
   ORDER BY priority DESC, due, id LIMIT :limit FOR UPDATE SKIP LOCKED))
-RETURNING id, receipt;
-
--- name: complete(id, receipt)!
-DELETE FROM jobs WHERE id = :id AND receipt = :receipt;
-
--- name: fail(id, receipt)!
+RETURNING id, receipt;""",
+    complete="(id, receipt)!\nDELETE FROM jobs WHERE id = :id AND receipt = :receipt;",
+    fail="""(id, receipt)!
 UPDATE jobs SET receipt = NULL, dead_at = CASE WHEN reads >= most THEN now() END
-WHERE id = :id AND receipt = :receipt;
-
--- name: jobs
+WHERE id = :id AND receipt = :receipt;""",
+    jobs="""
 SELECT id, CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN receipt IS NOT NULL THEN 'running'
-  ELSE 'queued' END AS state FROM jobs;
-"""
+  ELSE 'queued' END AS state FROM jobs;""",
+)
 
 
 def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> None:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from queueproof.bench.cell import Ground
-from queueproof.cli import run
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server, open_server
 from queueproof.proposal.schema import tables_of
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
+from tests.fix_commands import Command
 from tests.fix_hostile import HOSTILE, after_its_tables, hostile
 from tests.fix_places import SKIP_LOCKED, reference, text_of
+from tests.fix_server import tell
 
 NEEDS = {
     "a program": "COPY jobs TO PROGRAM 'cat > /dev/null';",
@@ -68,16 +68,14 @@ def test_a_trusted_queue_is_a_superuser_on_a_server_of_ours() -> None:
 @pytest.fixture
 def company(dsn: str) -> Iterator[str]:
     """The name of a database of somebody else's."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE app")
-        yield "app"
-        connection.execute("DROP DATABASE app WITH (FORCE)")
+    tell(dsn, "CREATE DATABASE app")
+    yield "app"
+    tell(dsn, "DROP DATABASE app WITH (FORCE)")
 
 
 def test_a_superusers_dsn_is_refused_beside_other_peoples_databases(dsn: str, company: str) -> None:
     """One table is enough; the message says which database and which way out there is."""
-    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
-        connection.execute("CREATE TABLE orders ()")
+    tell(make_conninfo(dsn, dbname=company), "CREATE TABLE orders ()")
     with pytest.raises(ServerUnavailableError, match=r"\(app\), and a queue is code.*--trust"):
         open_server(dsn).__enter__()
     with open_server(dsn, trust=True) as server:
@@ -93,16 +91,14 @@ def test_a_fresh_service_container_works(dsn: str, company: str) -> None:
 
 def test_another_role_may_work_beside_other_peoples_databases(dsn: str, company: str) -> None:
     """Who is no superuser can do nothing to them."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("CREATE ROLE tester LOGIN CREATEDB")
-    with psycopg.connect(make_conninfo(dsn, dbname=company), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE TABLE orders ()"))
+    tell(dsn, "CREATE ROLE tester LOGIN CREATEDB")
+    tell(make_conninfo(dsn, dbname=company), "CREATE TABLE orders ()")
     with open_server(make_conninfo(dsn, user="tester")) as server, server.database() as conninfo:
         psycopg.connect(conninfo).close()
 
 
 def test_the_command_passes_trust_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`check --trust` is all that it takes, and a story's command has it too."""
     path = tmp_path / "q.sql"
@@ -110,10 +106,11 @@ def test_the_command_passes_trust_on(
     statement = NEEDS["a program"]
     path.write_text(text.replace("-- name: enqueue", f"{statement}\n\n-- name: enqueue", 1))
     monkeypatch.delenv("QUEUEPROOF_POSTGRES", raising=False)
-    asked = ["check", str(path), "--only", "single-claim", "--jobs", "1", "--fail-fast"]
-    assert (run(asked), "--trust" in capsys.readouterr().err) == (4, True)
-    assert run([*asked, "--trust"]) == 1
-    assert f"queueproof replay {path} --trust" in capsys.readouterr().out
+    quickly = ("--only", "single-claim", "--jobs", "1", "--fail-fast", "--profile", "quick")
+    refused = command("check", path, *quickly)
+    assert (refused.code, "--trust" in refused.err) == (4, True)
+    ran = command("check", path, *quickly, "--trust")
+    assert (ran.code, f"queueproof replay {path} --trust" in ran.out) == (1, True)
 
 
 READ_ONLY = """
@@ -134,15 +131,14 @@ CREATE EVENT TRIGGER refuse ON ddl_command_start EXECUTE FUNCTION refuse();
     ids=["read only", "event trigger"],
 )
 def test_what_a_queue_does_to_the_harness_is_its_own_fault(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str, told: str
+    dsn: str, tmp_path: Path, command: Command, statement: str, told: str
 ) -> None:
     """Its database refuses what queueproof itself must do there: exit 4, no internal error."""
     path = tmp_path / "q.sql"
     path.write_text(after_its_tables(statement))
-    assert run(["check", str(path), "--only", "order", "--postgres", dsn]) == 4
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: the queue's SQL keeps queueproof from its work: ")
-    assert told in said
+    ran = command("check", path, "--only", "order", "--postgres", dsn)
+    assert (ran.code, told in ran.err) == (4, True)
+    assert ran.err.startswith(f"{path}: the queue's SQL keeps queueproof from its work: ")
 
 
 TERMINATE = """
@@ -153,17 +149,16 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename = cur
 
 @pytest.mark.parametrize("superuser", [True, False])
 def test_a_queue_that_terminates_backends_is_told_so(
-    dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, superuser: bool
+    dsn: str, tmp_path: Path, command: Command, *, superuser: bool
 ) -> None:
     """Be it another worker's or the harness's own, the server has not gone away."""
     path = tmp_path / "q.sql"
     claim = "-- name: claim(worker, limit, queue)\n"
     path.write_text(reference(claim, claim + TERMINATE))
     where = dsn if superuser else "embedded"
-    assert run(["check", str(path), "--only", "order", "--postgres", where]) == 4
-    said = capsys.readouterr().err
-    assert "queue's SQL (pg_terminate_backend)" in said
-    assert "went away" not in said
+    ran = command("check", path, "--only", "order", "--postgres", where)
+    assert (ran.code, "queue's SQL (pg_terminate_backend)" in ran.err) == (4, True)
+    assert "went away" not in ran.err
 
 
 ALTERED = {
@@ -174,7 +169,7 @@ ALTERED = {
 
 @pytest.mark.parametrize("statement", ALTERED)
 def test_an_operation_that_changes_the_schema_is_told_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], statement: str
+    tmp_path: Path, command: Command, statement: str
 ) -> None:
     """What the reset cannot bring back is the queue's doing: one message, exit 4."""
     path = tmp_path / "q.sql"
@@ -182,11 +177,10 @@ def test_an_operation_that_changes_the_schema_is_told_so(
     assert complete
     done, end, rest = rest.partition(";\n")
     path.write_text(f"{head}{complete}{done};\n{statement}{end}{rest}")
-    asked = ["check", str(path), "--only", "order", "--profile", "quick"]
-    assert run([*asked, "--postgres", "embedded"]) == 4
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: ")
-    assert ALTERED[statement] in said
+    asked = ("--only", "order", "--profile", "quick", "--postgres", "embedded")
+    ran = command("check", path, *asked)
+    assert (ran.code, ALTERED[statement] in ran.err) == (4, True)
+    assert ran.err.startswith(f"{path}: ")
 
 
 # --- what the queue's own code may do while the harness sets it off ------------------------------
@@ -204,8 +198,7 @@ def test_what_the_harness_sets_off_has_the_queues_rights(
     own: Server, dsn: str, seen: Path, name: str
 ) -> None:
     """No statement of the harness's own lends the queue's code a superuser's rights."""
-    with psycopg.connect(dsn) as connection:
-        connection.execute("ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
+    tell(dsn, "ALTER ROLE queueproof NOSUPERUSER")  # an attack before has succeeded
     with open_lab(hostile(name, seen), own) as lab:
         calibrate(lab)
         tables_of(lab)

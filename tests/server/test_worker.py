@@ -476,10 +476,8 @@ def test_a_killed_harness_leaves_no_worker_behind(
         "os.killpg(workers[0].pid, signal.SIGSTOP)\n"
         "print(*pids, flush=True); input()"
     )
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    harness = begin(sys.executable, "-c", code, cwd=tmp_path, **piped)
-    assert harness.stdout is not None
-    pids = [int(pid) for pid in harness.stdout.readline().split()]
+    harness = begin(sys.executable, "-c", code, cwd=tmp_path)
+    pids = [int(pid) for pid in harness.line().split()]
     assert len(pids) == 4
     assert not any(is_gone(pid) for pid in pids)
     harness.send_signal(signal.SIGKILL)
@@ -508,14 +506,12 @@ def test_who_has_left_a_workers_session_ends_with_the_harness(
         "print(worker.ask({'op': 'x'})['pid'], flush=True)\n"
         "worker.kill(); print('killed', flush=True); input()"
     )
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    harness = begin(sys.executable, "-c", code, cwd=tmp_path, **piped)
-    assert harness.stdout is not None
-    assert harness.stdin is not None
-    pid = int(harness.stdout.readline())
-    assert harness.stdout.readline() == "killed\n"
+    harness = begin(sys.executable, "-c", code, cwd=tmp_path)
+    pid = int(harness.line())
+    assert harness.line() == "killed"
     assert not is_gone(pid)
     if how is None:
+        assert harness.stdin is not None
         harness.stdin.write("\n")
         harness.stdin.flush()
     else:
@@ -634,15 +630,6 @@ def test_the_templates_run_the_same_statements() -> None:
     ]
     assert len(shared) > 5
     assert not [line for line in shared if "%" not in line and line not in node]
-
-
-def test_init_writes_no_template_that_there_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An ending without a template is refused with those that have one."""
-    assert run(["init", str(tmp_path / "worker.js")]) == 4
-    assert "end it in one of .sql, .py, .mjs" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def documented() -> list[tuple[dict[str, Any], dict[str, Any]]]:

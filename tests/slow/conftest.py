@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-pytest.register_assert_rewrite("tests.slow.fix_commands")
+from queueproof.postgres import open_server
 
-from tests.slow.fix_commands import (  # noqa: E402 - after what rewrites it
-    begin_command,
-    command,
-    dsn,
-    worker_program,
-)
 
-__all__ = ["begin_command", "command", "dsn", "worker_program"]
+@pytest.fixture(scope="session")
+def dsn() -> Iterator[str]:
+    """A server as somebody else's would be given: on it are only databases of commands."""
+    with open_server("embedded") as server:
+        yield str(server._admin)

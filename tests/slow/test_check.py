@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import astuple
-from pathlib import Path
 
 import pytest
 
@@ -14,14 +13,15 @@ from queueproof.examine.check import check_queue
 from queueproof.examine.plan import Examination
 from queueproof.examine.replay import replay
 from queueproof.guarantees.catalogue import select
-from queueproof.postgres import Server
-from queueproof.queues.sqlfile import load
-from queueproof.run.open import open_lab
+from queueproof.probes.probe import untold
+from queueproof.probes.probes import PROBES
+from queueproof.report.story import tell_found
+from queueproof.report.text import to_text
 from queueproof.search.tokens import decode_token, encode_token
-from tests.fix_labs import LabOf, judged
+from queueproof.testing import must_hold
+from tests.fix_labs import LabOf, happens_again, judged, offered
+from tests.fix_places import REFERENCE, SKIP_LOCKED, STRATEGIES
 from tests.fix_queues import queue_file
-
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 
 CLAIM = """\
 UPDATE jobs SET status = 'running'
@@ -41,10 +41,7 @@ def test_a_broken_guarantee_comes_with_a_story_that_can_be_replayed(lab_of: LabO
     lab = lab_of(BROKEN)
     (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken"
-    assert judgement.replay is not None
-    replayed = replay(lab, judgement.replay)
-    assert replayed is not None
-    assert replayed.story == judgement.story
+    happens_again(lab, judgement)
 
 
 GUARD = re.compile(r"\n  AND locked_by = :worker\n(?:  --.*\n)?  AND attempts = :attempt;")
@@ -56,7 +53,7 @@ WAIT = re.compile(
 @pytest.mark.parametrize("waits", [True, False])
 def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, waits: bool) -> None:
     """A late complete, fail and heartbeat have a story each, in which another worker is hurt."""
-    text = GUARD.sub(";", (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8"))
+    text = GUARD.sub(";", SKIP_LOCKED)
     text = re.sub(r"\((id), worker, attempt", r"(\1", text)
     if not waits:  # then a worker may meet its own late operation in the shortest program
         text = WAIT.sub("run_at     = now(),", text).replace('-- backoff = "5 seconds"\n', "")
@@ -69,10 +66,7 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
     assert sorted(told) == ["complete", "extend", "fail"]
     assert (judgement.reason, judgement.story) == astuple(judgement.stories[0])[:2]
     for one in judgement.stories:
-        assert one.replay is not None
-        replayed = replay(lab, one.replay)
-        assert replayed is not None
-        assert replayed.story == one.story
+        happens_again(lab, one)
 
 
 def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
@@ -94,11 +88,10 @@ def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
     assert judgement.evidence["overlapping claims"] > 0
 
 
-def test_what_is_lacking_is_named_as_where_it_is_there(server: Server) -> None:
+def test_what_is_lacking_is_named_as_where_it_is_there(lab_of: LabOf) -> None:
     """The reference has all of it, but for a cap that it does not declare."""
-    with open_lab(load(STRATEGIES / "skip_locked.sql"), server) as lab:
-        wanted = {one.id: one.lacking for one in select(None) if one.lacking}
-        card = check_queue(lab, select(wanted), profile="glance")
+    wanted = {one.id: one.lacking for one in select(None) if one.lacking}
+    card = check_queue(lab_of(REFERENCE), select(wanted), profile="glance")
     there = {one.id for one in card.guarantees if wanted[one.id] in one.evidence}
     assert there == wanted.keys() - {"concurrency-limit"}
 
@@ -132,22 +125,20 @@ def test_whether_a_failed_job_comes_back_is_seen(
     assert {one.verdict for one in card.guarantees} == {"holds"}
 
 
-def test_an_accepted_break_is_reported_as_accepted(lab_of: LabOf) -> None:
-    """What [breaks] declares and is seen to break is accepted, with the declared reason."""
-    text = queue_file(header=LESSON, **RACES)
+@pytest.mark.parametrize(
+    ("claim", "verdict", "reason"),
+    [(RACES, "accepted", "a lesson"), (LOCKS, "holds", "not seen to break")],
+    ids=["it is seen", "it is not seen"],
+)
+def test_a_declared_break_is_accepted_where_it_is_seen(
+    lab_of: LabOf, claim: dict[str, str], verdict: str, reason: str
+) -> None:
+    """With the declared reason; else it holds, with that as its reason."""
+    text = queue_file(header=LESSON, **claim)
     card = check_queue(lab_of(text), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
-    assert judgement.verdict == "accepted"
-    assert "a lesson" in judgement.reason
-    assert card.verdict == "holds"
-
-
-def test_a_declared_break_that_is_not_seen_says_so(lab_of: LabOf) -> None:
-    """What [breaks] declares and is not seen to break holds, with that as its reason."""
-    text = queue_file(header=LESSON, **LOCKS)
-    (judgement,) = check_queue(lab_of(text), select(ONLY), profile="glance").guarantees
-    assert judgement.verdict == "holds"
-    assert "not seen to break" in judgement.reason
+    assert (judgement.verdict, card.verdict) == (verdict, "holds")
+    assert reason in judgement.reason
 
 
 def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
@@ -252,8 +243,32 @@ def test_priority_alone_says_nothing_of_equals(
     lab_of: LabOf, order: str, first: str, verdict: str
 ) -> None:
     """Jobs of one priority may come in any order, those of a higher one come first."""
-    text = (STRATEGIES / "skip_locked.sql").read_text(encoding="utf-8")
-    text = text.replace('order = "priority, fifo"', f'order = "{order}"')
+    text = SKIP_LOCKED.replace('order = "priority, fifo"', f'order = "{order}"')
     text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
     judgement = judged(lab_of(text), "order")["order"]
     assert judgement.verdict == verdict, judgement.reason
+
+
+# --- stories of probes: each measures for a second and more, and does so thrice -------------------
+
+
+def test_a_probe_tells_its_story_again(lab_of: LabOf) -> None:
+    """What was seen to break breaks when it is replayed, and not in the sound parent."""
+    probe = PROBES["steady-cost"]
+    lab, sound = lab_of(STRATEGIES / "broken" / "steady_cost_no_index.sql"), lab_of(REFERENCE)
+    offer = offered(lab)
+    seen = probe.watch(lab, offer, 0, untold)
+    assert seen.broken
+    again = probe.replay(lab, offer, seen.data)
+    assert seen.found is not None
+    assert again is not None
+    story = to_text(tell_found(seen.found, "steady-cost"))
+    assert to_text(tell_found(again, "steady-cost")) == story
+    assert probe.replay(sound, offered(sound), seen.data) is None
+
+
+def test_a_probes_story_is_asked_of_its_probe() -> None:
+    """A wait that was too short once is measured again."""
+    with pytest.raises(AssertionError, match="backoff: A failed job waits"):
+        must_hold("backoff", STRATEGIES / "broken" / "backoff_none.sql", probe=True)
+    must_hold("backoff", REFERENCE, probe=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import psycopg
@@ -31,12 +32,13 @@ from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
+from tests.fix_commands import Command, Ran, without_progress
+from tests.fix_places import DOUBLE_CLAIM, REFERENCE, STRATEGIES
+from tests.fix_programs import Begin, Eventually, ends
 from tests.fix_queues import CLAIM, queue_file
-from tests.slow.fix_commands import Begin, Command, Ran, without_progress
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-BROKEN = str(STRATEGIES / "broken" / "single_claim_select_then_update.sql")
-SOUND = str(STRATEGIES / "skip_locked.sql")
+BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
+INIT = ("init", "q.sql", "--from-schema")
 APART = "server-clock"  # judged in a second or two, where others that hold take a whole search
 
 
@@ -45,12 +47,6 @@ def check(command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Comman
     """Run a quick check in this process, which does all of it: the tests share the processors."""
     monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
-
-
-@pytest.fixture
-def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail where a server would be started: the mistake must be found before."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
 
 
 @pytest.fixture
@@ -99,6 +95,13 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     return Ran(ran.returncode, ran.stdout, without_progress(ran.stderr)), directory
 
 
+@pytest.fixture
+def card(broken: tuple[Ran, Path]) -> dict[str, Any]:
+    """The JSON of that check."""
+    found: dict[str, Any] = json.loads((broken[1] / "json").read_text())
+    return found
+
+
 def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None:
     """The story is on stdout, its remedy, the command that replays it, then the verdict."""
     ran, _ = broken
@@ -113,9 +116,8 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
     assert whole.startswith(f"broken: {BROKEN} (single-claim broken; 1 holds; ")
 
 
-def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
+def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
     """As written down in the contract, key by key."""
-    card = json.loads((broken[1] / "json").read_text())
     expected = ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
     assert expected == list(card)
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
@@ -126,10 +128,9 @@ def test_the_json_card_has_the_public_shape(broken: tuple[Ran, Path]) -> None:
     assert found == [("single-claim", "broken", False), (APART, "holds", True)]
 
 
-def test_a_card_obeys_the_published_schema(broken: tuple[Ran, Path], command: Command) -> None:
+def test_a_card_obeys_the_published_schema(card: dict[str, Any], command: Command) -> None:
     """`queueproof schema` prints what a real card keeps to, and a card without a key breaks."""
     schema = Draft202012Validator(json.loads(command("schema").out))
-    card = json.loads((broken[1] / "json").read_text())
     schema.check_schema(schema.schema)
     schema.validate(card)
     card["guarantees"][1]["story"] = "of what holds"
@@ -137,9 +138,9 @@ def test_a_card_obeys_the_published_schema(broken: tuple[Ran, Path], command: Co
     assert sorted(error.validator for error in schema.iter_errors(card)) == ["required", "type"]
 
 
-def test_a_story_has_the_place_of_its_last_statement(broken: tuple[Ran, Path]) -> None:
+def test_a_story_has_the_place_of_its_last_statement(card: dict[str, Any]) -> None:
     """The card's file and line are those of the statement that took the job a second time."""
-    place = json.loads((broken[1] / "json").read_text())["guarantees"][0]["place"]
+    place = card["guarantees"][0]["place"]
     assert place["file"] == BROKEN
     assert Path(BROKEN).read_text().splitlines()[place["line"] - 1] == "UPDATE jobs"
 
@@ -202,14 +203,6 @@ def test_accepted_breaks_are_written_and_told_until_they_have_a_reason(
     assert f"{file}:{line}: {APART} was not seen to break: where a check" in mended.out
 
 
-@pytest.mark.usefixtures("no_server")
-def test_breaks_of_what_is_no_file_are_not_written(command: Command) -> None:
-    """A program's breaks are its own to declare, which is said before anything runs."""
-    ran = command("accept", "exec: true")
-    assert (ran.code, ran.out) == (4, "")
-    assert "no queue file: declare its breaks yourself" in ran.err
-
-
 def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     """One file: nothing is fetched, no script runs; its stories are drawn, and SQL stays text."""
     page = (broken[1] / "html").read_text()
@@ -230,10 +223,10 @@ def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Comman
 
 
 def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
-    broken: tuple[Ran, Path], command: Command, dsn: str
+    card: dict[str, Any], command: Command, dsn: str
 ) -> None:
     """The story happens again; in the queue as it was edited since it does not, in any order."""
-    token = json.loads((broken[1] / "json").read_text())["guarantees"][0]["replay"]
+    token = card["guarantees"][0]["replay"]
     again = command("replay", BROKEN, "single-claim", "--postgres", dsn)
     assert again.code == 1
     assert "single-claim: No job is held by two workers at once." in again.out
@@ -342,6 +335,21 @@ def test_nothing_judged_is_no_pass(
         (["bench", SOUND, "--compare"], "two queues, not 1"),
         (["bench", SOUND, SOUND, "--compare", "--budget", "soon"], "write seconds"),
         (["report", SOUND, "--html", "r.html"], f"{SOUND}: this is no"),
+        (["accept", "exec: true"], "no queue file: declare its breaks yourself"),
+        (["watch", "exec: true"], "watch is for an SQL file, and this is none"),
+        (["explain", "fenceing"], "unknown guarantee 'fenceing'; did you mean 'fencing'?"),
+        (["check", SOUND, "--with", "exec: node worker.mjs"], "is about two queue files"),
+        (["check", SOUND, "--with", "no_such.sql"], "no_such.sql: No such file"),
+        (["replay", BROKEN, "x", "--export", "a.txt"], ".py (pytest) or .mmd"),
+        (["replay", BROKEN, "x", "--export", "/nowhere/a.spec"], "cannot write /nowhere/a.spec"),
+        (["replay", BROKEN, "x", "--export", "a.py", "--with", "b.sql"], "--export is about one"),
+        (["init", "worker.js"], "end it in one of .sql, .py, .mjs"),
+        ([*INIT, "no.sql"], "--from-schema no.sql: no such file, and no DSN"),
+        ([*INIT, "."], "--from-schema .: there is no .sql file in it"),
+        ([*INIT, SOUND], f"{SOUND}: it is a queue file already: queueproof"),
+        ([*INIT, "host=/no/where"], "--from-schema: pg_dump: error: "),
+        (["init", "q.py", *INIT[2:], "no.sql"], "q.py: what --from-schema writes is a queue file"),
+        (["init", "q.sql", "--table", "jobs"], "--table goes with --from-schema"),
     ],
 )
 def test_mistakes_exit_4_with_a_message(
@@ -483,24 +491,15 @@ def test_an_internal_error_shows_its_traceback_on_demand(
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_check_in_order(
-    dsn: str,
-    start: Begin,
-    number: signal.Signals,
-    code: int,
-    eventually: Callable[[Callable[[], bool]], None],
+    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
 ) -> None:
     """The database goes, and there is one line instead of a traceback."""
     process = start("check", SOUND, "--profile", "deep")
-    assert process.stdout is not None
-    process.stdout.readline()  # the header: the queue is installed
+    process.line()  # the header: the queue is installed
     assert databases(dsn)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert (code, 1) == (process.returncode, len(without_progress(err).splitlines()))
+    assert len(without_progress(ends(process, number)).splitlines()) == 1
     eventually(lambda: not databases(dsn))  # on a busy machine when the watchdog comes to it
 
 
@@ -750,23 +749,15 @@ def test_a_watched_file_is_checked_again_after_each_change(
     assert "single-claim: holds" in mended
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_waiting_for_a_change(
-    dsn: str,
-    start: Begin,
-    number: signal.Signals,
-    code: int,
-    eventually: Callable[[Callable[[], bool]], None],
+    dsn: str, start: Begin, number: signal.Signals, eventually: Eventually
 ) -> None:
     """What the command says ends it does: one line, the code of the signal, nothing left behind."""
-    asked = ("--only", "single-claim", "--profile", "quick")
-    process = start("watch", BROKEN, *asked)
-    assert process.stdout is not None
-    told = iter(process.stdout.readline, "")
-    assert any(line == "Waiting for a change; Ctrl-C ends it.\n" for line in told)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert (code, 1) == (process.returncode, len(without_progress(err).splitlines()))
+    process = start("watch", BROKEN, "--only", "single-claim", "--profile", "quick")
+    while process.line() != "Waiting for a change; Ctrl-C ends it.":
+        assert process.poll() is None
+    assert len(without_progress(ends(process, number)).splitlines()) == 1
     eventually(lambda: not databases(dsn))
 
 
@@ -786,10 +777,3 @@ def test_a_change_of_an_included_file_is_seen(tmp_path: Path) -> None:
     schema.unlink()
     wait_for_change(after)
     assert stamps(files)[files[1]] is None
-
-
-@pytest.mark.usefixtures("no_server")
-def test_what_is_no_file_is_not_watched(command: Command) -> None:
-    """Nobody can see that a class changes."""
-    ran = command("watch", "queueproof.testing:Nothing")
-    assert ran.code == 4

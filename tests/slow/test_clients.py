@@ -31,22 +31,10 @@ from queueproof.run.runner import Runner
 from queueproof.run.wallclock import carries_now
 from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import PLAIN, Conditions
-from queueproof.schedule.programs import (
-    RESTART,
-    START,
-    Program,
-    advance,
-    claim,
-    complete,
-    crash,
-    in_turn,
-    lose,
-    script,
-    terminate,
-)
-from queueproof.schedule.programs import JobSpec as Job
+from queueproof.schedule.programs import JobSpec, Program
 from queueproof.search.shrink import Failure, find
 from tests import fix_labs
+from tests.fix_plays import play
 
 LabOf = Callable[..., ClientLab]
 TEMPLATE = files("queueproof.queues").joinpath("templates/worker.py").read_text()
@@ -99,8 +87,7 @@ def lab_of(server: Server, tmp_path: Path) -> Iterator[LabOf]:
         yield opened
 
 
-ONE = (Job(),)
-TWO_CLAIMS = Program(ONE, ((script("w1", claim()), script("w2", claim())),))
+TWO_CLAIMS = play("w1 claims | w2 claims")
 
 
 def run(lab: ClientLab, given: Program, *schedule: int) -> Run:
@@ -160,9 +147,8 @@ def test_an_explicit_transaction_is_stepped_statement_by_statement(lab_of: LabOf
 @pytest.mark.parametrize("time", ["now()", "CURRENT_TIMESTAMP"])
 def test_the_clock_moves_for_workers_too(lab_of: LabOf, time: str) -> None:
     """A delayed job is claimed once it is due; a keyword is rewritten, and shown as it was."""
-    later = in_turn(script("w1", claim()), script("clock", advance(61.7)), script("w2", claim()))
     lab = lab_of(("run_at <= now()", f"run_at <= {time}"))
-    made = run(lab, Program((Job(delay=60.0),), later))
+    made = run(lab, play("w1 claims; +61.7; w2 claims", [JobSpec(delay=60.0)]))
     assert answers(made, "claim")[:2] == [("w1", "accepted", ()), ("w2", "accepted", ("1",))]
     assert any(time in beat.text for beat in made.trace if beat.event == "sql")
 
@@ -170,17 +156,16 @@ def test_the_clock_moves_for_workers_too(lab_of: LabOf, time: str) -> None:
 def test_a_crashed_worker_is_another_one_afterwards(lab_of: LabOf) -> None:
     """A kill ends its backend with its transaction, and a later run gets a new process."""
     lab = lab_of()
-    crashes = in_turn(script("w1", claim(), crash()), script("w2", claim()))
-    first = run(lab, Program((*ONE, *ONE), crashes))
+    crashes = play("w1 claims, crashes; w2 claims", 2)
+    first = run(lab, crashes)
     assert answers(first, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
-    again = run(lab, Program((*ONE, *ONE), crashes))
+    again = run(lab, crashes)
     assert answers(again, "claim") == answers(first, "claim")
 
 
 def test_a_lost_answer_leaves_what_the_server_did(lab_of: LabOf) -> None:
     """The job is claimed, and nobody knows."""
-    stages = (*in_turn(script("nemesis", lose(1))), *in_turn(script("w1", claim())))
-    made = run(lab_of(), Program(ONE, (*stages, *in_turn(script("w2", claim())))))
+    made = run(lab_of(), play("nemesis loses 1; w1 claims; w2 claims"))
     assert [answer for _, answer, _ in answers(made, "claim")[:2]] == ["unknown", "accepted"]
     assert answers(made, "claim")[1][2] == ()
 
@@ -188,8 +173,7 @@ def test_a_lost_answer_leaves_what_the_server_did(lab_of: LabOf) -> None:
 def test_a_terminated_backend_is_told_by_the_worker(lab_of: LabOf) -> None:
     """Its library sees the error; it answers with it, and the next run has a working worker."""
     lab = lab_of()
-    ends = in_turn(script("w1", claim()), script("nemesis", terminate(1)), script("w1", complete()))
-    made = run(lab, Program(ONE, ends))
+    made = run(lab, play("w1 claims; nemesis terminates 1; w1 completes"))
     assert [answer for _, answer, _ in answers(made, "complete")[:1]] == ["error"]
     assert answers(run(lab, TWO_CLAIMS), "claim")[0] == ("w1", "accepted", ("1",))
 
@@ -198,9 +182,8 @@ def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
     """What was acknowledged is there when it is back, and other workers find it."""
     lab = lab_of()
     calibrate(lab)
-    stages = in_turn(script("w1", claim()), script("nemesis", RESTART), script("w2", claim()))
     runner = Runner(twin_of(lab), conditions=Conditions(killed=True))
-    made = runner.run(Program((*ONE, *ONE), stages))
+    made = runner.run(play("w1 claims; nemesis restarts; w2 claims", 2))
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
 
 
@@ -243,10 +226,7 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
     assert judgement.verdict == "broken"
     assert judgement.story
     assert "SELECT oid FROM pg_type" in judgement.story
-    assert judgement.replay
-    again = replay(lab, judgement.replay)
-    assert again is not None
-    assert again.story == judgement.story
+    fix_labs.happens_again(lab, judgement)
 
 
 def test_a_race_inside_one_statement_of_a_worker_is_found(lab_of: LabOf) -> None:
@@ -362,8 +342,7 @@ def test_a_worker_begins_before_any_gate_is_shut(lab_of: LabOf) -> None:
 def test_a_worker_may_begin_beside_others(lab_of: LabOf) -> None:
     """Its program says when, and its statements stop as any others do."""
     lab = lab_of(*BEGINS)
-    beside = Program(ONE, ((script("w1", claim()), script("w2", START, claim())),))
-    made = Runner(lab).run(beside, [1, 1])
+    made = Runner(lab).run(play("w1 claims | w2 starts, claims"), [1, 1])
     assert [(c.actor, c.kind) for c in made.history.calls if c.actor in {"w1", "w2"}][:2] == [
         ("w2", "start"),
         ("w1", "claim"),
@@ -387,12 +366,9 @@ def test_a_worker_may_end_with_its_connection(lab_of: LabOf, *, late: bool) -> N
     handles = "        except psycopg.Error as error:\n"
     ends = f"{handles}            if db is not None and db.closed: sys.exit('gone')\n"
     lab = lab_of((handles, ends))
-    cut = script("nemesis", terminate(1))
-    if late:
-        stages = in_turn(script("w1", claim()), cut, script("w1", complete()))
-    else:
-        stages = ((script("w1", claim()), cut),)
-    made = run(lab, Program(ONE, stages), 0, 1)
+    cut = "nemesis terminates 1"
+    told = f"w1 claims; {cut}; w1 completes" if late else f"w1 claims | {cut}"
+    made = run(lab, play(told), 0, 1)
     assert "crash" in events(made, "w1")
     drained = [ids for actor, _, ids in answers(made, "claim") if actor == "drainer" and ids]
     assert drained == [("1",)]
@@ -409,7 +385,7 @@ def test_a_breach_that_new_workers_do_not_repeat_is_no_pass(lab_of: LabOf) -> No
     lab = lab_of((ONE_STEP, keeps), ("\ndef main(", "\nclaims = 0\n\ndef main("))
     offer = calibrate(lab)
     findings = Findings(lab, offer, 0)
-    program = Program((Job(), Job()), in_turn(script("w1", claim())))
+    program = play("w1 claims", 2)
     runner = Runner(lab)
     made = [runner.run(program) for _ in range(12)][-1]
     (breach,) = check(made.history, findings.declared).violations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -35,6 +35,7 @@ from tests.fix_loads import (
 )
 from workshop.__main__ import HOLD
 
+Interrupted = Callable[[int, Callable[[Setting], object]], list[BenchReport]]
 SEVERAL = 2 * processors() + 1  # workers, of which some process has three
 
 
@@ -222,51 +223,43 @@ def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:
     assert render.markdown(BenchReport.from_json(found.to_json())) == text
 
 
-class Interrupting:
-    """Progress that interrupts the run when it has been told some times."""
+@pytest.fixture
+def interrupted(dsn: str) -> Interrupted:
+    """Tells what is kept of a run that is interrupted when it has said so often how far it is."""
 
-    def __init__(self, times: int) -> None:
-        """Keep the number."""
-        self._left = times
+    def interrupted(times: int, run: Callable[[Setting], object]) -> list[BenchReport]:
+        kept: list[BenchReport] = []
+        left = iter(range(times - 1))
 
-    def __call__(self, _what: str, _share: float) -> None:
-        """Count, and interrupt at last."""
-        self._left -= 1
-        if not self._left:
-            raise KeyboardInterrupt
+        def progress(_what: str, _share: float) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run(Setting(0.02, postgres=dsn, progress=progress, keep=kept.append))
+        return kept
+
+    return interrupted
 
 
-def test_an_interrupted_run_keeps_the_rounds_that_are_whole(dsn: str) -> None:
+def test_an_interrupted_run_keeps_the_rounds_that_are_whole(interrupted: Interrupted) -> None:
     """The second counted round was half done: the first one is kept, and the report says so."""
-    kept: list[BenchReport] = []
-    with pytest.raises(KeyboardInterrupt):
-        measure(
-            groups([queue(), strategy("skip_locked")], [1], [1]),
-            Setting(0.02, postgres=dsn, progress=Interrupting(8), keep=kept.append),
-        )
-    (found,) = kept
+    plan = groups([queue(), strategy("skip_locked")], [1], [1])
+    (found,) = interrupted(8, lambda setting: measure(plan, setting))
     assert [len(entry.runs) for entry in found.entries] == [1, 1]
     assert found.method["rounds"] == 1
     assert "it was interrupted" in render.markdown(found)
 
 
-def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(dsn: str) -> None:
+def test_an_interrupted_comparison_is_judged_by_its_whole_rounds(interrupted: Interrupted) -> None:
     """They are too few to be sure, which is said."""
-    kept: list[BenchReport] = []
-    with pytest.raises(KeyboardInterrupt):
-        compare(
-            groups([queue(), queue()], [10], [1])[0],
-            Setting(0.02, postgres=dsn, progress=Interrupting(12), keep=kept.append),
-        )
-    (found,) = kept
+    (pair,) = groups([queue(), queue()], [10], [1])
+    (found,) = interrupted(12, lambda setting: compare(pair, setting))
     assert found.method["comparison"]["verdict"] == "no difference seen"
     assert "With fewer than 12 rounds nothing can be said" in render.markdown(found)
 
 
-def test_an_interrupted_run_without_a_whole_round_reports_nothing(dsn: str) -> None:
+def test_an_interrupted_run_without_a_whole_round_reports_nothing(interrupted: Interrupted) -> None:
     """The interruption goes on, as it came."""
-    kept: list[BenchReport] = []
-    setting = Setting(postgres=dsn, progress=Interrupting(3), keep=kept.append)
-    with pytest.raises(KeyboardInterrupt):
-        measure(groups([queue()], [1], [1]), setting)
-    assert not kept
+    plan = groups([queue()], [1], [1])
+    assert not interrupted(3, lambda setting: measure(plan, setting))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from queueproof import cli
 from queueproof.errors import QueueproofError
 from queueproof.postgres import Server
 from queueproof.queues.deployment import Deployment, deployment
@@ -17,6 +16,7 @@ from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load_text
 from queueproof.report.card import Card, Judgement, together
 from queueproof.run.open import open_lab
+from tests.fix_commands import Command
 from tests.fix_labs import judged
 
 DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
@@ -89,14 +89,13 @@ def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
 
 
 def test_the_story_of_a_deployment_is_told_again(
-    broken_by: Callable[[str], Judgement], capsys: pytest.CaptureFixture[str]
+    broken_by: Callable[[str], Judgement], command: Command
 ) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
     found = broken_by(path.stem)
-    code = cli.run(["replay", str(OLD), str(found.replay), "--with", str(path)])
-    assert code == 1
-    assert "It happened again: live-lease is broken." in capsys.readouterr().out
+    ran = command("replay", OLD, found.replay, "--with", path)
+    assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
 def card(*verdicts: str) -> Card:
@@ -161,31 +160,10 @@ def test_the_two_ways_round_have_tokens_of_their_own() -> None:
 
 
 def test_a_new_version_that_does_not_work_is_refused_before_the_old_one_is_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command
 ) -> None:
     """It took the check of one way round, and the search for a remedy, before it was tried."""
     new = tmp_path / "new.sql"
     new.write_text(OLD.read_text().replace("RETURNING id, attempts", "RETURNING idd, attempts"))
-    assert cli.run(["check", str(OLD), "--with", str(new), "--only", "single-claim"]) == 4
-    said = capsys.readouterr()
-    assert "column" in said.err
-    assert "seed 0" not in said.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--with", "exec: node worker.mjs"], "--with is about two queue files"),
-        (["--with", "no_such.sql"], "no_such.sql: No such file"),
-    ],
-)
-def test_what_does_not_go_with_two_versions_is_said_at_once(
-    arguments: list[str],
-    told: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Exit 4 with one message, before any server is started."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
-    assert cli.run(["check", str(OLD), *arguments]) == 4
-    assert told in capsys.readouterr().err
+    ran = command("check", OLD, "--with", new, "--only", "single-claim")
+    assert (ran.code, "column" in ran.err, "seed 0" in ran.out) == (4, True, False)

@@ -1,28 +1,39 @@
-"""libpq's environment variables: nothing to a server of our own, the usual to a DSN."""
+"""What surrounds a server: libpq's variables, encodings, and where temporary files may be."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from queueproof.errors import ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
-from queueproof.postgres import open_server
+from queueproof.postgres import Server, local, open_server
 from queueproof.postgres.environment import without_libpq
+from queueproof.postgres.server import connected
+from queueproof.postgres.watchdog import Watchdog
 from queueproof.queues.resolve import resolve
 from queueproof.run.open import open_lab
-from tests.slow.fix_commands import Command
+from tests.fix_commands import Command
+from tests.fix_places import REFERENCE
+from tests.fix_server import tell
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
-SOUND = str(STRATEGIES / "skip_locked.sql")
-WORKER = f"exec: {sys.executable} {STRATEGIES.parent}/harness/queueproof/queues/templates/worker.py"
-each = pytest.mark.parametrize("queue", [SOUND, WORKER], ids=["file", "program"])
+SOUND = str(REFERENCE)
+
+
+@pytest.fixture(params=["file", "program"])
+def queue(request: pytest.FixtureRequest, worker_program: str) -> str:
+    """The reference, and the same as a program."""
+    return SOUND if request.param == "file" else worker_program
 
 
 def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.MonkeyPatch) -> str:
@@ -37,7 +48,6 @@ def tried(queue: str, source: str, environment: dict[str, str], patch: pytest.Mo
 
 
 @pytest.mark.sample
-@each
 def test_a_server_of_our_own_is_used_whatever_the_environment_names(
     queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,15 +76,13 @@ def test_a_server_of_our_own_is_used_whatever_the_environment_names(
             elsewhere.accept()
 
 
-@each
 def test_what_a_dsn_leaves_open_the_environment_fills_in(
     queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Host and role are the variables', for the harness and for a worker process."""
     with open_server("embedded") as server, server.database() as dsn:
         place = conninfo_to_dict(dsn)
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute("CREATE ROLE me LOGIN CREATEDB")
+        tell(dsn, "CREATE ROLE me LOGIN CREATEDB")
         environment = {"PGHOST": str(place["host"]), "PGPORT": "5432", "PGUSER": "me"}
         assert "user=me" in tried(queue, "postgresql:///postgres", environment, monkeypatch)
 
@@ -116,3 +124,101 @@ def test_what_was_taken_out_is_put_back() -> None:
         env=os.environ | {"PGTZ": "Asia/Tokyo", "PG_OF_MINE": "stays"},
     )
     assert ran.stdout == "False stays\nAsia/Tokyo\n"
+
+
+# --- encodings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP"])
+def test_a_cluster_in_another_encoding_is_used(
+    encoding: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its catalogues are read, and a queue's database is in UTF-8."""
+    ask = Watchdog.ask
+
+    def asked(watchdog: Watchdog, do: str, **what: object) -> None:
+        given = what.get("initdb")
+        if isinstance(given, list):
+            what["initdb"] = [one.replace("=UTF8", f"={encoding}") for one in given]
+        ask(watchdog, do, **what)
+
+    monkeypatch.setattr(Watchdog, "ask", asked)
+    card = tmp_path / "card.json"
+    with open_server("embedded") as server:
+        monkeypatch.setenv("QUEUEPROOF_POSTGRES", str(server._admin))
+        with psycopg.connect(str(server._admin)) as connection:
+            assert connection.info.parameter_status("server_encoding") == encoding
+        with server.database() as ours, psycopg.connect(ours) as connection:
+            assert connection.execute("SELECT 'ü€', 'queue'::name").fetchone() == ("ü€", "queue")
+        quickly = ("--only", "server-clock,steady-cost", "--profile", "quick", "--jobs", 1)
+        assert command("check", SOUND, *quickly, "--json", card).code == 0
+    assert json.loads(card.read_text())["verdict"] == "holds"
+
+
+def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
+    """A DSN may name one beside a cluster in UTF-8."""
+    made = "CREATE DATABASE ascii TEMPLATE template0 ENCODING 'SQL_ASCII'"
+    tell(server._admin, f"{made} LC_COLLATE 'C' LC_CTYPE 'C'")
+    try:
+        with open_server(make_conninfo(str(server._admin), dbname="ascii")) as theirs:
+            assert "client_encoding" not in str(theirs._admin)
+            with theirs.database() as ours, psycopg.connect(ours) as connection:
+                assert connection.info.encoding == "utf-8"
+    finally:
+        tell(server._admin, "DROP DATABASE ascii")
+
+
+# --- temporary files ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder of some name, which everybody may enter, as the one for temporary files."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        path = Path(base, os.fsdecode(request.param))
+        path.mkdir(parents=True)
+        for folder in (path, *path.parents):
+            if folder.is_relative_to(base):
+                folder.chmod(0o755)
+        monkeypatch.setenv("TMPDIR", str(path))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield path
+    monkeypatch.undo()
+
+
+WORKING = [b"a,b", b"not\xffutf-8", b"x" * 150 + b"/" + b"y" * 100, b'it\'s "quoted" $HOME %s']
+
+
+@pytest.mark.parametrize("temporary", WORKING, indirect=True)
+def test_a_server_works_wherever_temporary_files_may_be(temporary: Path) -> None:
+    """Its sockets have a short and plain folder of their own; nothing is left in either."""
+    with open_server("embedded") as server:
+        assert any(temporary.iterdir())
+        sockets = Path(str(conninfo_to_dict(server._admin)["host"]))
+        assert sockets.is_dir()
+        with connected(server._admin) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert not any(temporary.iterdir())
+    assert not sockets.exists()
+
+
+@pytest.mark.parametrize(
+    ("temporary", "why"),
+    [(b"new\nline", "its path has a line break"), (b"/".join([b"z" * 240] * 4), "its path has 9")],
+    indirect=["temporary"],
+)
+def test_what_postgresql_cannot_take_is_named(temporary: Path, why: str) -> None:
+    """It is not the space that is missing."""
+    with pytest.raises(ServerUnavailableError, match=why) as told, open_server("embedded"):
+        pass
+    assert "TMPDIR=/tmp chooses another" in str(told.value)
+    assert not any(temporary.iterdir())
+
+
+def test_without_any_folder_for_sockets_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with a comma, and no other that can be written."""
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ServerUnavailableError, match=r"no folder for sockets: .*special"):
+        local.for_sockets(tmp_path / "a,b")

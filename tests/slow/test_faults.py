@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -26,27 +25,13 @@ from queueproof.run.open import open_lab, twin_of
 from queueproof.run.record import Run
 from queueproof.run.runner import Runner
 from queueproof.schedule.conditions import Conditions
-from queueproof.schedule.programs import (
-    RECOVER,
-    RESTART,
-    Do,
-    JobSpec,
-    Program,
-    Script,
-    claim,
-    complete,
-    in_turn,
-    lose,
-    script,
-    terminate,
-)
 from queueproof.search.explore import explore
 from tests.fix_places import text_of
+from tests.fix_plays import play
+from tests.fix_programs import Begin, Eventually
+from tests.fix_queues import COMPLETE, queue_file
 
 LabOf = Callable[[str], Lab]
-Eventually = Callable[[Callable[[], bool]], None]
-ONE = (JobSpec(),)
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 REFERENCE = text_of("skip_locked")
 HELD = text_of("hold_open")
 ASYNC = text_of("broken/crash_safe_async_enqueue")
@@ -54,38 +39,19 @@ TWO_STEP = text_of("broken/crash_safe_two_step_recover")
 UNLOGGED = REFERENCE.replace("CREATE TABLE", "CREATE UNLOGGED TABLE")
 
 # The claim is an advisory lock of the session: it ends with the connection, as its worker knows.
-SESSION_LOCK = """
--- /// queue
--- {header}
--- ///
-
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, done boolean NOT NULL DEFAULT false);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim(ids)
+SESSION_LOCK = queue_file(
+    header="{header}",
+    claim="""(ids)
 WITH free AS MATERIALIZED (
   SELECT id FROM jobs
-  WHERE NOT done AND id NOT IN (SELECT objid FROM pg_locks WHERE classid = 4711)
+  WHERE status = 'queued' AND id NOT IN (SELECT objid FROM pg_locks WHERE classid = 4711)
   ORDER BY id
 )
 SELECT id FROM free WHERE pg_try_advisory_lock(4711, id::int) LIMIT 1;
 -- The list may be older than the lock.
-SELECT id FROM jobs WHERE id = ANY (:ids) AND NOT done;
-
--- name: complete(id)!
-UPDATE jobs SET done = true WHERE id = :id AND NOT done;
-
--- name: jobs
-SELECT id, CASE WHEN done THEN 'completed' ELSE 'queued' END AS state FROM jobs;
-"""
-
-
-def run_in_turn(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
-    """One run of a queue of the reference's kind, one script after the other."""
-    return Runner(lab).run(Program(jobs, in_turn(*scripts)))
+SELECT id FROM jobs WHERE id = ANY (:ids) AND status = 'queued';""",
+    complete=f"(id)!\n{COMPLETE.replace('running', 'queued')}",
+)
 
 
 def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
@@ -96,11 +62,6 @@ def calls(run: Run, kind: CallKind, actor: str) -> list[Call]:
 def judged(lab: Lab, profile: str = "glance") -> Judgement:
     """The verdict on crash-safe."""
     return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
-
-
-def nemesis(*dos: Do) -> Script:
-    """The script of who inflicts faults."""
-    return script("nemesis", *dos)
 
 
 # --- the server ---------------------------------------------------------------------------------
@@ -159,15 +120,14 @@ with open_server("embedded") as server, server.database() as conninfo:
 
 
 def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
-    begin: Callable[..., subprocess.Popen[str]], eventually: Eventually
+    begin: Begin, eventually: Eventually
 ) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     code = textwrap.dedent(RESTARTS)
-    process = begin(sys.executable, "-c", code, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout
-    directory = Path(process.stdout.readline().strip())
-    assert process.stdout.readline() == "again\n"
+    process = begin(sys.executable, "-c", code, env=environment)
+    directory = Path(process.line())
+    assert process.line() == "again"
     process.kill()
     eventually(lambda: not (directory.parent.exists() or serving(directory)))
 
@@ -188,9 +148,7 @@ def serving(directory: Path) -> bool:
 
 def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
     """The server has completed the job; the worker is gone, and its call is unknown."""
-    run = run_in_turn(
-        lab_of(REFERENCE), script("w1", claim()), nemesis(lose(1)), script("w1", complete())
-    )
+    run = Runner(lab_of(REFERENCE)).run(play("w1 claims; nemesis loses 1; w1 completes"))
     (lost,) = calls(run, "complete", "w1")
     assert lost.answer == "unknown"
     assert lost.returned is not None
@@ -201,13 +159,12 @@ def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
 
 def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
     """The answer to COMMIT can be lost only after COMMIT: before it the server rolls back."""
-    program = Program((), in_turn(nemesis(lose(1)), script("w1", Do("enqueue"))), reserve=ONE)
     lab = lab_of(ASYNC)
-    run = Runner(lab).run(program)
+    run = Runner(lab).run(play("nemesis loses 1; w1 enqueues", 0, reserve=1))
     assert run.faults == [("lose", "enqueue", 3)]
     assert run.history.final == {}
-    stage = (script("w1", Do("enqueue")), nemesis(lose(1)))
-    runs = [tried.run for tried in explore(Runner(lab), Program((), (stage,), ONE), budget=9)]
+    program = play("w1 enqueues | nemesis loses 1", 0, reserve=1)
+    runs = [tried.run for tried in explore(Runner(lab), program, budget=9)]
     found = {
         (fault, tuple((run.history.final or {}).values())) for run in runs for fault in run.faults
     }
@@ -217,9 +174,8 @@ def test_an_open_transaction_is_lost_with_its_connection(lab_of: LabOf) -> None:
 def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
     """A backend that waits for a lock does not notice, and does its work when the lock is free."""
     lab = lab_of(REFERENCE)
-    taken = in_turn(script("w1", claim()), script("clock", Do("advance", seconds=33.3)))
-    race = (script("w1", complete()), script("reaper", RECOVER), nemesis(lose(1)))
-    runs = [tried.run for tried in explore(Runner(lab), Program(ONE, (*taken, race)), budget=60)]
+    program = play("w1 claims; +33.3; w1 completes | reaper recovers | nemesis loses 1")
+    runs = [tried.run for tried in explore(Runner(lab), program, budget=60)]
     late = [
         run
         for run in runs
@@ -237,8 +193,7 @@ def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
 def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
     """Nothing of the call in progress has happened; the same worker then completes its job."""
     lab = lab_of(REFERENCE)
-    stage = (script("w1", complete(), complete()), nemesis(terminate(1)))
-    program = Program(ONE, (*in_turn(script("w1", claim())), stage))
+    program = play("w1 claims; w1 completes, completes | nemesis terminates 1")
     runs = [tried.run for tried in explore(Runner(lab), program, budget=9)]
     hit = [run for run in runs if ("terminate", "complete", 1) in run.faults]
     assert hit
@@ -251,8 +206,8 @@ def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
 
 def test_a_terminated_worker_has_lost_the_claim_that_was_its_transaction(lab_of: LabOf) -> None:
     """Its life ends, and the job is another's."""
-    scripts = (script("w1", claim()), nemesis(terminate(1)), script("w2", claim()))
-    run = Runner(lab_of(HELD), held=True, tied=True).run(Program(ONE, in_turn(*scripts)))
+    program = play("w1 claims; nemesis terminates 1; w2 claims")
+    run = Runner(lab_of(HELD), held=True, tied=True).run(program)
     (mine,), (theirs,) = calls(run, "claim", "w1"), calls(run, "claim", "w2")
     assert mine.ids == theirs.ids
     assert calls(run, "crash", "w1")
@@ -275,29 +230,25 @@ def test_a_lease_outlives_its_connection(lab_of: LabOf) -> None:
 # --- the server dies ----------------------------------------------------------------------------
 
 
-def killed(lab: Lab, *scripts: Script, jobs: tuple[JobSpec, ...] = ONE) -> Run:
-    """One run on the lab's twin."""
-    program = Program(jobs, in_turn(*scripts), reserve=ONE)
-    return Runner(twin_of(lab), conditions=Conditions(killed=True)).run(program)
+def killed(lab: Lab) -> Runner:
+    """Who runs programs on the lab's twin."""
+    return Runner(twin_of(lab), conditions=Conditions(killed=True))
 
 
 @pytest.mark.sample
 def test_workers_survive_the_server(lab_of: LabOf) -> None:
     """A claim by lease is its worker's before and after; the clock keeps its moves."""
-    moved = script("clock", Do("advance", seconds=10.0))
-    run = killed(
-        lab_of(REFERENCE), script("w1", claim()), moved, nemesis(RESTART), script("w1", complete())
-    )
+    program = play("w1 claims; +10; nemesis restarts; w1 completes", reserve=1)
+    run = killed(lab_of(REFERENCE)).run(program)
     assert [call.answer for call in calls(run, "complete", "w1")] == ["accepted"]
     assert ("restart", "after claim", 0) in run.faults
 
 
 def test_a_kill_in_the_middle_undoes_what_was_not_committed(lab_of: LabOf) -> None:
     """At each step of a claim: before its COMMIT nothing has happened, afterwards all of it."""
-    twin = twin_of(lab_of(REFERENCE))
-    program = Program(ONE, ((script("w1", claim()), nemesis(RESTART)),))
+    program = play("w1 claims | nemesis restarts")
     answers = set()
-    for _, run in explore(Runner(twin, conditions=Conditions(killed=True)), program, budget=9):
+    for _, run in explore(killed(lab_of(REFERENCE)), program, budget=9):
         (call,) = calls(run, "claim", "w1")
         answers.add((call.answer, len(call.ids)))
         assert list((run.history.final or {}).values()) == ["completed"]
@@ -308,7 +259,7 @@ def test_other_labs_of_the_server_are_not_disturbed(server: Server) -> None:
     """The server that is killed is the twin's own."""
     with open_lab(load_text(REFERENCE, "queue.sql"), server) as lab:
         pid = lab.session("w1").pid
-        killed(lab, nemesis(RESTART))
+        killed(lab).run(play("nemesis restarts", reserve=1))
         assert lab.execute(f"SELECT pid FROM pg_stat_activity WHERE pid = {pid}") == [(pid,)]
         with psycopg.connect(twin_of(lab).server._admin) as admin:
             home = Path(str(*admin.execute("SHOW data_directory").fetchall()[0]))
@@ -377,5 +328,5 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:
     """What breaks there as well is not counted here."""
-    disturbed = Program(ONE, ((script("w1", claim()), nemesis(lose(1))), (nemesis(RESTART),)))
-    assert disturbed.undisturbed == Program(ONE, ((script("w1", claim()),),))
+    disturbed = play("w1 claims | nemesis loses 1; nemesis restarts")
+    assert disturbed.undisturbed == play("w1 claims")

@@ -7,48 +7,34 @@ import pytest
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
 from tests.fix_labs import LabOf, judged
+from tests.fix_queues import CLAIM_MANY, COMPLETE, queue_file
 
-FORGETS = """
--- /// queue
-{header}
--- ///
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued');
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim(limit)
-UPDATE jobs SET status = {claimed}
-WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE status = 'queued' LIMIT :limit FOR UPDATE SKIP LOCKED
-))
-RETURNING id;
-{recover}
--- name: jobs
-SELECT id, status AS state FROM jobs;
-"""
 RUNNING, DONE = "'running'", "'completed'"
-HARD_CODED = """
--- name: recover
-UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
-"""
+HARD_CODED = "UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;"
+
+
+def forgets(header: str, claimed: str, recover: str = "") -> str:
+    """A queue whose claim says in which state a job is, and nothing ends one."""
+    claim = f"(limit)\n{CLAIM_MANY.replace(RUNNING, claimed)}"
+    return queue_file(header=header, claim=claim, complete="", recover=recover)
 
 
 @pytest.mark.parametrize(
     ("header", "claimed", "recover", "verdict"),
     [
-        ('-- order = "none"', RUNNING, "", "broken"),
-        ('-- order = "none"', DONE, "", "broken"),
-        ('-- stale = "stays"', RUNNING, "", "accepted"),
-        ('-- delivery = "at-most-once"', DONE, "", "not-offered"),
-        ('-- order = "none"', RUNNING, HARD_CODED, "holds"),
-        ('-- stale = "stays"', RUNNING, HARD_CODED, "holds"),
+        ('order = "none"', RUNNING, "", "broken"),
+        ('order = "none"', DONE, "", "broken"),
+        ('stale = "stays"', RUNNING, "", "accepted"),
+        ('delivery = "at-most-once"', DONE, "", "not-offered"),
+        ('order = "none"', RUNNING, HARD_CODED, "holds"),
+        ('stale = "stays"', RUNNING, HARD_CODED, "holds"),
     ],
 )
 def test_a_crashed_worker_is_asked_after_where_no_lease_is_declared(
     lab_of: LabOf, header: str, claimed: str, recover: str, verdict: str
 ) -> None:
     """A job that nobody takes back is `stale-recovery`'s break, unless the header says so."""
-    lab = lab_of(FORGETS.format(header=header, claimed=claimed, recover=recover))
+    lab = lab_of(forgets(header, claimed, recover))
     found = judged(lab, "stale-recovery", "crash-safe")
     assert found["stale-recovery"].verdict == verdict
     assert (found["stale-recovery"].story is not None) == (verdict in {"broken", "accepted"})
@@ -59,7 +45,7 @@ def test_a_crashed_worker_is_asked_after_where_no_lease_is_declared(
 
 def test_a_claim_that_ends_its_job_hands_it_out_once(lab_of: LabOf) -> None:
     """Delivery at most once is judged by its claims: none gets what another one has got."""
-    text = FORGETS.format(header='-- delivery = "at-most-once"', claimed=DONE, recover="")
+    text = forgets('delivery = "at-most-once"', DONE)
     assert judged(lab_of(text), "single-claim", "no-lost-job").keys() == {
         "single-claim",
         "no-lost-job",
@@ -69,27 +55,21 @@ def test_a_claim_that_ends_its_job_hands_it_out_once(lab_of: LabOf) -> None:
     assert found.verdict == "broken"
 
 
-WORKERS_CLOCK = """
--- /// queue
--- lease = "30 seconds"
--- ///
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, claims int NOT NULL DEFAULT 0,
-  locked_at timestamptz NOT NULL DEFAULT '-infinity'
-);
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim(limit, now)
+WORKERS_CLOCK = queue_file(
+    header='lease = "30 seconds"',
+    more="""
+ALTER TABLE jobs ADD claims int NOT NULL DEFAULT 0,
+  ADD locked_at timestamptz NOT NULL DEFAULT '-infinity';""",
+    claim="""(limit, now)
 UPDATE jobs SET locked_at = :now, claims = claims + 1
 WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE locked_at < {bound} - interval '30 seconds'
   ORDER BY locked_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 ))
-RETURNING id, claims;
--- name: complete(id, claims)!
-DELETE FROM jobs WHERE id = :id AND claims = :claims;
-"""
+RETURNING id, claims;""",
+    complete="(id, claims)!\nDELETE FROM jobs WHERE id = :id AND claims = :claims;",
+    jobs="",
+)
 
 
 @pytest.mark.parametrize("bound", [":now", "now()"])
@@ -107,44 +87,40 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     assert "clock (w1:" in found["server-clock"].story
 
 
-HOOKS = """
--- /// queue
--- lease = "5 minutes"
--- max_attempts = 3
--- ///
--- name: schema#
+RETRIED = "SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END"
+HOOKS = queue_file(
+    header='lease = "5 minutes"\nmax_attempts = 3',
+    table="""
 CREATE TABLE hooks (
   id bigserial PRIMARY KEY, key text NOT NULL UNIQUE, status text NOT NULL DEFAULT 'queued',
   again boolean NOT NULL DEFAULT false, attempts int NOT NULL DEFAULT 0,
   claims int NOT NULL DEFAULT 0, locked_at timestamptz
-);
--- name: enqueue(payload)
+);""",
+    enqueue="""(payload)
 INSERT INTO hooks (key) VALUES (md5(:payload::jsonb::text))
-ON CONFLICT (key) DO UPDATE SET {upsert} RETURNING id;
--- name: claim(limit)
+ON CONFLICT (key) DO UPDATE SET {upsert} RETURNING id;""",
+    claim="""(limit)
 UPDATE hooks SET status = 'running', attempts = attempts + 1, claims = claims + 1, locked_at = now()
 WHERE id = ANY (ARRAY(
   SELECT id FROM hooks WHERE status = 'queued' ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED
 ))
-RETURNING id, claims;
--- name: complete(id, claims)!
+RETURNING id, claims;""",
+    complete="""(id, claims)!
 UPDATE hooks
 SET status = CASE WHEN again THEN 'queued' ELSE 'completed' END, again = false,
     attempts = CASE WHEN again THEN 0 ELSE attempts END
-WHERE id = :id AND status = 'running' AND claims = :claims;
--- name: fail(id, claims)!
-UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END
-WHERE id = :id AND status = 'running' AND claims = :claims;
--- name: recover(lease)
-UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END
+WHERE id = :id AND status = 'running' AND claims = :claims;""",
+    fail=f"""(id, claims)!
+UPDATE hooks {RETRIED} WHERE id = :id AND status = 'running' AND claims = :claims;""",
+    jobs="SELECT id, {state} AS state, attempts FROM hooks;",
+    recover=f"""(lease)
+UPDATE hooks {RETRIED}
 WHERE id = ANY (ARRAY(
   SELECT id FROM hooks WHERE status = 'running' AND locked_at < now() - :lease
   FOR UPDATE SKIP LOCKED
 ))
-RETURNING id;
--- name: jobs
-SELECT id, {state} AS state, attempts FROM hooks;
-"""
+RETURNING id;""",
+)
 TOUCHED = "key = hooks.key"
 ENDED_AGAIN = (
     "status = CASE WHEN hooks.status = 'running' THEN 'running' ELSE 'queued' END,"
@@ -193,12 +169,6 @@ def test_a_state_may_follow_from_the_clock_or_a_count(lab_of: LabOf, state: str)
     assert {one.verdict for one in found.values()} == {"holds"}
 
 
-PUTS_OFF = (
-    "UPDATE hooks SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END,"
-    " due_at = now() + {put_off}"
-)
-
-
 @pytest.mark.parametrize(
     ("put_off", "verdict"),
     [
@@ -217,7 +187,7 @@ def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
         "status = 'queued' ORDER", "status = 'queued' AND (due_at <= now()) IS NOT FALSE ORDER"
     )
     fail, recover = text.split("-- name: recover")
-    recovering = recover.replace(PUTS_OFF.partition(",")[0], PUTS_OFF.format(put_off=put_off))
+    recovering = recover.replace(RETRIED, f"{RETRIED}, due_at = now() + {put_off}")
     assert recovering != recover
     asked = ("stale-recovery", "no-lost-job")
     found = judged(lab_of(f"{fail}-- name: recover{recovering}"), *asked, profile="glance")
@@ -225,42 +195,28 @@ def test_a_dead_workers_job_waits_no_longer_than_the_sql_says(
     assert verdicts == {"stale-recovery": verdict, "no-lost-job": "holds"}
 
 
-LATE_FAIL_FREES = """
--- /// queue
--- lease = "5 minutes"
--- ///
--- name: schema#
-CREATE TABLE pages (
-  id bigserial PRIMARY KEY, claimed_at timestamptz NOT NULL DEFAULT '-infinity',
-  claims int NOT NULL DEFAULT 0
-);
--- name: enqueue
-INSERT INTO pages DEFAULT VALUES RETURNING id;
--- name: claim(limit)
-UPDATE pages SET claimed_at = now(), claims = claims + 1
+LATE_FAIL_FREES = queue_file(
+    header='lease = "5 minutes"',
+    more="""
+ALTER TABLE jobs ADD claimed_at timestamptz NOT NULL DEFAULT '-infinity',
+  ADD claims int NOT NULL DEFAULT 0;""",
+    claim="""(limit)
+UPDATE jobs SET claimed_at = now(), claims = claims + 1
 WHERE id = ANY (ARRAY(
-  SELECT id FROM pages WHERE claimed_at < now() - interval '5 minutes'
+  SELECT id FROM jobs WHERE claimed_at < now() - interval '5 minutes'
   ORDER BY claimed_at, id LIMIT :limit FOR UPDATE SKIP LOCKED
 ))
-RETURNING id, claims;
--- name: complete(id, claims)!
-DELETE FROM pages WHERE id = :id AND claims = :claims;
--- name: fail(id)!
-UPDATE pages SET claimed_at = '-infinity' WHERE id = :id;
-"""
-ANSWERS_ALL = """
--- /// queue
--- lease = "5 minutes"
--- max_attempts = 2
--- ///
--- name: schema#
-CREATE TABLE jobs (
-  id bigserial PRIMARY KEY, status text NOT NULL DEFAULT 'queued', attempts int NOT NULL DEFAULT 0,
-  locked_at timestamptz, locked_by text
-);
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim(worker, limit)
+RETURNING id, claims;""",
+    complete="(id, claims)!\nDELETE FROM jobs WHERE id = :id AND claims = :claims;",
+    fail="(id)!\nUPDATE jobs SET claimed_at = '-infinity' WHERE id = :id;",
+    jobs="",
+)
+ANSWERS_ALL = queue_file(
+    header='lease = "5 minutes"\nmax_attempts = 2',
+    more="""
+ALTER TABLE jobs ADD attempts int NOT NULL DEFAULT 0, ADD locked_at timestamptz,
+  ADD locked_by text;""",
+    claim="""(worker, limit)
 WITH taken AS (
   UPDATE jobs
   SET status = 'running', attempts = attempts + 1, locked_at = now(), locked_by = :worker
@@ -272,19 +228,17 @@ WITH taken AS (
 SELECT id, attempts FROM taken
 UNION ALL
 SELECT id, attempts FROM jobs
-WHERE status = 'running' AND locked_by = :worker AND locked_at >= now() - interval '1 minute';
--- name: complete(id, worker, attempts)!
-UPDATE jobs SET status = 'completed'
-WHERE id = :id AND status = 'running' AND locked_by = :worker AND attempts = :attempts;
--- name: recover(lease)
+WHERE status = 'running' AND locked_by = :worker AND locked_at >= now() - interval '1 minute';""",
+    complete=f"""(id, worker, attempts)!
+{COMPLETE[:-1]} AND locked_by = :worker AND attempts = :attempts;""",
+    recover="""(lease)
 UPDATE jobs SET status = CASE WHEN attempts < 2 THEN 'queued' ELSE 'failed' END
 WHERE id = ANY (ARRAY(
   SELECT id FROM jobs WHERE status = 'running' AND locked_at < now() - :lease FOR UPDATE SKIP LOCKED
 ))
-RETURNING id;
--- name: jobs
-SELECT id, status AS state, attempts FROM jobs;
-"""
+RETURNING id;""",
+    jobs="SELECT id, status AS state, attempts FROM jobs;",
+)
 
 
 @pytest.mark.parametrize(
@@ -312,40 +266,37 @@ def test_what_another_breach_explains_is_not_broken_as_well(
     assert bool(doubted) is seen
 
 
-TIES = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim(limit)
+TIES = queue_file(
+    more="ALTER TABLE jobs ADD at timestamptz NOT NULL DEFAULT now();",
+    claim="""(limit)
 DELETE FROM jobs WHERE id = ANY (ARRAY(
-  SELECT id FROM jobs WHERE at IN (SELECT at FROM jobs ORDER BY at{rest} LIMIT :limit)
-  ORDER BY at{rest} LIMIT {most} FOR UPDATE SKIP LOCKED
-)) RETURNING id;
-"""
+  SELECT id FROM jobs WHERE at IN (SELECT at FROM jobs ORDER BY at LIMIT :limit)
+  ORDER BY at LIMIT {most} FOR UPDATE SKIP LOCKED
+)) RETURNING id;""",
+    complete="",
+    jobs="",
+)
 
 
 @pytest.mark.parametrize(("most", "verdict"), [("ALL", "broken"), (":limit", "holds")])
 def test_jobs_of_one_transaction_have_equal_times(lab_of: LabOf, most: str, verdict: str) -> None:
     """A claim that takes all of one moment takes more than its limit."""
-    found = judged(lab_of(TIES.format(rest="", most=most)), "claim-limit")["claim-limit"]
+    found = judged(lab_of(TIES.format(most=most)), "claim-limit")["claim-limit"]
     assert found.verdict == verdict
     assert ("in one transaction" in (found.story or "")) == (verdict == "broken")
 
 
-PINNED = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY);
+PINNED = queue_file(
+    more="""
 CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = public AS $$
 BEGIN
   RETURN QUERY DELETE FROM jobs WHERE id = (
     SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
-END $$;
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
--- name: claim
-SELECT take AS id FROM take();
-"""
+END $$;""",
+    claim="SELECT take AS id FROM take();",
+    complete="",
+    jobs="",
+)
 
 
 def test_a_function_that_is_pinned_to_public_finds_the_tables(lab_of: LabOf) -> None:

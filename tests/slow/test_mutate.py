@@ -21,26 +21,20 @@ from queueproof.queues.sqltree import Parsed
 from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
+from tests.fix_places import STRATEGIES
+from tests.fix_queues import queue_file
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
 PLPGSQL = re.compile(r": `(PERFORM|EXECUTE) ")  # statements of its own, which are no SQL
 FILES = sorted([*STRATEGIES.glob("*.sql"), *(STRATEGIES / "sound").glob("*.sql")])
 
-QUEUE = """
--- name: schema#
-CREATE TABLE jobs (id bigserial PRIMARY KEY, status text DEFAULT 'queued', seen_at timestamptz);
-
--- name: enqueue
-INSERT INTO jobs DEFAULT VALUES RETURNING id;
-
--- name: claim
+QUEUE = queue_file(
+    more="ALTER TABLE jobs ADD seen_at timestamptz;",
+    claim="""
 UPDATE jobs SET status = 'running', seen_at = now()
 WHERE id = (SELECT id FROM jobs WHERE status = 'queued' FOR UPDATE SKIP LOCKED LIMIT 1)
-RETURNING id;
-
--- name: complete(id)!
-UPDATE jobs SET status = 'completed' WHERE id = :id AND status = 'running';
-"""
+RETURNING id;""",
+    jobs="",
+)
 NO_LOCK = "claim: `FOR UPDATE SKIP LOCKED` dropped"
 NO_SKIP = "claim: SKIP LOCKED dropped"
 

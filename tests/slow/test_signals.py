@@ -30,9 +30,8 @@ each_signal = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.fixture
 def running(begin: Begin, own: Server) -> Running:
     """Begins a command on a server of this module's, which says soon what it is doing."""
-    piped = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     where = ("--postgres", str(own._admin))
-    return lambda *command: begin(sys.executable, "-c", COMMAND, *command, *where, **piped)
+    return lambda *command: begin(sys.executable, "-c", COMMAND, *command, *where)
 
 
 @each_signal

@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from multiprocessing import active_children
-from pathlib import Path
 
+import psycopg
 import pytest
 
-from queueproof.examine import processes, work
+from queueproof.examine import work
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
-from queueproof.examine.processes import MOST
+from queueproof.examine.processes import MOST, lent_server, processes
 from queueproof.examine.work import Crew, Exploration, Tried, _most, beside
 from queueproof.guarantees.catalogue import select
 from queueproof.machine import processors
-from queueproof.postgres import Server
+from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Operation, Queue, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqlfile import load, load_text
 from queueproof.run.open import open_lab
+from queueproof.schedule.actors import identities, identity
 from queueproof.schedule.conditions import PLAIN
-from queueproof.schedule.programs import JobSpec, Program, claim, script
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
+from tests.fix_plays import play
 from tests.fix_queues import queue_file
 
-STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
-RACE = Program((JobSpec(), JobSpec()), ((script("w1", claim()), script("w2", claim())),))
+RACE = play("w1 claims | w2 claims", 2)
 ASKED = ["single-claim", "isolation"]
 UNIT = Exploration(RACE, PLAIN, budget=5)
 
@@ -111,7 +112,7 @@ def test_processes_that_are_frozen_are_not_waited_for(
             for one in frozen:
                 os.kill(one.pid or 0, signal.SIGSTOP)
             monkeypatch.setattr(work, "PART", 0.1)
-            monkeypatch.setattr(processes, "END", 0.1)
+            monkeypatch.setattr("queueproof.examine.processes.END", 0.1)
             crew = Crew(lab, offer, 0, pool)
             crew.go_ahead([UNIT._replace(budget=n) for n in range(5, 15)])
             future = crew._ahead[UNIT]
@@ -173,3 +174,56 @@ def test_a_class_that_stands_in_no_module_is_judged_in_one_process(server: Serve
     with open_lab(Local(), server) as lab:
         assert _most(lab, 4) == 1
         assert Crew(lab, Offer(lab.queue, held=False), 0).is_alone
+
+
+# --- what one process sees of another -------------------------------------------------------------
+
+OUTBOX = SKIP_LOCKED.replace(
+    "FOR UPDATE SKIP LOCKED", "AND xmin::text::xid8 < pg_snapshot_xmin(pg_current_snapshot())", 1
+)
+
+
+@pytest.fixture(scope="module")
+def theirs(server: Server) -> Iterator[Server]:
+    """Provide a server that somebody else has started."""
+    with server.database() as conninfo, open_server(conninfo, trust=True) as theirs:
+        yield theirs
+
+
+def started_and_called() -> tuple[object, str]:
+    """When this process' server was started, and what a worker of its is called."""
+    with lent_server().database() as conninfo, psycopg.connect(conninfo) as connection:
+        row = connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchone()
+    assert row is not None
+    return row[0], identity("w1")
+
+
+def test_each_has_a_server_of_its_own(server: Server) -> None:
+    """Transaction ids, sessions and locks belong to a server, and a queue may read them."""
+    with server.database() as conninfo, psycopg.connect(conninfo) as connection:
+        (here,) = connection.execute("SELECT pg_catalog.pg_postmaster_start_time()").fetchall()
+    with processes(server, 1) as pool:
+        there, called = pool.submit(started_and_called).result()
+    assert there != here[0]
+    assert identity("w1") == called
+
+
+def test_on_somebodys_server_no_two_have_a_worker_of_one_name(theirs: Server) -> None:
+    """A sweep that asks who is connected would take another process' worker for its own."""
+    with processes(theirs, 1) as pool:
+        _, called = pool.submit(started_and_called).result()
+    assert identity("w1") != called
+    assert sorted([called, identity("w2")]) == [
+        {identity("w1"): called}.get(name, name)
+        for name in sorted([identity("w1"), identity("w2")])
+    ]
+    assert identities("w1").sub("w1", f"{called}, {identity('w1')}") == "w1, w1"
+
+
+@pytest.mark.parametrize(("text", "alone"), [(SKIP_LOCKED, False), (OUTBOX, True)])
+def test_what_sees_its_neighbours_is_judged_by_one_process(
+    theirs: Server, text: str, *, alone: bool
+) -> None:
+    """On somebody's server processes share it, so that a queue that reads it has no other."""
+    with open_lab(load_text(text, "q.sql"), theirs) as lab, beside(lab, 2) as helpers:
+        assert (helpers is None, "judged by one process" in lab.label) == (alone, alone)

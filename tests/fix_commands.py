@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from queueproof import cli
-from queueproof.postgres import open_server
+from tests.fix_programs import Begin
 
 
 class Ran(NamedTuple):
@@ -25,7 +24,6 @@ class Ran(NamedTuple):
 
 
 Command = Callable[..., Ran]
-Begin = Callable[..., subprocess.Popen[str]]
 STILL_AT_IT = re.compile(r"^queueproof: after [\d.]+ s: .*\n", re.MULTILINE)
 
 
@@ -34,11 +32,10 @@ def without_progress(err: str) -> str:
     return STILL_AT_IT.sub("", err)
 
 
-@pytest.fixture(scope="session")
-def dsn() -> Iterator[str]:
-    """A server as somebody else's would be given: on it are only databases of commands."""
-    with open_server("embedded") as server:
-        yield str(server._admin)
+@pytest.fixture
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a server would be started: the mistake must be found before."""
+    monkeypatch.setenv("QUEUEPROOF_POSTGRES", "a mistake came through to the server")
 
 
 @pytest.fixture
@@ -58,9 +55,8 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def begin_command(begin: Begin, tmp_path: Path) -> Begin:
     """Begin a command in a process of its own, whose streams are read here."""
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
     return lambda *arguments, **how: begin(
-        sys.executable, "-m", "queueproof", *map(str, arguments), **piped, **how
+        sys.executable, "-m", "queueproof", *map(str, arguments), cwd=tmp_path, **how
     )
 
 
