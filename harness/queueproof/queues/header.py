@@ -173,11 +173,7 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
     Raises:
         FormatError: There is no statement in all of them.
     """
-    statements = [
-        statement_at(file, statement.text, statement.offset)
-        for file in files
-        for statement in _script(file)
-    ]
+    statements = [statement_at(file, statement) for file in files for statement in _script(file)]
     place = header.file.source(header.offset("include"))
     block = own or Block("schema", place.line, "#", None, (), place.path)
     block = replace(block, statements=(*statements, *block.statements))

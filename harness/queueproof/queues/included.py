@@ -79,14 +79,13 @@ def _closed(text: str) -> bool:
 
 def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
     try:
-        found = sqltext.split(text[begin:end])
+        found = sqltext.moved(sqltext.tokens(text[begin:end]), begin)
     except sqltext.UnterminatedError as error:
         raise sqltext.UnterminatedError(begin + error.offset) from None
-    for statement in found:
-        tokens = sqltext.tokens(statement.text)
-        if not _left_out(tokens):
-            sql = _where_there_is_one(tokens, statement.text)
-            yield ScriptStatement(sql, begin + statement.offset)
+    for statement in sqltext.split(text, found):
+        if not _left_out(statement.tokens):
+            sql = _where_there_is_one(statement.tokens, statement.text)
+            yield statement._replace(text=sql)
 
 
 # --- what is left out ---------------------------------------------------------------------------
@@ -174,7 +173,7 @@ def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[ScriptStateme
             f"({', '.join(map(_literal, row.split(chr(9))))})"
             for row in rows[first : first + _ROWS]
         )
-        yield ScriptStatement(f"{into}\n{values}", copy.start())
+        yield ScriptStatement(f"{into}\n{values}", copy.start(), ())
 
 
 def _literal(field: str) -> str:
