@@ -8,7 +8,6 @@ which speaks the same JSON lines as any other worker (`queueproof.queues.worker`
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -19,6 +18,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import IO, Any, cast
 from uuid import UUID
 
@@ -289,11 +289,7 @@ def load(name: str) -> type[Client]:
     Args:
         name: `package.module:Class`.
     """
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return cast("type[Client]", found)
+    return cast("type[Client]", resolve_name(name))
 
 
 def main() -> None:
