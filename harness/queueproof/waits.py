@@ -178,49 +178,46 @@ def readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def contents(path: Path, most: int) -> bytes:
+def contents(path: Path) -> bytes:
     """The bytes of a file; whoever writes into a pipe or a device may be slow, but not silent.
 
     Args:
         path: The file.
-        most: Bytes after which nothing more is read.
 
     Raises:
         LimitError: Nobody writes.
-        OSError: It cannot be read.
+        OSError: It cannot be read, or is longer than `LARGEST` bytes.
     """
     found = bytearray()
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        while len(found) < most:
+        while True:
             limit = Limit(READER, f"somebody to write into {path}")
             while not readable(descriptor, limit.left()):
                 pass
             with suppress(BlockingIOError):
                 piece = os.read(descriptor, PIECE)
                 if not piece:
-                    break
+                    return bytes(found)
                 found += piece
+            if len(found) >= LARGEST:
+                raise OSError(f"longer than {LARGEST >> 20} MiB")
     finally:
         os.close(descriptor)
-    return bytes(found)
 
 
 def text(path: Path) -> str:
     """The text of a file that somebody names, with the limits of `contents`.
 
     Args:
-        path: The file, of at most `LARGEST` bytes.
+        path: The file.
 
     Raises:
         LimitError: Nobody writes.
         QueueproofError: It cannot be read, is too long, or is not UTF-8.
     """
     try:
-        found = contents(path, LARGEST)
-        if len(found) >= LARGEST:
-            raise QueueproofError(f"cannot read {path}: longer than {LARGEST >> 20} MiB")
-        return found.decode()
+        return contents(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise QueueproofError(f"cannot read {path}: {error}") from None
 

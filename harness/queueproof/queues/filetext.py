@@ -175,11 +175,9 @@ def read(path: Path) -> str:
         QueueError: It cannot be read, or is not UTF-8.
     """
     try:
-        content = waits.contents(path, waits.LARGEST)
+        content = waits.contents(path)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
-    if len(content) >= waits.LARGEST:
-        raise QueueError(f"{path}: longer than {waits.LARGEST >> 20} MiB, as no queue file is")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

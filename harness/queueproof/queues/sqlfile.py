@@ -15,7 +15,7 @@ from queueproof.queues import sqltext
 from queueproof.queues.block import Block, begin
 from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
-from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
+from queueproof.queues.header import facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 from queueproof.queues.overlay import whole
 from queueproof.queues.spans import longest_span
@@ -44,6 +44,8 @@ _KEPT = re.compile(
     r"|\bimmutable\b|'\s*(now|today|tomorrow|yesterday)\b",
     re.IGNORECASE,
 )
+
+_BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
 
 
 def load(path: Path | str) -> SqlFileQueue:
@@ -105,7 +107,7 @@ def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
     """A file's text with further breaks; comments, order and layout stay as they are."""
     header = header_lines(file)
     fences = [start for start, _ in file.comments(FENCE)]
-    tables = [n for n, line in enumerate(header.lines) if BREAKS.match(line)]
+    tables = [n for n, line in enumerate(header.lines) if _BREAKS.match(line)]
     known = load_text(file.text, file.path).breaks
     new = reasons if tables else {**known, **reasons}  # a table here goes before one elsewhere
     entries = [f"{name} = {json.dumps(why, ensure_ascii=False)}" for name, why in new.items()]
@@ -189,8 +191,7 @@ class SqlFileQueue(Queue):
 
     def source_of_break(self, guarantee: str) -> Source | None:
         """The line of [breaks] that declares it."""
-        header = header_lines(self._file)
-        return self._file.source(header.starts[entry_of(header, guarantee)])
+        return self._file.source(header_lines(self._file).offset(guarantee, "breaks"))
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""
