@@ -50,7 +50,7 @@ def test_planted_parameters_are_found_and_no_others(pieces: list[str]) -> None:
     text = " , ".join(pieces)
     compiled = sqltext.compile_statement(text, move_clock=False)
     assert compiled.names == tuple(dict.fromkeys(planted))
-    for name, offset in zip(compiled.names, compiled.offsets, strict=True):
+    for name, offset in sqltext.parameters(sqltext.tokens(text)).items():
         assert text[offset:].startswith(f":{name}")
 
 

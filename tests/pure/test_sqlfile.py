@@ -133,7 +133,7 @@ def test_every_key_is_read() -> None:
 def test_a_lease_may_be_the_session() -> None:
     """Then a claim ends with its connection, no time is bound, and `:lease` is an error."""
     loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
-    assert (loaded.lease, loaded.lease_time, loaded.by_session) == ("session", None, True)
+    assert (loaded.lease, loaded.lease_time) == ("session", None)
     recovers = (
         "\n-- name: recover(lease)\nUPDATE jobs SET id = id WHERE now() < :lease RETURNING id;"
     )
@@ -311,7 +311,7 @@ def test_numbers_other_than_the_header_s_are_told(fail: str, recover: str, told:
 def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
     """A claim that holds jobs for another time than the header's breaks what the queue may keep."""
     found = list(others_than_declared(queue(claim=f"\nUPDATE jobs {claim} RETURNING id;")))
-    says = ["claim has a lease of ", "and the header's is 30 s: let both say the same"]
+    says = ["claim has a lease of ", "and the header's lease is 30 s: let both say the same"]
     assert [all(part in line for part in says) for line in found] == [True] * told
 
 

@@ -320,10 +320,8 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
     own |= {NOW} if block.name != "schema" else frozenset()
     for step, statement in enumerate(block.statements):
         for name, source in statement.parameters.items():
-            if not _may_use(block.name, own, name, first=step == 0):
-                raise FormatError(
-                    _unknown_parameter(block.name, own, name, first=step == 0), source
-                )
+            if message := _unknown(block.name, own, name, first=step == 0):
+                raise FormatError(message, source)
     if block.parameters is None:
         return
     for name in block.parameters:
@@ -352,17 +350,14 @@ def _foreign(block: Block, name: str) -> str | None:
     return next((match[0] for match in found if match), None)
 
 
-def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool:
-    """Whether a name can be a parameter as far as the file tells.
+def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
+    """What to say of a name that can be no parameter, as far as the file tells; empty if it can.
 
     Which columns a claim or an earlier step returns only the server knows.
     """
-    if name in own or block in _OF_A_JOB:
-        return True
-    return name.endswith("s") and (not first or block in _OF_A_BATCH)
-
-
-def _unknown_parameter(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
+    is_array = name.endswith("s") and (not first or block in _OF_A_BATCH)
+    if name in own or block in _OF_A_JOB or is_array:
+        return ""
     if block in _OF_A_BATCH:
         return f"{block} takes the claims' columns as arrays, {ARRAYS}: did you mean :{name}s?"
     if not own and first:

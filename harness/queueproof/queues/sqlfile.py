@@ -135,12 +135,15 @@ class SqlFileQueue(Queue):
     """A queue whose operations are the blocks of an SQL file.
 
     Attributes:
+        name: The path as it was given.
         blocks: The blocks by name, in the file's order.
         states: The queue's own names of states, and what each stands for.
         files: The file, and those that it extends or includes.
         own: The text of the file itself.
+        whole: The same, with what it extends in its place.
     """
 
+    name: str = ""
     files: Sequence[Path] = ()
     own: str
 
@@ -167,18 +170,9 @@ class SqlFileQueue(Queue):
         first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
-        self._name = name
+        self.name = name
+        self.whole = file.text
         self._file = file
-
-    @property
-    def name(self) -> str:
-        """The path as it was given."""
-        return self._name
-
-    @property
-    def whole(self) -> str:
-        """The text of the file, with what it extends in its place."""
-        return self._file.text
 
     @cached_property
     def offers(self) -> frozenset[str]:
@@ -195,7 +189,7 @@ class SqlFileQueue(Queue):
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""
-        return _declaring(QueueText(self.own, Path(self._name)), reasons)
+        return _declaring(QueueText(self.own, Path(self.name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the block uses; none without a block."""

@@ -17,7 +17,7 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import TokenError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
 
 class UnterminatedError(ValueError):
@@ -63,13 +63,11 @@ class Compiled:
     Attributes:
         sql: With `$1` to `$n`.
         names: The parameters, `$1` first.
-        offsets: Where each is first used in the original.
         edits: What was replaced, in order.
     """
 
     sql: str
     names: tuple[str, ...]
-    offsets: tuple[int, ...]
     edits: tuple[Replaced, ...]
 
 
@@ -327,15 +325,25 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
         (colon.start, name.end, f"${number[name.raw]}") for colon, name in _parameters(found)
     ]
     if move_clock:
-        # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies
-        # on it is broken, and a rewrite would excuse it.
-        frozen = bool(found) and found[0].word in {"CREATE", "ALTER"}
-        replacements += _times(found, literals=not frozen)
-        replacements += _times_in_body(found)
-        if not frozen:
-            replacements += _paths(found)
-    sent, edits = _replace(sql, sorted(replacements))
-    return Compiled(sent, tuple(first_use), tuple(first_use.values()), edits)
+        replacements += _all_times(found, found[:1])
+    sent, edits = _replace(sql, replacements)
+    return Compiled(sent, tuple(first_use), edits)
+
+
+def _all_times(found: Sequence[Token], first: Sequence[Token]) -> Iterator[Replacement]:
+    """All that a clock has to be put into.
+
+    Args:
+        found: The tokens.
+        first: Those of them that may be the first of a statement.
+    """
+    # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies on it
+    # is broken, and a rewrite would excuse it.
+    frozen = any(token.word in {"CREATE", "ALTER"} for token in first)
+    yield from _times(found, literals=not frozen)
+    yield from _times_in_body(found)
+    if not frozen:
+        yield from _paths(found)
 
 
 _SOME_TIME = re.compile(
@@ -358,18 +366,14 @@ def move_times(sql: str) -> str:
         found = tokens(sql)
     except UnterminatedError:
         return sql
-    frozen = any(token.word in {"CREATE", "ALTER"} for token in found)
-    replacements = [*_times(found, literals=not frozen), *_times_in_body(found)]
-    if not frozen:
-        replacements += _paths(found)
-    return _replace(sql, sorted(replacements))[0]
+    return _replace(sql, _all_times(found, found))[0]
 
 
-def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
+def _replace(sql: str, replacements: Iterable[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
     pieces: list[str] = []
     edits: list[Replaced] = []
     position = length = 0
-    for start, end, new in replacements:
+    for start, end, new in sorted(replacements):
         length += start - position
         pieces += [sql[position:start], new]
         edits.append(Replaced(start, end, length, length + len(new)))
