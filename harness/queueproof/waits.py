@@ -25,7 +25,7 @@ import psycopg
 from psycopg import capabilities, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGcancelConn, PGconn, PGresult
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.waiting import Ready, Wait
 
@@ -263,14 +263,7 @@ def connect(conninfo: str) -> PGconn:
     limit = Limit(seconds, f"PostgreSQL at {_place(conninfo)} to take a connection")
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     try:
-        while pgconn.status != pq.ConnStatus.BAD:
-            match pgconn.connect_poll():
-                case pq.PollingStatus.READING:
-                    _ready(pgconn.socket, Wait.R, limit)
-                case pq.PollingStatus.WRITING:
-                    _ready(pgconn.socket, Wait.W, limit)
-                case _:
-                    break
+        _poll(pgconn, pgconn.connect_poll, limit)
     except BaseException:
         pgconn.finish()
         raise
@@ -280,6 +273,15 @@ def connect(conninfo: str) -> PGconn:
         raise psycopg.OperationalError(refused)
     pgconn.nonblocking = 1
     return pgconn
+
+
+def _poll(connection: PGconn | PGcancelConn, poll: Callable[[], int], limit: Limit) -> None:
+    """Wait as long as libpq says that a connection under way has to."""
+    while (wanted := _UNDER_WAY.get(pq.PollingStatus(poll()))) is not None:
+        _ready(connection.socket, wanted, limit)
+
+
+_UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
 
 
 def flush(pgconn: PGconn, limit: Limit, meanwhile: Meanwhile | None = None) -> None:
@@ -349,13 +351,9 @@ def cancel(pgconn: PGconn) -> None:
     asking = pgconn.cancel_conn()
     try:
         asking.start()
-        while (wanted := _UNDER_WAY.get(pq.PollingStatus(asking.poll()))) is not None:
-            _ready(asking.socket, wanted, limit)
+        _poll(asking, asking.poll, limit)
     finally:
         asking.finish()
-
-
-_UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
 
 
 class LimitedConnection(psycopg.Connection[TupleRow]):
