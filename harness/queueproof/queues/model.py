@@ -439,6 +439,10 @@ class Queue(Facts):
 def code_of(kind: type, base: type) -> str:
     """The source of a class and of those between it and what it derives from.
 
+    Args:
+        kind: The class.
+        base: What it derives from, whose own source is left out.
+
     Raises:
         OSError: There is none to read.
         TypeError: There is none.
