@@ -119,12 +119,11 @@ class QueueText:
 
     def comments(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
         """The comments that fill a line and match: where the line begins, and the match."""
-        lines = [self.line_at(offset) for offset in self._comments]
-        return [(start, m) for start, line in lines if (m := pattern.fullmatch(line))]
+        return [(start, m) for start, line in self._comments if (m := pattern.fullmatch(line))]
 
     @cached_property
-    def _comments(self) -> list[int]:
-        return list(sqltext.line_comments(self.text, self.tokens))
+    def _comments(self) -> list[tuple[int, str]]:
+        return [self.line_at(at) for at in sqltext.line_comments(self.text, self.tokens)]
 
     @cached_property
     def tokens(self) -> Sequence[sqltext.Token]:
