@@ -213,6 +213,7 @@ $$ -- name: cleanup
         ("s = 5", "s = many", 4, 'text stands in quotes, as in lease = "30 seconds"'),
         ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'priority', 'fifo', 'none'"),
         ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
+        ("-- ///\n", "-- [breaks]\n-- order = 5\n-- ///\n", 7, "order: 5 says no reason"),
         ("max_attempts = 5", "jitter = nan", 4, "from 0 to 1"),
         ("max_attempts = 5", "retry_on = ['1']", 4, "no SQLSTATE"),
         ("max_attempts = 5", "retry_on = '55P03'", 4, "list of strings"),
