@@ -58,20 +58,19 @@ EXTRAS = {
 def look() -> Iterator[Tool]:
     """Look for one thing after the other; nothing that is broken ends it."""
     for thing in _things():
+        state: State
         try:
             found = thing.look()
+            state = "missing" if found is None else "here"
         except Exception as error:  # noqa: BLE001 - whatever is broken is what is asked for
-            told = " ".join(str(error).split()) or type(error).__name__
-            yield Tool(thing.name, "broken", told, thing.adds, thing.get)
-        else:
-            if found is None:
-                yield Tool(thing.name, "missing", "", thing.adds, thing.get)
-            else:
-                yield Tool(thing.name, "here", found, thing.adds, "")
+            state, found = "broken", " ".join(str(error).split()) or type(error).__name__
+        get = "" if state == "here" else thing.get
+        yield Tool(thing.name, state, found or "", thing.adds, get)
 
 
 def _things() -> Iterator[_Thing]:
-    yield _Thing("python", _python, "everything", "")
+    python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield _Thing("python", lambda: python, "everything", "")
     if os.environ.get("QUEUEPROOF_POSTGRES"):
         yield _Thing(
             "QUEUEPROOF_POSTGRES",
@@ -93,7 +92,7 @@ def _things() -> Iterator[_Thing]:
     )
     yield _Thing(
         "docker",
-        _docker,
+        lambda: _said("docker", "version", "--format", "{{.Server.Version}}"),
         "--postgres container:postgres:17, any version or image; wants the extra container too",
         "install Docker, and start it: `docker version` must succeed",
     )
@@ -119,10 +118,6 @@ def _things() -> Iterator[_Thing]:
         )
 
 
-def _python() -> str:
-    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-
-
 def _server(source: str | None) -> str:
     from queueproof.postgres import open_server
 
@@ -137,10 +132,6 @@ def _installed() -> str | None:
         return None
     programs = find_installed("")
     return f"PostgreSQL {programs.version} in {programs.directory}"
-
-
-def _docker() -> str | None:
-    return _said("docker", "version", "--format", "{{.Server.Version}}")
 
 
 def _pgbouncer() -> str | None:

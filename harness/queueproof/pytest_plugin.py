@@ -197,7 +197,7 @@ class Examiner:
         self._resources = ExitStack()
         self._cards: dict[str, Card] = {}
         self._asked: dict[str, set[str]] = {}
-        self._futures: dict[str, Future[Card]] = {}
+        self._begun: dict[str, Callable[[], Card]] = {}
         self._submitted: list[Future[Card]] = []
         self._waiting: dict[str, Queue] = {}  # that `begin` is to begin
         self.seed: int = config.option.queueproof_seed
@@ -261,9 +261,9 @@ class Examiner:
         card = self._cards.get(queue.name)
         if card is None:
             self.begin()
-            future = self._futures.pop(queue.name, None)
+            judged = self._begun.pop(queue.name, None) or partial(self._judge_here, queue)
             with _failures(queue):
-                card = future.result() if future else self._judge_here(queue)
+                card = judged()
             self._cards[queue.name] = card
         return card
 
@@ -280,8 +280,8 @@ class Examiner:
         """Begin to judge all queues that the collected tests ask about, beside each other."""
         waiting, self._waiting = self._waiting, {}
         if len(waiting) > 1:
-            self._futures = {
-                name: self._begin(queue, self._asked[name]) for name, queue in waiting.items()
+            self._begun = {
+                name: self.submit(queue, self._asked[name]) for name, queue in waiting.items()
             }
 
     def submit(
@@ -296,23 +296,16 @@ class Examiner:
             guarantees: By which; None for all.
             profile: How thoroughly; None as this run.
         """
-        future = None if _is_worker(self._config) else self._begin(queue, guarantees, profile)
+        judge = self._judge(queue, guarantees, profile)
+        future = None if _is_worker(self._config) else self._pool.submit(judge)
+        self._submitted += [future] if future else []
 
         @cache
         def card() -> Card:
             with _failures(queue):
-                if future is None:
-                    return self._judge(queue, guarantees, profile)(server=self.server)
-                return future.result()
+                return future.result() if future else judge(server=self.server)
 
         return card
-
-    def _begin(
-        self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None
-    ) -> Future[Card]:
-        future = self._pool.submit(self._judge(queue, guarantees, profile))
-        self._submitted.append(future)
-        return future
 
     def _judge(
         self, queue: Queue, guarantees: Iterable[str] | None, profile: str | None = None

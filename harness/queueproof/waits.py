@@ -25,7 +25,7 @@ import psycopg
 from psycopg import capabilities, pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq.abc import PGcancelConn, PGconn, PGresult
 from psycopg.rows import TupleRow, tuple_row
 from psycopg.waiting import Ready, Wait
 
@@ -178,49 +178,46 @@ def readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1000))
 
 
-def contents(path: Path, most: int) -> bytes:
+def contents(path: Path) -> bytes:
     """The bytes of a file; whoever writes into a pipe or a device may be slow, but not silent.
 
     Args:
         path: The file.
-        most: Bytes after which nothing more is read.
 
     Raises:
         LimitError: Nobody writes.
-        OSError: It cannot be read.
+        OSError: It cannot be read, or is longer than `LARGEST` bytes.
     """
     found = bytearray()
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        while len(found) < most:
+        while True:
             limit = Limit(READER, f"somebody to write into {path}")
             while not readable(descriptor, limit.left()):
                 pass
             with suppress(BlockingIOError):
                 piece = os.read(descriptor, PIECE)
                 if not piece:
-                    break
+                    return bytes(found)
                 found += piece
+            if len(found) >= LARGEST:
+                raise OSError(f"longer than {LARGEST >> 20} MiB")
     finally:
         os.close(descriptor)
-    return bytes(found)
 
 
 def text(path: Path) -> str:
     """The text of a file that somebody names, with the limits of `contents`.
 
     Args:
-        path: The file, of at most `LARGEST` bytes.
+        path: The file.
 
     Raises:
         LimitError: Nobody writes.
         QueueproofError: It cannot be read, is too long, or is not UTF-8.
     """
     try:
-        found = contents(path, LARGEST)
-        if len(found) >= LARGEST:
-            raise QueueproofError(f"cannot read {path}: longer than {LARGEST >> 20} MiB")
-        return found.decode()
+        return contents(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise QueueproofError(f"cannot read {path}: {error}") from None
 
@@ -266,14 +263,7 @@ def connect(conninfo: str) -> PGconn:
     limit = Limit(seconds, f"PostgreSQL at {_place(conninfo)} to take a connection")
     pgconn = pq.PGconn.connect_start(conninfo.encode())
     try:
-        while pgconn.status != pq.ConnStatus.BAD:
-            match pgconn.connect_poll():
-                case pq.PollingStatus.READING:
-                    _ready(pgconn.socket, Wait.R, limit)
-                case pq.PollingStatus.WRITING:
-                    _ready(pgconn.socket, Wait.W, limit)
-                case _:
-                    break
+        _poll(pgconn, pgconn.connect_poll, limit)
     except BaseException:
         pgconn.finish()
         raise
@@ -283,6 +273,15 @@ def connect(conninfo: str) -> PGconn:
         raise psycopg.OperationalError(refused)
     pgconn.nonblocking = 1
     return pgconn
+
+
+def _poll(connection: PGconn | PGcancelConn, poll: Callable[[], int], limit: Limit) -> None:
+    """Wait as long as libpq says that a connection under way has to."""
+    while (wanted := _UNDER_WAY.get(pq.PollingStatus(poll()))) is not None:
+        _ready(connection.socket, wanted, limit)
+
+
+_UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
 
 
 def flush(pgconn: PGconn, limit: Limit, meanwhile: Meanwhile | None = None) -> None:
@@ -352,13 +351,9 @@ def cancel(pgconn: PGconn) -> None:
     asking = pgconn.cancel_conn()
     try:
         asking.start()
-        while (wanted := _UNDER_WAY.get(pq.PollingStatus(asking.poll()))) is not None:
-            _ready(asking.socket, wanted, limit)
+        _poll(asking, asking.poll, limit)
     finally:
         asking.finish()
-
-
-_UNDER_WAY = {pq.PollingStatus.READING: Wait.R, pq.PollingStatus.WRITING: Wait.W}
 
 
 class LimitedConnection(psycopg.Connection[TupleRow]):

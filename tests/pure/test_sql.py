@@ -51,7 +51,7 @@ def test_planted_parameters_are_found_and_no_others(pieces: list[str]) -> None:
     text = " , ".join(pieces)
     compiled = sqltext.compile_statement(text, move_clock=False)
     assert compiled.names == tuple(dict.fromkeys(planted))
-    for name, offset in zip(compiled.names, compiled.offsets, strict=True):
+    for name, offset in sqltext.parameters(sqltext.tokens(text)).items():
         assert text[offset:].startswith(f":{name}")
 
 
@@ -273,4 +273,5 @@ def test_first_keyword_skips_comments(text: str, keyword: str) -> None:
 def test_line_comments_are_those_outside_strings() -> None:
     """A `--` inside a string, a body or a block comment begins no comment."""
     text = "-- a\n'-- no' $$ -- no $$ /* -- no */ \"-- no\" -- b\n/* /* -- no */ -- no */ -- c"
-    assert [text[o : o + 4] for o in sqltext.line_comments(text)] == ["-- a", "-- b", "-- c"]
+    found = sqltext.line_comments(text, sqltext.tokens(text))
+    assert [text[o : o + 4] for o in found] == ["-- a", "-- b", "-- c"]

@@ -133,7 +133,7 @@ def test_every_key_is_read() -> None:
 def test_a_lease_may_be_the_session() -> None:
     """Then a claim ends with its connection, no time is bound, and `:lease` is an error."""
     loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
-    assert (loaded.lease, loaded.lease_time, loaded.by_session) == ("session", None, True)
+    assert (loaded.lease, loaded.lease_time) == ("session", None)
     recovers = (
         "\n-- name: recover(lease)\nUPDATE jobs SET id = id WHERE now() < :lease RETURNING id;"
     )
@@ -213,6 +213,7 @@ $$ -- name: cleanup
         ("s = 5", "s = many", 4, 'text stands in quotes, as in lease = "30 seconds"'),
         ("priority, fifo", "lifo", 5, "none of 'priority, fifo', 'priority', 'fifo', 'none'"),
         ("max_attempts = 5", "jitter = 1.5", 4, "from 0 to 1"),
+        ("-- ///\n", "-- [breaks]\n-- order = 5\n-- ///\n", 7, "order: 5 says no reason"),
         ("max_attempts = 5", "jitter = nan", 4, "from 0 to 1"),
         ("max_attempts = 5", "retry_on = ['1']", 4, "no SQLSTATE"),
         ("max_attempts = 5", "retry_on = '55P03'", 4, "list of strings"),
@@ -311,7 +312,7 @@ def test_numbers_other_than_the_header_s_are_told(fail: str, recover: str, told:
 def test_a_lease_of_the_claim_s_own_is_told(claim: str, *, told: bool) -> None:
     """A claim that holds jobs for another time than the header's breaks what the queue may keep."""
     found = list(others_than_declared(queue(claim=f"\nUPDATE jobs {claim} RETURNING id;")))
-    says = ["claim has a lease of ", "and the header's is 30 s: let both say the same"]
+    says = ["claim has a lease of ", "and the header's lease is 30 s: let both say the same"]
     assert [all(part in line for part in says) for line in found] == [True] * told
 
 

@@ -116,7 +116,7 @@ def declare(offer: Offer) -> Declared:
         order=queue.order,
         cap=queue.concurrency_limit,
         retries=offer.retries and queue.max_attempts is not None,
-        session=queue.by_session,
+        session=queue.lease == "session",
         signs=by_worker or offer.beats,
         renews=offer.renews,
         waits=offer.waits is not None,

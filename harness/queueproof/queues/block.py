@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
@@ -242,17 +243,12 @@ def _unanswered(block: Block, how: str) -> str:
     return how
 
 
-def _ids(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[str]]:
-    return ids_of((yield from _claims(block, bindings)))
+def _ids(block: Block, outcome: _Outcome) -> list[str]:
+    return [_id(block, row) for row in _rows(block, outcome, ["id"])]
 
 
-def _claims(block: Block, bindings: Mapping[str, Parameter]) -> Operation[list[Claim]]:
-    rows = _rows(block, (yield from _run(block, bindings)), ["id"])
-    return [_claimed(block, row) for row in rows]
-
-
-def _claimed(block: Block, row: Mapping[str, Value]) -> Claim:
-    return Claim(_id(block, row), dict(row))
+def _claims(block: Block, outcome: _Outcome) -> list[Claim]:
+    return [Claim(_id(block, row), dict(row)) for row in _rows(block, outcome, ["id"])]
 
 
 def _id(block: Block, row: Mapping[str, Value]) -> str:
@@ -262,11 +258,8 @@ def _id(block: Block, row: Mapping[str, Value]) -> str:
     return str(row["id"])
 
 
-def _job_rows(
-    block: Block, bindings: Mapping[str, Parameter], states: Mapping[str, State]
-) -> Operation[list[JobRow]]:
-    rows = _rows(block, (yield from _run(block, bindings)), ["id", "state"])
-    return [_job_row(block, row, states) for row in rows]
+def _job_rows(block: Block, outcome: _Outcome, states: Mapping[str, State]) -> list[JobRow]:
+    return [_job_row(block, row, states) for row in _rows(block, outcome, ["id", "state"])]
 
 
 def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]) -> JobRow:
@@ -285,8 +278,8 @@ def _job_row(block: Block, row: Mapping[str, Value], states: Mapping[str, State]
     return JobRow(job, state, None if attempts.text is None else int(attempts))
 
 
-def _nothing(block: Block, bindings: Mapping[str, Parameter]) -> Operation[None]:
-    yield from _run(block, bindings)
+def _nothing(_block: Block, _outcome: _Outcome) -> None:
+    return None
 
 
 def _changed(block: Block, outcome: _Outcome) -> int:
@@ -299,21 +292,13 @@ def _changed(block: Block, outcome: _Outcome) -> int:
     return outcome.changed
 
 
-def _promoted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[int | None]:
-    outcome = yield from _run(block, bindings)
+def _promoted(_block: Block, outcome: _Outcome) -> int | None:
     return outcome.changed  # a function does not tell
 
 
-def _accepted(block: Block, bindings: Mapping[str, Parameter]) -> Operation[bool]:
-    return _is_accepted(block, (yield from _run(block, bindings)))
-
-
-def _renewed(
-    block: Block, bindings: Mapping[str, Parameter], job: Claim
-) -> Operation[bool | Claim]:
+def _renewed(block: Block, outcome: _Outcome, job: Claim) -> bool | Claim:
     """True when a heartbeat was accepted, or the claim with what replaces its columns."""
-    outcome = yield from _run(block, bindings)
-    accepted = _is_accepted(block, outcome)
+    accepted = _accepted(block, outcome)
     if not accepted or outcome.result is None or block.mode == "!":
         return accepted
     rows = outcome.result.rows
@@ -322,7 +307,7 @@ def _renewed(
     return replace(job, token={**job.token, **new}) if new else True
 
 
-def _is_accepted(block: Block, outcome: _Outcome) -> bool:
+def _accepted(block: Block, outcome: _Outcome) -> bool:
     if block.mode == "!":
         return _changed(block, outcome) > 0
     if outcome.result is None:
@@ -351,17 +336,12 @@ def _truth(block: Block, column: str, row: Mapping[str, Value]) -> bool:
         raise FormatError(message, block.source) from None
 
 
-def _complete_many(
-    block: Block, own: Mapping[str, Parameter], jobs: Sequence[Claim]
-) -> Operation[frozenset[str] | None]:
-    if not jobs:
-        return frozenset()
-    bindings = {**_tokens(jobs), **own}
+def _completed(block: Block, outcome: _Outcome, jobs: Sequence[Claim]) -> frozenset[str] | None:
+    """The ids of those that were accepted of some jobs; None where a count does not say which."""
     if block.mode != "!":
-        return frozenset((yield from _ids(block, bindings)))
-    count = _changed(block, (yield from _run(block, bindings)))
+        return frozenset(_ids(block, outcome))
     whole = {0: frozenset[str](), len(jobs): frozenset(ids_of(jobs))}
-    return whole.get(count)
+    return whole.get(_changed(block, outcome))
 
 
 def _tokens(jobs: Sequence[Claim]) -> dict[str, Values]:
@@ -370,31 +350,29 @@ def _tokens(jobs: Sequence[Claim]) -> dict[str, Values]:
     return _arrays([job.token for job in jobs], columns)
 
 
-def _complete_and_claim(
-    block: Block, own: Mapping[str, Parameter], jobs: Sequence[Claim]
-) -> Operation[tuple[frozenset[str], list[Claim]]]:
-    bindings = {**_tokens(jobs), **own}
-    rows = _rows(block, (yield from _run(block, bindings)), ["id", "completed"])
+def _completed_and_claimed(block: Block, outcome: _Outcome) -> tuple[frozenset[str], list[Claim]]:
     accepted: set[str] = set()
     claims: list[Claim] = []
-    for row in rows:
-        job = _claimed(block, {k: v for k, v in row.items() if k != "completed"})
+    for row in _rows(block, outcome, ["id", "completed"]):
+        job = _id(block, row)
         if _truth(block, "completed", row):
-            accepted.add(job.id)
+            accepted.add(job)
         else:
-            claims.append(job)
+            claims.append(Claim(job, {k: v for k, v in row.items() if k != "completed"}))
     return frozenset(accepted), claims
 
 
-_ANSWERS: Mapping[str, Callable[[Block, Mapping[str, Parameter]], Operation[Any]]] = {
+_ANSWERS: Mapping[str, Callable[[Block, _Outcome], object]] = {
     "install": _nothing,
     "enqueue": _ids,
     "claim": _claims,
+    "complete_and_claim": _completed_and_claimed,
     "recover": _ids,
     "cleanup": _nothing,
     "promote": _promoted,
     "start": _nothing,
 }
+"""What an operation answers, by what its block came to; others, whether a job was accepted."""
 
 
 def begin(
@@ -413,17 +391,20 @@ def begin(
         arguments: All, with the job or the jobs.
         states: What the values of `jobs` mean.
     """
-    own = {name: _bind(name, argument) for name, argument in given.items()}
+    bindings: Mapping[str, Parameter] = {name: _bind(name, one) for name, one in given.items()}
+    read = _ANSWERS.get(operation, _accepted)
     match operation, arguments:
+        case "complete_many", {"jobs": []}:
+            return frozenset[str]()
         case "complete_many", {"jobs": list() | tuple() as jobs}:
-            return _complete_many(block, own, jobs)
+            bindings = {**_tokens(jobs), **bindings}
+            read = partial(_completed, jobs=jobs)
         case "complete_and_claim", {"jobs": list() | tuple() as jobs}:
-            return _complete_and_claim(block, own, jobs)
-        case "heartbeat", {"job": Claim() as job}:
-            return _renewed(block, {**job.token, **own}, job)
-        case "complete" | "fail", {"job": Claim() as job}:
-            return _accepted(block, {**job.token, **own})
+            bindings = {**_tokens(jobs), **bindings}
+        case "complete" | "fail" | "heartbeat", {"job": Claim() as job}:
+            bindings = {**job.token, **bindings}
+            if operation == "heartbeat":
+                read = partial(_renewed, job=job)
         case "jobs", _:
-            return _job_rows(block, own, states)
-        case _:
-            return _ANSWERS.get(operation, _accepted)(block, own)
+            read = partial(_job_rows, states=states)
+    return read(block, (yield from _run(block, bindings)))

@@ -8,22 +8,22 @@ which speaks the same JSON lines as any other worker (`queueproof.queues.worker`
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import IO, Any, cast
 from uuid import UUID
 
 from queueproof.errors import Exit
-from queueproof.queues.model import OPERATIONS, Facts, facts_as_json
+from queueproof.queues.model import OPERATIONS, Facts, facts_as_json, taken
 from queueproof.queues.processclock import moved
 
 TRACEBACK = "QUEUEPROOF_TRACEBACK"
@@ -87,17 +87,10 @@ def describe(kind: type[Client]) -> dict[str, object]:
     """
     offered = [name for name in OPERATIONS if callable(getattr(kind, name, None))]
     answer: dict[str, object] = {
-        "operations": [
-            *offered,
-            *(["clock"] if _moves_clock(kind) else []),
-        ],
-        "takes": {name: sorted(_takes(getattr(kind, name), name)) for name in offered},
+        "operations": [*offered, *(["clock"] if _moves_clock(kind) else [])],
+        "takes": {name: sorted(taken(kind, name)) for name in offered},
     }
     return answer | facts_as_json(kind)
-
-
-def _takes(method: Callable[..., Any], operation: str) -> frozenset[str]:
-    return OPERATIONS[operation] & set(inspect.signature(method).parameters)
 
 
 def _moves_clock(kind: type[Client]) -> bool:
@@ -289,11 +282,7 @@ def load(name: str) -> type[Client]:
     Args:
         name: `package.module:Class`.
     """
-    module, _, path = name.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return cast("type[Client]", found)
+    return cast("type[Client]", resolve_name(name))
 
 
 def main() -> None:

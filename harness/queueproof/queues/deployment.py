@@ -65,6 +65,7 @@ class Deployment(SqlFileQueue):
 
     def __init__(self, old: SqlFileQueue, new: SqlFileQueue, first: int = 0) -> None:
         self.versions = (old, new)
+        self.name = f"{old.name} with {new.name}"
         self._first = first
         self.files = [*old.files, *new.files]
         self.blocks = {**old.blocks, **new.blocks}
@@ -80,12 +81,6 @@ class Deployment(SqlFileQueue):
         both = f"{old.digest} {new.digest} {first}"
         self.digest = hashlib.sha256(both.encode()).hexdigest()[:12]
         self.written = f"{old.written}\0{new.written}"
-
-    @property
-    def name(self) -> str:
-        """Both paths, as they were given."""
-        old, new = self.versions
-        return f"{old.name} with {new.name}"
 
     @property
     def ways(self) -> tuple[Deployment, ...]:

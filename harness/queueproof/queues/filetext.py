@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -27,7 +28,7 @@ from queueproof.queues.block import (
 from queueproof.queues.model import NOW, OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 OPERATION_OF = {"schema" if name == "install" else name: name for name in OPERATIONS}
@@ -60,7 +61,7 @@ class QueueText:
         self.text = text
         self.path = path
         self._sources = sources
-        self._breaks = [match.start() for match in re.finditer("\n", text)]
+        self._ends = [-1, *(match.start() for match in re.finditer("\n", text)), len(text)]
         if text.startswith("\N{BYTE ORDER MARK}"):
             self.fail(0, "the file begins with a byte order mark; save it as UTF-8 without one")
         if (offset := text.find("\r")) >= 0:
@@ -75,7 +76,7 @@ class QueueText:
 
     def row(self, offset: int) -> int:
         """The number of the line of an offset, from 0."""
-        return bisect_right(self._breaks, offset - 1)
+        return bisect_right(self._ends, offset - 1) - 1
 
     def source_of(self, row: int) -> Source:
         """The place of a line, by its number from 0."""
@@ -99,32 +100,62 @@ class QueueText:
 
     def line_at(self, offset: int) -> tuple[int, str]:
         """Where the line of an offset begins, and the line."""
-        start = self.text.rfind("\n", 0, offset) + 1
-        return start, self.text[start:].partition("\n")[0]
+        row = self.row(offset)
+        start = self._ends[row] + 1
+        return start, self.text[start : self._ends[row + 1]]
+
+    def above(self, start: int) -> int:
+        """Where the comments begin that stand right above a line.
+
+        Args:
+            start: Where the line begins.
+        """
+        while start:
+            before, line = self.line_at(start - 1)
+            if not line.lstrip().startswith("--") or FENCE.fullmatch(line):
+                break
+            start = before
+        return start
 
     def comments(self, pattern: re.Pattern[str]) -> list[tuple[int, re.Match[str]]]:
         """The comments that fill a line and match: where the line begins, and the match."""
-        lines = [self.line_at(offset) for offset in self._comments]
-        return [(start, m) for start, line in lines if (m := pattern.fullmatch(line))]
+        return [(start, m) for start, line in self._comments if (m := pattern.fullmatch(line))]
 
     @cached_property
-    def _comments(self) -> list[int]:
+    def _comments(self) -> list[tuple[int, str]]:
+        return [self.line_at(at) for at in sqltext.line_comments(self.text, self.tokens)]
+
+    @cached_property
+    def tokens(self) -> Sequence[sqltext.Token]:
+        """Its tokens, found block by block: each block that files share is looked at once."""
+        with suppress(sqltext.UnterminatedError):
+            return [
+                token
+                for start, piece in self._pieces()
+                for token in sqltext.moved(sqltext.tokens(piece), start)
+            ]
+        # A marker in a comment or a dollar quote is none.
         try:
-            comments = list(sqltext.line_comments(self.text))
+            found = sqltext.tokens(self.text)
         except sqltext.UnterminatedError as error:
             self.fail_unterminated(error.offset)
-        for token in sqltext.tokens(self.text):
+        for token in found:
             # A marker inside a string: its quote is missing, and the next string's closes it.
             if token.kind in sqltext.QUOTED and _MARKER_LINE.search(token.raw):
                 self.fail_unterminated(token.start)
-        return comments
+        return found
+
+    def _pieces(self) -> Iterator[tuple[int, str]]:
+        """Each block with the comments above it, and where it begins."""
+        markers = _MARKER_LINE.finditer(self.text)
+        starts = [0, *(self.above(marker.start()) for marker in markers), len(self.text)]
+        return ((start, self.text[start:end].rstrip()) for start, end in pairwise(starts))
 
     def fail_unterminated(self, offset: int) -> NoReturn:
         """Look for the culprit block by block: a missing quote shifts all that follow."""
-        starts = [0, *(m.start() for m in _MARKER_LINE.finditer(self.text)), len(self.text)]
-        for start, end in pairwise(starts):
+        for start, piece in self._pieces():
             try:
-                sqltext.tokens(self.text[start:end])
+                sqltext.tokens(piece)
             except sqltext.UnterminatedError as error:
                 offset = start + error.offset
                 break
@@ -143,11 +174,9 @@ def read(path: Path) -> str:
         QueueError: It cannot be read, or is not UTF-8.
     """
     try:
-        content = waits.contents(path, waits.LARGEST)
+        content = waits.contents(path)
     except OSError as error:
         raise QueueError(f"{path}: {error.strerror or error}") from None
-    if len(content) >= waits.LARGEST:
-        raise QueueError(f"{path}: longer than {waits.LARGEST >> 20} MiB, as no queue file is")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -166,7 +195,7 @@ def blocks_of(file: QueueText) -> list[Block]:
     for start, unmarked in file.comments(_UNMARKED):
         if unmarked[1] in OPERATION_OF:
             file.fail(start, f"a colon is missing: `-- name: {unmarked[1]}`")
-    found = sqltext.tokens(file.text)
+    found = file.tokens
     first = markers[0][0] if markers else len(file.text)
     if found and found[0].start < first:
         how = "begin it with `-- name: schema#`"
@@ -198,14 +227,13 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
     if name not in OPERATION_OF:
         file.fail(start, f"unknown block {name}; {meant(name, OPERATION_OF)}")
     body = start + marker.end()
-    found = sqltext.split(file.text[body:end])
+    found = sqltext.split(file.text, [token for token in file.tokens if body <= token.start < end])
     if not found:
         file.fail(start, f"block {name} is empty")
-    bounds = [(body + one.offset, body + one.offset + len(one.text)) for one in found]
+    bounds = [(one.offset, one.offset + len(one.text)) for one in found]
     instead = _instead(file, bounds, body, end)
     statements = tuple(
-        replace(statement_at(file, one.text, body + one.offset), otherwise=n in instead)
-        for n, one in enumerate(found)
+        replace(statement_at(file, one), otherwise=n in instead) for n, one in enumerate(found)
     )
     parameters = None if listed is None else _parameter_list(file, start, listed)
     source, mode = file.source(start), _mode(file, start, name, suffix)
@@ -250,22 +278,20 @@ def _mode(file: QueueText, start: int, name: str, suffix: str) -> Mode:
     return _MODES[suffix]
 
 
-def statement_at(file: QueueText, text: str, offset: int) -> Statement:
+def statement_at(file: QueueText, found: sqltext.ScriptStatement) -> Statement:
     """One statement.
 
     Args:
         file: Where it stands.
-        text: The statement.
-        offset: Where in the file it begins.
+        found: The statement, with its place in the file.
     """
-    compiled = sqltext.compile_statement(text, move_clock=False)
-    if (place := sqltext.positional(text)) is not None:
-        file.fail(offset + place, "parameters have names here: write :worker or the like, not $1")
-    if sqltext.copies(text):
-        file.fail(offset, COPYING)
-    uses = zip(compiled.names, compiled.offsets, strict=True)
-    parameters = {name: file.source(offset + use) for name, use in uses}
-    return Statement(text, file.source(offset), parameters)
+    if (place := sqltext.positional(found.tokens)) is not None:
+        file.fail(place, "parameters have names here: write :worker or the like, not $1")
+    if sqltext.copies(found.tokens):
+        file.fail(found.offset, COPYING)
+    uses = sqltext.parameters(found.tokens)
+    parameters = {name: file.source(offset) for name, offset in uses.items()}
+    return Statement(found.text, file.source(found.offset), parameters)
 
 
 def _parameter_list(file: QueueText, start: int, listed: str) -> tuple[str, ...]:
@@ -293,10 +319,8 @@ def check_parameters(file: QueueText, start: int, block: Block) -> None:
     own |= {NOW} if block.name != "schema" else frozenset()
     for step, statement in enumerate(block.statements):
         for name, source in statement.parameters.items():
-            if not _may_use(block.name, own, name, first=step == 0):
-                raise FormatError(
-                    _unknown_parameter(block.name, own, name, first=step == 0), source
-                )
+            if message := _unknown(block.name, own, name, first=step == 0):
+                raise FormatError(message, source)
     if block.parameters is None:
         return
     for name in block.parameters:
@@ -325,17 +349,14 @@ def _foreign(block: Block, name: str) -> str | None:
     return next((match[0] for match in found if match), None)
 
 
-def _may_use(block: str, own: frozenset[str], name: str, *, first: bool) -> bool:
-    """Whether a name can be a parameter as far as the file tells.
+def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
+    """What to say of a name that can be no parameter, as far as the file tells; empty if it can.
 
     Which columns a claim or an earlier step returns only the server knows.
     """
-    if name in own or block in _OF_A_JOB:
-        return True
-    return name.endswith("s") and (not first or block in _OF_A_BATCH)
-
-
-def _unknown_parameter(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
+    is_array = name.endswith("s") and (not first or block in _OF_A_BATCH)
+    if name in own or block in _OF_A_JOB or is_array:
+        return ""
     if block in _OF_A_BATCH:
         return f"{block} takes the claims' columns as arrays, {ARRAYS}: did you mean :{name}s?"
     if not own and first:

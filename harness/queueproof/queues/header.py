@@ -33,14 +33,22 @@ class Header(NamedTuple):
     starts: tuple[int, ...]
     lines: tuple[str, ...]
 
-    def offset(self, word: str) -> int:
-        """Where the line begins that has a word as its key, or else anywhere."""
+    def offset(self, word: str, table: str = "") -> int:
+        """Where the line begins that has a word as its key, or else anywhere.
+
+        Args:
+            word: The word.
+            table: The key to which it belongs, at or below whose line it stands.
+        """
+        return self.starts[self._row(word, self._row(table) if table else 0)]
+
+    def _row(self, word: str, first: int = 0) -> int:
         anywhere = rf"(?<![\w-]){re.escape(word)}(?![\w-])"
-        for pattern in (rf"\s*[\[\"']?{anywhere}", rf".*{anywhere}", ""):
-            for start, line in zip(self.starts, self.lines, strict=True):
-                if re.match(pattern, line):
-                    return start
-        return 0
+        for pattern in (rf"\s*[\[\"']?{anywhere}", rf".*{anywhere}"):
+            for row in range(first, len(self.lines)):
+                if re.match(pattern, self.lines[row]):
+                    return row
+        return first
 
 
 def facts_of(header: Header) -> dict[str, Any]:
@@ -92,22 +100,6 @@ def _between(file: QueueText, opening: int, closing: int) -> Header:
     return Header(file, tuple(starts), tuple(contents))
 
 
-BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
-
-
-def entry_of(header: Header, guarantee: str) -> int:
-    """The line of an entry of [breaks]; that of the table where it has none of its own.
-
-    Args:
-        header: Where it stands.
-        guarantee: The id.
-    """
-    table = next((n for n, line in enumerate(header.lines) if BREAKS.match(line)), 0)
-    entry = re.compile(rf"\s*[\"']?{re.escape(guarantee)}[\"']?\s*=")
-    lines = range(table, len(header.lines))
-    return next((n for n in lines if entry.match(header.lines[n])), table)
-
-
 def _header_value(header: Header, key: str, value: object) -> object:
     if key not in FILE_KEYS:
         message = f"unknown key {key!a}; {meant(key, FILE_KEYS)}"
@@ -115,7 +107,7 @@ def _header_value(header: Header, key: str, value: object) -> object:
     try:
         return FILE_KEYS[key](value)
     except EntryError as error:
-        header.file.fail(header.offset(error.entry), f"{key}: {error}")
+        header.file.fail(header.offset(error.entry, key), f"{key}: {error}")
     except ValueError as error:
         header.file.fail(header.offset(key), f"{key}: {error}")
 
@@ -173,11 +165,7 @@ def including(header: Header, files: Sequence[QueueText], own: Block | None) -> 
     Raises:
         FormatError: There is no statement in all of them.
     """
-    statements = [
-        statement_at(file, statement.text, statement.offset)
-        for file in files
-        for statement in _script(file)
-    ]
+    statements = [statement_at(file, statement) for file in files for statement in _script(file)]
     place = header.file.source(header.offset("include"))
     block = own or Block("schema", place.line, "#", None, (), place.path)
     block = replace(block, statements=(*statements, *block.statements))

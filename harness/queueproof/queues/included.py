@@ -79,70 +79,45 @@ def _closed(text: str) -> bool:
 
 def _kept(text: str, begin: int, end: int) -> Iterator[ScriptStatement]:
     try:
-        found = sqltext.split(text[begin:end])
+        found = sqltext.moved(sqltext.tokens(text[begin:end]), begin)
     except sqltext.UnterminatedError as error:
         raise sqltext.UnterminatedError(begin + error.offset) from None
-    for statement in found:
-        tokens = sqltext.tokens(statement.text)
-        if not _left_out(tokens):
-            sql = _where_there_is_one(tokens, statement.text)
-            yield ScriptStatement(sql, begin + statement.offset)
+    for statement in sqltext.split(text, found):
+        if not _left_out(statement.tokens):
+            sql = _where_there_is_one(statement.tokens, statement.text)
+            yield statement._replace(text=sql)
 
 
 # --- what is left out ---------------------------------------------------------------------------
 
-_FIRST = frozenset({"GRANT", "REVOKE"})
-_OF_THE_CLUSTER = frozenset(
-    {"DATABASE", "ROLE", "USER", "GROUP", "TABLESPACE", "POLICY", "PUBLICATION", "SUBSCRIPTION"}
-)
-_SETTINGS = frozenset(
-    {
-        "client_encoding",
-        "client_min_messages",
-        "default_tablespace",
-        "default_with_oids",
-        "idle_in_transaction_session_timeout",
-        "idle_session_timeout",
-        "lock_timeout",
-        "role",
-        "row_security",
-        "statement_timeout",
-        "transaction_timeout",
-        "xmloption",
-    }
+_LEFT_OUT = re.compile(
+    r"""
+    GRANT | REVOKE | ALTER[ ]DEFAULT[ ]PRIVILEGES | SECURITY[ ]LABEL
+    # A column's comment tells people, and `init --from-schema`, of its values.
+    | COMMENT[ ]ON[ ](?!COLUMN\b)
+    | (CREATE|ALTER|DROP)[ ]
+        (DATABASE|ROLE|USER|GROUP|TABLESPACE|POLICY|PUBLICATION|SUBSCRIPTION)\b(?![ ]MAPPING\b)
+    | ALTER[ ].*[ ](OWNER[ ]TO[ ]\S*|ROW[ ]LEVEL[ ]SECURITY)$
+    | (CREATE|DROP)[ ]SCHEMA[ ](.*[ ])?PUBLIC$
+    | (SET|RESET)[ ]((LOCAL|SESSION)[ ])?
+        ( AUTHORIZATION | ROLE | ROW_SECURITY | XMLOPTION
+        | CLIENT_ENCODING | CLIENT_MIN_MESSAGES | DEFAULT_TABLESPACE | DEFAULT_WITH_OIDS
+        | (LOCK|STATEMENT|TRANSACTION|IDLE_SESSION|IDLE_IN_TRANSACTION_SESSION)_TIMEOUT )\b
+    """,
+    re.VERBOSE,
 )
 _STATISTICS = frozenset({"pg_restore_relation_stats", "pg_restore_attribute_stats"})
 
 
 def _left_out(tokens: Sequence[Token]) -> bool:
     """Whether a statement is about roles, rights, a whole database, or how psql reads a dump."""
-    words = [token.name.upper() for token in tokens]
-    names = {token.name for token in tokens}
-    match words:
-        case [first, *_] if first in _FIRST:
-            return True
-        case ["COMMENT", "ON", kind, *_]:
-            return kind != "COLUMN"  # which tells people, and `init --from-schema`, of its values
-        case ["ALTER", "DEFAULT", "PRIVILEGES", *_] | ["SECURITY", "LABEL", *_]:
-            return True
-        case ["CREATE" | "ALTER" | "DROP", kind, *after] if kind in _OF_THE_CLUSTER:
-            return after[:1] != ["MAPPING"]
-        case ["ALTER", *_, "OWNER", "TO", _] | ["ALTER", *_, "ROW", "LEVEL", "SECURITY"]:
-            return True
-        case ["SET", "LOCAL" | "SESSION", setting, *_] | ["SET" | "RESET", setting, *_] if (
-            setting.lower() in _SETTINGS or setting == "AUTHORIZATION"
-        ):
-            return True
-        case ["RESET" | "SET", "SESSION", "AUTHORIZATION", *_]:
-            return True
-        case ["CREATE" | "DROP", "SCHEMA", *_, "PUBLIC"]:
-            return True
-        case ["SELECT", *_]:
-            # An empty search_path would hide the clock from the DEFAULTs: they say now() in a dump.
-            empties = [token.value for token in tokens[3:8:2]] == ["set_config", "search_path", ""]
-            return empties or not names.isdisjoint(_STATISTICS)
-        case _:
-            return False
+    if _LEFT_OUT.match(" ".join(token.name.upper() for token in tokens)):
+        return True
+    if tokens[0].word != "SELECT":
+        return False
+    # An empty search_path would hide the clock from the DEFAULTs: they say now() in a dump.
+    empties = [token.value for token in tokens[3:8:2]] == ["set_config", "search_path", ""]
+    return empties or any(token.name in _STATISTICS for token in tokens)
 
 
 def _where_there_is_one(tokens: Sequence[Token], sql: str) -> str:
@@ -174,7 +149,7 @@ def _inserts(text: str, copy: re.Match[str], end: int) -> Iterator[ScriptStateme
             f"({', '.join(map(_literal, row.split(chr(9))))})"
             for row in rows[first : first + _ROWS]
         )
-        yield ScriptStatement(f"{into}\n{values}", copy.start())
+        yield ScriptStatement(f"{into}\n{values}", copy.start(), ())
 
 
 def _literal(field: str) -> str:

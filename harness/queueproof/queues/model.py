@@ -227,11 +227,6 @@ class Facts:
         """Whether a job of higher priority goes first."""
         return self.order.startswith("priority")
 
-    @property
-    def by_session(self) -> bool:
-        """Whether a claim ends with its worker's connection, and with nothing else."""
-        return self.lease == "session"
-
 
 def facts_as_json(facts: Facts | type[Facts]) -> dict[str, object]:
     """What differs from a queue that promises nothing, as a worker's answer to `init` has it."""
@@ -314,8 +309,7 @@ class Queue(Facts):
     @cached_property
     def written(self) -> str:
         """Its definition, SQL and what is around it: the values in it are worth trying."""
-        classes = type(self).__mro__[: type(self).__mro__.index(Queue)]
-        return "".join(inspect.getsource(one) for one in classes)
+        return code_of(type(self), Queue)
 
     @cached_property
     def offers(self) -> frozenset[str]:
@@ -352,9 +346,7 @@ class Queue(Facts):
 
     def takes(self, operation: str) -> frozenset[str]:
         """Arguments of `OPERATIONS[operation]` that the operation takes; none without it."""
-        method = getattr(self, operation, None)
-        taken = inspect.signature(method).parameters if callable(method) else ()
-        return OPERATIONS[operation] & set(taken)
+        return taken(self, operation)
 
     def most(self, operation: str, wanted: int, *, held: bool) -> int:
         """How many jobs an operation that claims is asked for, whoever wants more.
@@ -377,9 +369,8 @@ class Queue(Facts):
         Raises:
             ClassError: The method is no generator.
         """
-        taken = self.takes(operation)
-        method = getattr(self, operation)
-        generator = method(**{k: v for k, v in arguments.items() if k in taken})
+        given = {name: arguments[name] for name in self.takes(operation) & arguments.keys()}
+        generator = getattr(self, operation)(**given)
         if not isinstance(generator, Generator):
             what = (
                 f"{operation} is no generator: it yields queueproof.Steps, and returns its answer"
@@ -443,6 +434,33 @@ class Queue(Facts):
         if not fits(answer):
             raise ClassError(f"{self.name}: {operation} returned {answer!r}; it returns {wanted}")
         return answer
+
+
+def code_of(kind: type, base: type) -> str:
+    """The source of a class and of those between it and what it derives from.
+
+    Args:
+        kind: The class.
+        base: What it derives from, whose own source is left out.
+
+    Raises:
+        OSError: There is none to read.
+        TypeError: There is none.
+    """
+    return "".join(inspect.getsource(one) for one in kind.__mro__[: kind.__mro__.index(base)])
+
+
+def taken(owner: object, operation: str) -> frozenset[str]:
+    """Arguments of `OPERATIONS[operation]` that a method takes; none without it.
+
+    Args:
+        owner: The queue, or its class.
+        operation: The method's name.
+    """
+    method = getattr(owner, operation, None)
+    return OPERATIONS[operation] & set(
+        inspect.signature(method).parameters if callable(method) else ()
+    )
 
 
 def resumed(operation: Operation[T], resume: Callable[[Callable[[], Any]], Any]) -> Operation[T]:

@@ -10,9 +10,9 @@ from queueproof.queues import sqltext
 from queueproof.queues.facts import HEADER_KEYS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
 
-    from queueproof.queues.block import Statement
+    from queueproof.errors import Source
     from queueproof.queues.sqlfile import SqlFileQueue
 
 _AGE = re.compile(r"- (?:interval )?'([^']+)'(?! \*)", re.IGNORECASE)
@@ -34,52 +34,59 @@ def others_than_declared(queue: SqlFileQueue) -> Iterator[str]:
         queue: From an SQL file.
     """
     yield from _held_for_another(queue)
-    for name, block in queue.blocks.items():
-        for statement in block.statements if name in {"claim", "fail", "recover"} else ():
-            text = _spaced(statement)
-            if name == "recover" and "lease" not in block.used and queue.lease != "session":
-                for age in _AGE.findall(text):
-                    if _duration(age) not in {None, queue.lease}:
-                        yield (
-                            f"{statement.source}: recover waits '{age}', and the header's lease is"
-                            f" {_told(queue.lease)}: let both say the same, or write :lease here"
-                        )
-            most = queue.max_attempts
-            counts = {int(count) for count in _COUNT.findall(text)}
-            if most is not None and any(n > 1 and n not in {most - 1, most} for n in counts):
-                yield (
-                    f"{statement.source}: {name} counts attempts up to {max(counts)}, and the"
-                    f" header's max_attempts is {most}: let both say the same"
-                )
+    most = queue.max_attempts
+    for name, source, text in _statements(queue, {"claim", "fail", "recover"}):
+        if (
+            name == "recover"
+            and "lease" not in queue.blocks[name].used
+            and queue.lease != "session"
+        ):
+            yield from _other_leases(queue, f"{source}: recover waits", _AGE.findall(text))
+        counts = {int(count) for count in _COUNT.findall(text)}
+        if most is not None and any(n > 1 and n not in {most - 1, most} for n in counts):
+            yield (
+                f"{source}: {name} counts attempts up to {max(counts)}, and the header's"
+                f" max_attempts is {most}: let both say the same"
+            )
 
 
 def _held_for_another(queue: SqlFileQueue) -> Iterator[str]:
     """Say where a claim or a heartbeat has one lease of its own, and no block asks for :lease."""
-    blocks = [queue.blocks[name] for name in ("claim", "heartbeat") if name in queue.blocks]
     used = any("lease" in block.used for block in queue.blocks.values())
     if used or not isinstance(queue.lease, timedelta):
         return
-    texts = {
-        (block.name, statement.source): _spaced(statement)
-        for block in blocks
-        for statement in block.statements
-    }
-    begun = {column for text in texts.values() for column in _SET.findall(text)}
-    for (name, source), text in texts.items():
+    statements = _statements(queue, {"claim", "heartbeat"})
+    begun = {column for _, _, text in statements for column in _SET.findall(text)}
+    for name, source, text in statements:
         found = {*_UNTIL.findall(text)}
         found |= {age for column, age in _SINCE.findall(text) if column in begun}
-        for age in found if len(found) == 1 else ():
-            if _duration(age) not in {None, queue.lease}:
-                yield (
-                    f"{source}: {name} has a lease of '{age}', and the header's is"
-                    f" {_told(queue.lease)}: let both say the same, or write :lease here"
-                )
+        if len(found) == 1:
+            yield from _other_leases(queue, f"{source}: {name} has a lease of", found)
 
 
-def _spaced(statement: Statement) -> str:
-    """A statement with one space between its tokens."""
-    text = " ".join(token.raw for token in sqltext.tokens(statement.text))
-    return re.sub(r"([<>]) =", r"\1=", text)
+def _other_leases(queue: SqlFileQueue, told: str, ages: Iterable[str]) -> Iterator[str]:
+    for age in ages:
+        if _duration(age) not in {None, queue.lease}:
+            lease = "not declared" if queue.lease_seconds is None else f"{queue.lease_seconds:g} s"
+            yield (
+                f"{told} '{age}', and the header's lease is {lease}: let both say the same, or"
+                " write :lease here"
+            )
+
+
+def _statements(queue: SqlFileQueue, blocks: Container[str]) -> list[tuple[str, Source, str]]:
+    """Statements with their block and place, and with one space between their tokens."""
+    return [
+        (name, statement.source, _spaced(statement.text))
+        for name, block in queue.blocks.items()
+        if name in blocks
+        for statement in block.statements
+    ]
+
+
+def _spaced(text: str) -> str:
+    spaced = " ".join(token.raw for token in sqltext.tokens(text))
+    return re.sub(r"([<>]) =", r"\1=", spaced)
 
 
 def _duration(text: str) -> object:
@@ -87,7 +94,3 @@ def _duration(text: str) -> object:
         return HEADER_KEYS["lease"](text)
     except ValueError:
         return None
-
-
-def _told(lease: object) -> str:
-    return f"{lease.total_seconds():g} s" if isinstance(lease, timedelta) else "not declared"

@@ -95,11 +95,10 @@ def _is_table(entry: list[_Line]) -> bool:
 
 
 def _parts(file: QueueText) -> _Parts:
-    rows = file.text.split("\n")
-    lines = [_Line(text, file.source_of(n)) for n, text in enumerate(rows)]
+    lines = [_Line(text, file.source_of(n)) for n, text in enumerate(file.text.split("\n"))]
     header = header_lines(file)
     markers = file.comments(MARKER)
-    places = [_above(rows, file.row(start)) for start, _ in markers]
+    places = [file.row(file.above(start)) for start, _ in markers]
     blocks: dict[str, list[_Line]] = {}
     bounds = pairwise([*places, len(lines)])
     for (_, marker), (start, end) in zip(markers, bounds, strict=True):
@@ -144,15 +143,8 @@ def _read(header: Header, lines: Iterable[int]) -> dict[str, object] | None:
         return None
 
 
-def _above(rows: list[str], row: int) -> int:
-    """The row where a block begins: with the comments that stand right above its marker."""
-    while row and rows[row - 1].lstrip().startswith("--") and "///" not in rows[row - 1]:
-        row -= 1
-    return row
-
-
 def _is_empty(block: list[_Line]) -> bool:
-    return not sqltext.split("\n".join(line.text for line in block))
+    return not sqltext.split("\n".join(line.text for line in block).rstrip())
 
 
 def _moved(include: list[_Line], place: Path, to: Path) -> list[_Line]:

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -20,7 +20,7 @@ from queueproof.errors import ClassError, QueueError, QueueproofError, Source, n
 from queueproof.queues import sqlfile
 from queueproof.queues.client import Client, describe
 from queueproof.queues.facts import readers, within_reach
-from queueproof.queues.model import FACTS, OPERATIONS, Queue
+from queueproof.queues.model import FACTS, OPERATIONS, Queue, code_of
 from queueproof.queues.worker import WorkerQueue, from_command
 
 _CLASS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -153,9 +153,8 @@ def _unreadable(name: str) -> QueueproofError:
 def _hosted(name: str, kind: type[Client], line: Source | None) -> WorkerQueue:
     """The queue of a class whose workers each live in a process of their own."""
     _check_facts(kind, line)
-    classes = kind.__mro__[: kind.__mro__.index(Client)]
     try:
-        source = "".join(inspect.getsource(one) for one in classes)
+        source = code_of(kind, Client)
     except (OSError, TypeError):
         raise _unreadable(name) from None
     queue = WorkerQueue(
@@ -218,7 +217,10 @@ def _check_operations(kind: type[Queue | Client], line: Source | None) -> None:
                 continue
             if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
                 continue
-            near = nearest(parameter.name, known) or f"; it may take {_listed(known)}"
+            near = (
+                nearest(parameter.name, known)
+                or f"; it may take {', '.join(sorted(known)) or 'nothing'}"
+            )
             message = f"{operation} cannot be given {parameter.name!r}{near}"
             raise ClassError(message, _first_line(method) or line)
 
@@ -274,10 +276,6 @@ def _line_of(kind: type[Queue | Client], name: str) -> Source | None:
         found = next((n for n, text in enumerate(lines) if own.match(text)), 0)
         return Source(_shown(file), first + found) if file else None
     return None
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
 
 
 def _timedelta(value: object) -> timedelta:

@@ -15,7 +15,7 @@ from queueproof.queues import sqltext
 from queueproof.queues.block import Block, begin
 from queueproof.queues.facts import HEADER_KEYS
 from queueproof.queues.filetext import FENCE, OPERATION_OF, QueueText, blocks_of, read, reject_lease
-from queueproof.queues.header import BREAKS, entry_of, facts_of, files_of, header_lines, including
+from queueproof.queues.header import facts_of, files_of, header_lines, including
 from queueproof.queues.model import NOW, OPERATIONS, Operation, Queue, State
 from queueproof.queues.overlay import whole
 from queueproof.queues.spans import longest_span
@@ -44,6 +44,8 @@ _KEPT = re.compile(
     r"|\bimmutable\b|'\s*(now|today|tomorrow|yesterday)\b",
     re.IGNORECASE,
 )
+
+_BREAKS = re.compile(r"\s*\[\s*breaks\s*\]")
 
 
 def load(path: Path | str) -> SqlFileQueue:
@@ -105,7 +107,7 @@ def _declaring(file: QueueText, reasons: Mapping[str, str]) -> str:
     """A file's text with further breaks; comments, order and layout stay as they are."""
     header = header_lines(file)
     fences = [start for start, _ in file.comments(FENCE)]
-    tables = [n for n, line in enumerate(header.lines) if BREAKS.match(line)]
+    tables = [n for n, line in enumerate(header.lines) if _BREAKS.match(line)]
     known = load_text(file.text, file.path).breaks
     new = reasons if tables else {**known, **reasons}  # a table here goes before one elsewhere
     entries = [f"{name} = {json.dumps(why, ensure_ascii=False)}" for name, why in new.items()]
@@ -133,12 +135,15 @@ class SqlFileQueue(Queue):
     """A queue whose operations are the blocks of an SQL file.
 
     Attributes:
+        name: The path as it was given.
         blocks: The blocks by name, in the file's order.
         states: The queue's own names of states, and what each stands for.
         files: The file, and those that it extends or includes.
         own: The text of the file itself.
+        whole: The same, with what it extends in its place.
     """
 
+    name: str = ""
     files: Sequence[Path] = ()
     own: str
 
@@ -165,18 +170,9 @@ class SqlFileQueue(Queue):
         first = (first_keyword(one.text) for one in blocks["enqueue"].statements)
         self.joins_transactions = _JOINING.issuperset(first)
         self.written = everything
-        self._name = name
+        self.name = name
+        self.whole = file.text
         self._file = file
-
-    @property
-    def name(self) -> str:
-        """The path as it was given."""
-        return self._name
-
-    @property
-    def whole(self) -> str:
-        """The text of the file, with what it extends in its place."""
-        return self._file.text
 
     @cached_property
     def offers(self) -> frozenset[str]:
@@ -189,12 +185,11 @@ class SqlFileQueue(Queue):
 
     def source_of_break(self, guarantee: str) -> Source | None:
         """The line of [breaks] that declares it."""
-        header = header_lines(self._file)
-        return self._file.source(header.starts[entry_of(header, guarantee)])
+        return self._file.source(header_lines(self._file).offset(guarantee, "breaks"))
 
     def with_breaks(self, reasons: Mapping[str, str]) -> str:
         """The file with further breaks in its header, and nothing else changed."""
-        return _declaring(QueueText(self.own, Path(self._name)), reasons)
+        return _declaring(QueueText(self.own, Path(self.name)), reasons)
 
     def takes(self, operation: str) -> frozenset[str]:
         """Which arguments of `OPERATIONS[operation]` the block uses; none without a block."""

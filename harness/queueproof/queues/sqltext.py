@@ -17,7 +17,7 @@ from sqlglot.dialects.postgres import Postgres
 from sqlglot.errors import TokenError
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
 
 class UnterminatedError(ValueError):
@@ -39,10 +39,12 @@ class ScriptStatement(NamedTuple):
     Attributes:
         text: Without its semicolon and without comments around it.
         offset: Where it begins in the text.
+        tokens: Its tokens, with their offsets in the text.
     """
 
     text: str
     offset: int
+    tokens: Sequence[Token]
 
 
 class Replaced(NamedTuple):
@@ -61,13 +63,11 @@ class Compiled:
     Attributes:
         sql: With `$1` to `$n`.
         names: The parameters, `$1` first.
-        offsets: Where each is first used in the original.
         edits: What was replaced, in order.
     """
 
     sql: str
     names: tuple[str, ...]
-    offsets: tuple[int, ...]
     edits: tuple[Replaced, ...]
 
 
@@ -165,27 +165,38 @@ def _opening(text: str) -> int:
     return end
 
 
-def positional(text: str) -> int | None:
+def moved(found: Sequence[Token], by: int) -> list[Token]:
+    """The tokens of a piece of a text, with their offsets in the text.
+
+    Args:
+        found: The tokens.
+        by: Where the piece begins.
+    """
+    return [Token(t.kind, t.raw, t.value, t.start + by, t.end + by) for t in found]
+
+
+def positional(found: Sequence[Token]) -> int | None:
     """Where a statement uses `$1` or the like, which would be taken for its first `:name`.
 
     What PREPARE and CREATE name has parameters of its own.
     """
-    if first_keyword(text) in {"PREPARE", "CREATE"}:
+    if _first_word(found) in {"PREPARE", "CREATE"}:
         return None
-    for mark, number in pairwise(tokens(text)):
+    for mark, number in pairwise(found):
         if mark.raw == "$" and mark.end == number.start and number.raw.isdigit():
             return mark.start
     return None
 
 
-def line_comments(text: str) -> Iterator[int]:
+def line_comments(text: str, found: Sequence[Token]) -> Iterator[int]:
     """Where each `--` comment begins that is not itself inside a string or a block comment.
 
-    Raises:
-        UnterminatedError: Something is opened and never closed.
+    Args:
+        text: The text.
+        found: Its tokens.
     """
-    ends = [0, *(token.end for token in tokens(text))]
-    starts = [*(token.start for token in tokens(text)), len(text)]
+    ends = [0, *(token.end for token in found)]
+    starts = [*(token.start for token in found), len(text)]
     for gap, end in zip(ends, starts, strict=True):
         position, depth = gap, 0
         while mark := _MARKS[depth > 0].search(text, position, end):
@@ -199,11 +210,15 @@ def line_comments(text: str) -> Iterator[int]:
 _MARKS = {False: re.compile(r"--[^\n\r]*|/\*"), True: re.compile(r"/\*|\*/")}
 
 
-def split(text: str) -> list[ScriptStatement]:
+def split(text: str, found: Sequence[Token] | None = None) -> list[ScriptStatement]:
     """The statements of a text, as psql splits them.
 
     A semicolon ends a statement unless it stands in parentheses (CREATE RULE) or between BEGIN
     ATOMIC and its END. Comments around a statement are left out, but for a planner hint before it.
+
+    Args:
+        text: The text.
+        found: The tokens of a piece of it; None for all.
 
     Raises:
         UnterminatedError: Something is opened and never closed.
@@ -211,7 +226,7 @@ def split(text: str) -> list[ScriptStatement]:
     statements: list[ScriptStatement] = []
     pending: list[Token] = []
     previous_end = parentheses = atomic = 0
-    for token in tokens(text):
+    for token in tokens(text) if found is None else found:
         if token.raw == ";" and not parentheses and not atomic:
             statements += _statement(text, pending, previous_end)
             pending, previous_end = [], token.end
@@ -235,7 +250,7 @@ def _statement(text: str, found: Sequence[Token], previous_end: int) -> list[Scr
         return []
     hint = _HINT.search(text[previous_end : found[0].start])
     start = previous_end + hint.start(1) if hint else found[0].start
-    return [ScriptStatement(text[start : found[-1].end], start)]
+    return [ScriptStatement(text[start : found[-1].end], start, tuple(found))]
 
 
 def first_keyword(sql: str) -> str:
@@ -244,17 +259,17 @@ def first_keyword(sql: str) -> str:
     Raises:
         UnterminatedError: Something is opened and never closed.
     """
-    return next((token.word for token in tokens(sql) if token.word), "")
+    return _first_word(tokens(sql))
 
 
-def copies(sql: str) -> bool:
-    """Whether a statement is a COPY from or to the client.
+def _first_word(found: Sequence[Token]) -> str:
+    return next((token.word for token in found if token.word), "")
 
-    Raises:
-        UnterminatedError: Something is opened and never closed.
-    """
-    words = {token.word for token in tokens(sql)}
-    return first_keyword(sql) == "COPY" and not words.isdisjoint({"STDIN", "STDOUT"})
+
+def copies(found: Sequence[Token]) -> bool:
+    """True for a COPY from or to the client."""
+    words = {token.word for token in found}
+    return _first_word(found) == "COPY" and not words.isdisjoint({"STDIN", "STDOUT"})
 
 
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
@@ -304,22 +319,31 @@ def compile_statement(sql: str, *, move_clock: bool = True) -> Compiled:
         UnterminatedError: Something is opened and never closed.
     """
     found = tokens(sql)
-    first_use: dict[str, int] = {}
-    replacements: list[Replacement] = []
-    for colon, name in _parameters(found):
-        first_use.setdefault(name.raw, colon.start)
-        number = list(first_use).index(name.raw) + 1
-        replacements.append((colon.start, name.end, f"${number}"))
+    first_use = parameters(found)
+    number = {name: n for n, name in enumerate(first_use, 1)}
+    replacements: list[Replacement] = [
+        (colon.start, name.end, f"${number[name.raw]}") for colon, name in _parameters(found)
+    ]
     if move_clock:
-        # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies
-        # on it is broken, and a rewrite would excuse it.
-        frozen = bool(found) and found[0].word in {"CREATE", "ALTER"}
-        replacements += _times(found, literals=not frozen)
-        replacements += _times_in_body(found)
-        if not frozen:
-            replacements += _paths(found)
-    sent, edits = _replace(sql, sorted(replacements))
-    return Compiled(sent, tuple(first_use), tuple(first_use.values()), edits)
+        replacements += _all_times(found, found[:1])
+    sent, edits = _replace(sql, replacements)
+    return Compiled(sent, tuple(first_use), edits)
+
+
+def _all_times(found: Sequence[Token], first: Sequence[Token]) -> Iterator[Replacement]:
+    """All that a clock has to be put into.
+
+    Args:
+        found: The tokens.
+        first: Those of them that may be the first of a statement.
+    """
+    # PostgreSQL freezes 'now' in a DEFAULT or a view when it is created: a queue that relies on it
+    # is broken, and a rewrite would excuse it.
+    frozen = any(token.word in {"CREATE", "ALTER"} for token in first)
+    yield from _times(found, literals=not frozen)
+    yield from _times_in_body(found)
+    if not frozen:
+        yield from _paths(found)
 
 
 _SOME_TIME = re.compile(
@@ -342,18 +366,14 @@ def move_times(sql: str) -> str:
         found = tokens(sql)
     except UnterminatedError:
         return sql
-    frozen = any(token.word in {"CREATE", "ALTER"} for token in found)
-    replacements = [*_times(found, literals=not frozen), *_times_in_body(found)]
-    if not frozen:
-        replacements += _paths(found)
-    return _replace(sql, sorted(replacements))[0]
+    return _replace(sql, _all_times(found, found))[0]
 
 
-def _replace(sql: str, replacements: Sequence[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
+def _replace(sql: str, replacements: Iterable[Replacement]) -> tuple[str, tuple[Replaced, ...]]:
     pieces: list[str] = []
     edits: list[Replaced] = []
     position = length = 0
-    for start, end, new in replacements:
+    for start, end, new in sorted(replacements):
         length += start - position
         pieces += [sql[position:start], new]
         edits.append(Replaced(start, end, length, length + len(new)))
@@ -392,6 +412,14 @@ _OPERANDS = frozenset(
         TokenType.R_BRACKET,
     }
 )
+
+
+def parameters(found: Sequence[Token]) -> dict[str, int]:
+    """The parameters of a statement, and where the colon stands at which each is first used."""
+    uses: dict[str, int] = {}
+    for colon, name in _parameters(found):
+        uses.setdefault(name.raw, colon.start)
+    return uses
 
 
 def _parameters(found: Sequence[Token]) -> Iterator[tuple[Token, Token]]:

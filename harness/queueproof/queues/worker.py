@@ -79,10 +79,12 @@ class WorkerQueue(Queue):
     answer to its `init`, nothing is promised, and only what every queue has is offered.
 
     Attributes:
+        name: What the user typed.
         argv: The worker's command and its arguments.
         environment: Its variables.
     """
 
+    name: str = ""
     takes_any_queue = False  # a library may have to make a queue before it takes a job
 
     def __init__(
@@ -105,14 +107,9 @@ class WorkerQueue(Queue):
         # A worker is told where to connect to: PGHOSTADDR would lead it past the gate.
         self.environment = {**without_libpq(os.environ), **(environment or {})}
         self.written = _written(self.argv) if written is None else written
-        self._name = name
+        self.name = name
         self._operations = frozenset(self.required)
         self._takes: Mapping[str, frozenset[str]] = {}
-
-    @property
-    def name(self) -> str:
-        """What the user typed."""
-        return self._name
 
     @property
     def offers(self) -> frozenset[str]:  # not cached: it is known late
@@ -187,7 +184,9 @@ class WorkerQueue(Queue):
             if name not in OPERATIONS:
                 refuse(f'"takes" has the unknown operation {name!r}{_near(name, OPERATIONS)}')
             if not _is_strings(arguments):
-                refuse(f'"takes": {name!r} needs a list such as {json.dumps(_listed(name))}')
+                refuse(
+                    f'"takes": {name!r} needs a list such as {json.dumps(sorted(OPERATIONS[name]))}'
+                )
             for argument in arguments:
                 if argument not in OPERATIONS[name]:
                     near = _near(argument, OPERATIONS[name])
@@ -673,10 +672,6 @@ def _ending(end: os.waitid_result | None) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     return nearest(name, known) or f"; known are {', '.join(sorted(known))}"
-
-
-def _listed(operation: str) -> list[str]:
-    return sorted(OPERATIONS[operation])
 
 
 def _counted(number: int, thing: str) -> str:
