@@ -37,7 +37,8 @@ def guarantee_of(path: Path) -> str:
 # What takes a pooler, a server to kill, a filled table, or all that others do under conditions
 # that change nothing: `make results` asks these too.
 SLOW = {"crash-safe", "isolation", "old-snapshot", "pooler-safe", "server-clock", "steady-cost"}
-CLOSER = {"no-starvation", "concurrency-limit"}  # whose examples are not found at a glance
+# Whose examples are not found at a glance.
+CLOSER = {"live-lease", "no-starvation", "concurrency-limit"}
 DEFECTS = {path.stem: guarantee_of(path) for path in sorted(BROKEN.glob("*.sql"))}
 # What `queueproof explain` shows of each guarantee, but for those that take longest to be found.
 ONE_EACH = {
