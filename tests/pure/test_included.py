@@ -143,7 +143,7 @@ COPY t FROM stdin;
 $$;
 ALTER FUNCTION f() OWNER TO app;
 CREATE TABLE public.jobs (id int);
-ALTER TABLE ONLY public.jobs OWNER TO "App";
+ALTER TABLE ONLY public.jobs OWNER TO "The App";
 ALTER TABLE public.jobs ENABLE ROW LEVEL SECURITY;
 CREATE POLICY p ON public.jobs TO app;
 REVOKE ALL ON public.jobs FROM app;

@@ -111,7 +111,8 @@ _STATISTICS = frozenset({"pg_restore_relation_stats", "pg_restore_attribute_stat
 
 def _left_out(tokens: Sequence[Token]) -> bool:
     """Whether a statement is about roles, rights, a whole database, or how psql reads a dump."""
-    if _LEFT_OUT.match(" ".join(token.name.upper() for token in tokens)):
+    # A quoted name may have spaces; here it is one word, as the others.
+    if _LEFT_OUT.match(" ".join("_".join(token.name.upper().split()) for token in tokens)):
         return True
     if tokens[0].word != "SELECT":
         return False
