@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -207,7 +207,7 @@ def advise(
     """
     if not isinstance(queue, SqlFileQueue):
         return {}
-    text, left = source(queue), OF_ALL
+    text, budget = source(queue), iter(range(OF_ALL))
     found: dict[str, Advice] = {}
     broken = [one for one in card.guarantees if one.verdict == "broken"]
     for one in (one for one in broken if one.id not in DEAR):
@@ -218,26 +218,38 @@ def advise(
         progress(f"looking for what mends {one.id}", None)
         told = ask(text)
         forms = ranked(Draft(text, queue.name), one.id, told.blocks) if told.stories else []
-        likely = [fix for fix, about in forms if about or not fix.last][: min(ADVISED, left)]
-        asked = 0
-        for fix in likely:
-            left -= 1
-            # A story may hang on ids that the server draws: once without it may be luck.
-            if all(ask(fix.text).is_sound for _ in range(SURE)):
-                gone = _replaced(text, fix)
-                less = (other for other, _ in forms if other.block == fix.block and not other.last)
-                smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
-                kept = next((other for other in smaller if ask(other.text).is_sound), fix)
-                # It may mend that story alone, or put another one in its place.
-                if keeps(kept.text).is_sound:
-                    # What extends another file has no lines of its own there.
-                    name = Path(queue.name).name if queue.own == text else ""
-                    found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
-                    break
-                asked += 1
-                if asked == KEEPING:
-                    break
+        ending = _ending_it(text, forms, ask, budget)
+        # A form may mend that story alone, or put another one in its place.
+        kept = next((fix for fix in islice(ending, KEEPING) if keeps(fix.text).is_sound), None)
+        if kept is not None:
+            # What extends another file has no lines of its own there.
+            name = Path(queue.name).name if queue.own == text else ""
+            found[one.id] = Advice(said(text, kept, name), adds=not kept.last)
     return found
+
+
+def _ending_it(
+    text: str,
+    forms: Sequence[tuple[Fix, bool]],
+    ask: Callable[[str], Outcome],
+    budget: Iterator[int],
+) -> Iterator[Fix]:
+    """The forms with which a story does not happen, each as small as still ends it.
+
+    Args:
+        text: The file.
+        forms: By `ranked`.
+        ask: Has a file judged by the story.
+        budget: One for each form that may still be tried.
+    """
+    likely = [fix for fix, about in forms if about or not fix.last][:ADVISED]
+    for fix, _ in zip(likely, budget, strict=False):
+        # A story may hang on ids that the server draws: once without it may be luck.
+        if all(ask(fix.text).is_sound for _ in range(SURE)):
+            gone = _replaced(text, fix)
+            less = (other for other, _ in forms if other.block == fix.block and not other.last)
+            smaller = [other for other in less if _replaced(text, other) < gone][:SMALLER]
+            yield next((other for other in smaller if ask(other.text).is_sound), fix)
 
 
 def _replaced(text: str, fix: Fix) -> int:
