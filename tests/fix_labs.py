@@ -39,7 +39,7 @@ def judged(lab: Lab, *ids: str, profile: str = "quick") -> dict[str, Judgement]:
 
 
 def offered(lab: Lab) -> Offer:
-    """What a lab's queue brings, of which none ends its claim inside a transaction."""
+    """The offer of a lab's queue, whose claim ends outside of a transaction."""
     return Offer(lab.queue, held=False)
 
 

@@ -686,7 +686,7 @@ def test_what_a_heartbeat_extends(case: Case) -> None:
     "enqueue 1 2; w1 claims 1; {}",
 )
 def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
-    """What was extended runs until that is over, and fills a cap of one; what has ended does not.
+    """A job that was extended runs until that is over, and fills a cap of one; else it does not.
 
     An empty claim of a third worker lets the end of a lease be seen.
     """

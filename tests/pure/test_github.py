@@ -107,7 +107,7 @@ def test_a_summary_stays_below_github_s_limit() -> None:
 def test_a_badge_counts_each_verdict_and_calls_nothing_accepted_held(
     verdicts: tuple[Verdict, ...], told: str
 ) -> None:
-    """What is accepted is counted beside what holds; the badge is XML and leads nowhere."""
+    """An accepted break is counted beside what holds; the badge is XML and leads nowhere."""
     judgements = [Judgement(f"g{n}", verdict, "") for n, verdict in enumerate(verdicts)]
     badge = to_badge(card(*judgements, queue='<a href="x">&.sql'))
     root = ET.fromstring(badge)  # noqa: S314 - our own

@@ -372,7 +372,7 @@ _ANSWERS: Mapping[str, Callable[[Block, _Outcome], object]] = {
     "promote": _promoted,
     "start": _nothing,
 }
-"""What an operation answers, by what its block came to; others, whether a job was accepted."""
+"""The answer of an operation, by what its block came to; of others, whether it was accepted."""
 
 
 def begin(

@@ -105,7 +105,7 @@ class QueueText:
         return start, self.text[start : self._ends[row + 1]]
 
     def above(self, start: int) -> int:
-        """Where the comments begin that stand right above a line.
+        """The offset of the comments that stand right above a line.
 
         Args:
             start: Where the line begins.
@@ -350,7 +350,7 @@ def _foreign(block: Block, name: str) -> str | None:
 
 
 def _unknown(block: str, own: frozenset[str], name: str, *, first: bool) -> str:
-    """What to say of a name that can be no parameter, as far as the file tells; empty if it can.
+    """The sentence on a name that can be no parameter, as far as the file tells; or nothing.
 
     Which columns a claim or an earlier step returns only the server knows.
     """

@@ -34,7 +34,7 @@ class Header(NamedTuple):
     lines: tuple[str, ...]
 
     def offset(self, word: str, table: str = "") -> int:
-        """Where the line begins that has a word as its key, or else anywhere.
+        """The offset of the line that has a word as its key, or else anywhere.
 
         Args:
             word: The word.

@@ -425,7 +425,7 @@ class Space:
         return self._replayed(deed.after, walk) == end and (end != there.key) == does
 
     def _locks(self, at: Situation, deed: Deed, walk: tuple[Deed, ...]) -> bool:
-        """Whether somebody may lock what another one wants, which then decides by an old row.
+        """True where somebody may lock what another wants, who then decides by an old row.
 
         Somebody late, for whom a wait is no answer; or the holder, whose heartbeat is under way.
         """
