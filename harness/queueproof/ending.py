@@ -62,7 +62,9 @@ def end_on(numbers: Iterable[int], told: Callable[[int], NoReturn]) -> None:
 
     def end(number: int, _frame: FrameType | None) -> None:
         for one in numbers:
-            signal.signal(one, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+            # A second one must not interrupt the cleaning up. One that had come by then, and were
+            # ignored now, Python would tell on stderr as a race of its own.
+            signal.signal(one, lambda _number, _frame: None)
         _signals.append(number)
         stop()
         told(number)

@@ -290,6 +290,29 @@ def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(bef
     assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
 
 
+ALL = """
+import signal
+from queueproof import ending
+from queueproof.cli.ends import stop
+numbers = {1, 2, 15}
+ending.end_on(numbers, stop)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+try:
+    for number in numbers:
+        signal.raise_signal(number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+except KeyboardInterrupt as stopped:
+    print(stopped)
+"""
+
+
+def test_signals_that_come_at_once_are_told_as_one() -> None:
+    """Python would say of the others that it ignored them due to a race condition."""
+    command = [sys.executable, "-c", ALL]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    assert (done.stdout, done.stderr) == ("stopped by SIGHUP\n", "")
+
+
 STUCK = """
 import ctypes, os, threading, time
 from queueproof import ending
