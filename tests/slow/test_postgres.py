@@ -35,7 +35,7 @@ PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the no
 Eventually = Callable[[Callable[[], bool]], None]
 Refusal = Callable[[str], str]
 PATIENCE = 30.0  # seconds
-GOOD = ServerFacts(180004, "alice", False, False, True, "on", "on", False, False, False)  # noqa: FBT003
+GOOD = ServerFacts(180004, "alice", False, False, True, "on", "on", False, False, False, ())  # noqa: FBT003
 
 
 def ask(conninfo: str, query: str) -> object:
@@ -481,6 +481,16 @@ class TestDsn:
             name = conninfo_to_dict(conninfo)["dbname"]
             tell(conninfo, f'ALTER DATABASE "{name}" IS_TEMPLATE true')
 
+    def test_no_timer_ends_a_session(self, admin: str, door: Door) -> None:
+        """A worker that the scheduler keeps waiting would be cut off, by luck."""
+        timers = ["idle_session_timeout", "lock_timeout", "statement_timeout"]
+        tell(admin, *(f"ALTER ROLE alice SET {timer} = '1h'" for timer in timers))
+        try:
+            with open_server(uri(door)) as server, server.database() as conninfo:
+                assert [ask(conninfo, f"SHOW {timer}") for timer in timers] == ["0", "0", "0"]
+        finally:
+            tell(admin, *(f"ALTER ROLE alice RESET {timer}" for timer in timers))
+
     def test_read_only(self, door: Door, refusal: Refusal) -> None:
         """A read-only role is refused."""
         message = refusal(uri(door, "carol"))
@@ -557,6 +567,11 @@ class TestDsn:
     def test_malformed(self, dsn: str, refusal: Refusal) -> None:
         """A DSN that libpq would misread is refused without repeating any of it."""
         assert "the DSN cannot be read" in refusal(dsn)
+
+    def test_parameter_that_libpq_does_not_know(self, refusal: Refusal) -> None:
+        """Other libraries' DSNs have some; its name can be no part of a password here."""
+        message = refusal("postgresql://alice:s3cret@host/db?schema=public")
+        assert message == "the DSN has ?schema=, which libpq does not know: leave it out."
 
 
 RUN = """

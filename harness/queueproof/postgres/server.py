@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ _NOBODY = re.compile(
 )  # libpq's words
 
 
+_TIMERS = "^(idle_session|idle_in_transaction_session|transaction|statement|lock)_timeout$"
 _POWERFUL = """EXISTS (
   SELECT FROM pg_catalog.pg_roles AS other
   WHERE (other.rolsuper OR other.rolname ~ '^pg_(execute|read|write)_server_(program|files)$')
@@ -77,6 +78,7 @@ class ServerFacts(NamedTuple):
     standby: bool
     read_only: bool
     pooled: bool  # somebody between us and the backend gave us a process id of its own
+    timers: Sequence[str]  # settings by which it ends who has waited for so long
 
     @property
     def durable(self) -> bool:
@@ -201,9 +203,10 @@ def examine(conninfo: Conninfo) -> ServerFacts:
             f"SELECT current_user, rolsuper, {_POWERFUL}, rolcreatedb,"
             " current_setting('fsync'), current_setting('synchronous_commit'),"
             " pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',"
-            " pg_backend_pid() <> %s"
+            " pg_backend_pid() <> %s, ARRAY(SELECT name FROM pg_catalog.pg_settings"
+            " WHERE name ~ %s AND setting <> '0' ORDER BY name)"
             " FROM pg_catalog.pg_roles WHERE rolname = current_user",
-            [connection.info.backend_pid],
+            [connection.info.backend_pid, _TIMERS],
         ).fetchall()
     return ServerFacts(version, *row)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from queueproof.postgres.watchdog import Watchdog
 
 DEFAULT_IMAGE = "postgres:18"
 _CAREFUL = 160_000  # the server_version_num from which CREATEROLE gives nothing that one has not
+_UNKNOWN = re.compile(r'invalid URI query parameter: "(\w+)"')  # libpq's words
 _NAMED = 3  # databases in a message
 # Not the maintenance database, nor what another run of ours has made or left behind.
 _OTHERS = """
@@ -181,6 +183,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
     dsn = _completed(dsn)
     facts = examine(dsn)
     _refuse(facts)
+    dsn = _patient(dsn, facts.timers)
     if facts.powerful and not trust:
         _refuse_company(dsn, facts)
     given = {"jit": "off"} | ({"deadlock_timeout": "60s"} if facts.superuser else {})
@@ -214,6 +217,18 @@ def _completed(dsn: Conninfo) -> Conninfo:
     return Conninfo(make_conninfo("", **complete))
 
 
+def _patient(dsn: Conninfo, timers: Sequence[str]) -> Conninfo:
+    """A DSN whose sessions no timer ends: they wait for as long as somebody else is to act first.
+
+    The role's own settings would outdo those of its database.
+    """
+    if not timers:
+        return dsn
+    given = conninfo_to_dict(dsn).get("options") or ""
+    off = " ".join(f"-c {name}=0" for name in timers)
+    return Conninfo(make_conninfo(dsn, options=f"{given} {off}".strip()))
+
+
 def _refuse_malformed(dsn: Conninfo) -> None:
     """Raise for what libpq would misread: its messages quote what it took for a host or port.
 
@@ -226,7 +241,13 @@ def _refuse_malformed(dsn: Conninfo) -> None:
         )
     try:
         conninfo_to_dict(dsn)
-    except psycopg.Error:
+    except psycopg.Error as error:
+        # A name behind the address, which is not ambiguous, can be no part of a password before it.
+        unknown = _UNKNOWN.search(str(error)) if "password" not in dsn else None
+        if unknown:
+            raise ServerUnavailableError(
+                f"the DSN has ?{unknown[1]}=, which libpq does not know: leave it out."
+            ) from None
         raise ServerUnavailableError(
             "the DSN cannot be read: write postgresql://user:password@host:port/database, with"
             " special characters percent-encoded, or \"host=... dbname=... password='...'\"."
