@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
-from queueproof import waits
+from queueproof import cli, waits
 from queueproof.cluster.client import _matters, joined
-from queueproof.errors import QueueproofError
+from queueproof.errors import Exit, QueueproofError
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -39,6 +39,15 @@ def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
         thread.join()
         for line in lines:
             line.close()
+
+
+def test_what_can_be_no_address_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Not even a file that is not there is looked at before."""
+    assert cli.run(["check", "no such file.sql", "--cluster", "localhost"]) == Exit.UNUSABLE
+    told = "queueproof: --cluster 'localhost': write tcp://host:port of a scheduler\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize("stranger", [b"", HTTP, b"\0" * 64], indirect=True, ids=repr)

@@ -127,6 +127,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
     from queueproof.queues.resolve import files_of
 
     asked.select()
+    cluster = _cluster(asked.cluster)
     reports = Reports(asked.json, asked.html, asked.junit, asked.badge, asked.annotate)
     target = target_of(asked.queue, asked.new)
     refuse_outputs(reports.outputs, files_of(target))
@@ -147,7 +148,7 @@ def judged(asked: CheckOptions, beyond: Beyond | None = None) -> int:
                     how = f"seed {asked.seed}, profile {asked.profile}"
                     _introduce(out, target, f"{called} on {lab.label}", how)
                 with (
-                    _helpers(asked.cluster, lab) as helpers,
+                    cluster(lab) as helpers,
                     progress_bar() as progress,
                     _telling(target) as told,
                 ):
@@ -195,13 +196,18 @@ def _telling(queue: Queue) -> Iterator[Callable[[str, str], None]]:
         raise
 
 
-def _helpers(cluster: str | None, lab: Lab) -> AbstractContextManager[Helpers | None]:
-    """Helpers that do the work, where that is not this machine."""
-    if cluster is None:
-        return nullcontext()
+def _cluster(address: str | None) -> Callable[[Lab], AbstractContextManager[Helpers | None]]:
+    """What provides helpers for a lab, where not this machine does the work.
+
+    Raises:
+        QueueproofError: The address can be none.
+    """
+    if address is None:
+        return lambda _lab: nullcontext()
     with cluster_extra():
-        from queueproof.cluster.client import on_cluster
-    return on_cluster(cluster, lab, lambda message: say(message, Exit.HOLDS))
+        from queueproof.cluster.client import on_cluster, refuse_address
+    refuse_address(address)
+    return lambda lab: on_cluster(address, lab, lambda message: say(message, Exit.HOLDS))
 
 
 def print_summary(

@@ -44,6 +44,12 @@ class LostError(Exception):
     """The process was killed, or was frozen."""
 
 
+def refuse_address(address: str) -> None:
+    """Raise QueueproofError for what can be no scheduler's address."""
+    if not _ADDRESS.fullmatch(address):
+        raise QueueproofError(f"--cluster {address!r}: write tcp://host:port of a scheduler")
+
+
 @contextmanager
 def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterator[Helpers]:
     """The workers of a cluster, until the end of the block; nothing of ours is left there then.
@@ -56,8 +62,6 @@ def on_cluster(address: str, lab: Lab, tell: Callable[[str], object]) -> Iterato
     Raises:
         QueueproofError: There is no such cluster, or its workers cannot do this.
     """
-    if not _ADDRESS.fullmatch(address):
-        raise QueueproofError(f"--cluster {address!r}: write tcp://host:port of a scheduler")
     if not lab.server.ours:
         raise QueueproofError(
             "--cluster: each worker starts a server of its own, and a DSN names one for all. Leave"
