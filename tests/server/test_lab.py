@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from queueproof.errors import QueueError, ServerError
+from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Step
 from queueproof.queues.sqlfile import load_text
@@ -560,3 +560,16 @@ def test_no_gate_is_left_behind(lab_of: LabOf) -> None:
     assert lab.execute(count) == [(2,)]
     lab.reset()
     assert lab.execute(count) == [(0,)]
+
+
+def test_a_database_that_somebody_drops_is_told(server: Server) -> None:
+    """A server that goes on would else be said to have ended a connection, or to have gone."""
+
+    def dropped() -> None:
+        with open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
+            name = conninfo_to_dict(lab.conninfo)["dbname"]
+            server.administer(f'DROP DATABASE "{name}" WITH (FORCE)')
+            lab.reset()
+
+    with pytest.raises(ServerUnavailableError, match="somebody has dropped the database of this"):
+        dropped()

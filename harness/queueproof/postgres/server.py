@@ -296,6 +296,17 @@ class Server:
             for statement in statements:
                 connection.execute(statement)
 
+    def lacks(self, conninfo: str) -> bool:
+        """Whether it answers, and has such a database no more."""
+        name = conninfo_to_dict(conninfo)["dbname"]
+        asked = "SELECT FROM pg_catalog.pg_database WHERE datname = %s"
+        with (
+            suppress(psycopg.Error, waits.LimitError),
+            waits.LimitedConnection.open(self._admin) as connection,
+        ):
+            return connection.execute(asked, [name]).fetchone() is None
+        return False
+
     @contextmanager
     def database(
         self, prefix: str = PREFIX, settings: Mapping[str, str] | None = None

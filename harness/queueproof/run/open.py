@@ -43,7 +43,7 @@ def open_lab(
     """
     with (
         server.database(settings=settings) as conninfo,
-        _held_responsible(server.for_queue(conninfo)),
+        _held_responsible(server, server.for_queue(conninfo)),
     ):
         if isinstance(queue, WorkerQueue):
             lab: Lab = ClientLab(queue, server, conninfo)
@@ -77,7 +77,7 @@ def twin_of(lab: Lab) -> Lab:
 
 
 @contextmanager
-def _held_responsible(conninfo: str) -> Iterator[None]:
+def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
     """Blame the queue for what its SQL does to the harness's own statements and connections."""
     began = _start_of(conninfo)
     try:
@@ -96,6 +96,10 @@ def _held_responsible(conninfo: str) -> Iterator[None]:
                 f"the server has no connection left: {told}. Allow {2 * CONNECTIONS} for --jobs 1,"
                 f" and {CONNECTIONS} more for each further process (max_connections of the server,"
                 " CONNECTION LIMIT of the role)"
+            ) from None
+        if lost and server.lacks(conninfo):
+            raise ServerUnavailableError(
+                "somebody has dropped the database of this run while it ran, so there is no verdict"
             ) from None
         if lost and began is not None and began == _start_of(conninfo):
             raise QueueError(
