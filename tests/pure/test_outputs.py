@@ -177,7 +177,7 @@ def test_a_queue_may_come_from_a_pipe(
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A folder cannot be written; a file that is there, or not yet, can."""
-    with pytest.raises(QueueproofError, match="Is a directory"):
+    with pytest.raises(QueueproofError, match="it is no file; name one"):
         refuse_outputs([tmp_path], [])
     refuse_outputs([tmp_path / "new", None, Path("/dev/null")], [tmp_path / "q.sql"])
 

@@ -115,6 +115,13 @@ CREATE TRIGGER touched BEFORE UPDATE ON notes FOR EACH ROW EXECUTE FUNCTION exte
 """
 
 
+def test_a_temporary_table_is_told_as_one(lab_of: LabOf) -> None:
+    """PostgreSQL itself says no more than that it is not there."""
+    lab = lab_of(queue_file(table="CREATE TEMP TABLE jobs (id bigserial PRIMARY KEY);"))
+    with pytest.raises(QueueError, match=r"schema makes jobs a temporary table, which no other"):
+        calibrate(lab)
+
+
 def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf) -> None:
     """What a schema names and nobody made is told as stubs, with which it can be installed."""
     with pytest.raises(QueueError, match=r'q.*sql:\d+: .*type "citext" does not') as refused:

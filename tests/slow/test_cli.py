@@ -315,7 +315,7 @@ def test_nothing_judged_is_no_pass(
         (["check", SOUND, "--only", "order", "--require", "fencing"], "fencing is required and"),
         (["check", SOUND, "--only", "order", "--skip", "order"], "nothing is left to judge"),
         (["check", SOUND, "--json", "/no/such/directory/card.json"], "cannot write /no/such"),
-        (["check", SOUND, "--html", "/"], "cannot write /: Is a directory"),
+        (["check", SOUND, "--html", "/"], "cannot write /: it is no file; name one"),
         (["check", SOUND, "--json", "same", "--html", "same"], "need a file each"),
         (["replay", SOUND, "eNx"], "not a replay token"),
         (["replay", "elsewhere.sql", "fencing"], "elsewhere.sql: No such file"),

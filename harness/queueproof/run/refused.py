@@ -20,6 +20,9 @@ _UNTRUSTED = (
 # Of functions, types, operators, schemas, tables, extensions (58P01 in older servers).
 _MISSING = frozenset({"42883", "42704", "3F000", "42P01", "0A000", "58P01"})
 _EXTENSION = re.compile(r'CREATE EXTENSION (?:IF NOT EXISTS )?"?([\w-]+)', re.IGNORECASE)
+_TEMPORARY = re.compile(
+    r'CREATE (?:GLOBAL |LOCAL )?TEMP(?:ORARY)? TABLE (?:IF NOT EXISTS )?"?(\w+)', re.IGNORECASE
+)
 _LACKING = """
 SELECT asked, asked IN (SELECT name FROM pg_available_extensions)
 FROM unnest(%s::text[]) AS asked WHERE asked NOT IN (SELECT extname FROM pg_extension) ORDER BY 1
@@ -53,7 +56,11 @@ def hint(
         return _UNTRUSTED
     if error.sqlstate not in _MISSING:
         return ""
-    asked = {name.lower() for step in schema for name in _EXTENSION.findall(step.sql)}
+    steps = list(schema)
+    for name in (name for step in steps for name in _TEMPORARY.findall(step.sql)):
+        if f'"{name}"' in error.message:
+            return f"\nThe schema makes {name} a temporary table, which no other connection sees."
+    asked = {name.lower() for step in steps for name in _EXTENSION.findall(step.sql)}
     missing: dict[str, bool] = dict(admin.execute(_LACKING, [sorted(asked)]).fetchall())
     if not missing:
         return ""
