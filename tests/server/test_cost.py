@@ -855,6 +855,12 @@ def test_a_page_of_a_benchmark_has_no_script_and_no_address() -> None:
     assert {"data:appl"} == {found for found in addresses if not found.startswith("#")}
 
 
+def test_a_queue_of_one_batch_size_is_a_point_among_no_curves() -> None:
+    """It would stand, with its name, among those of others; the tables have it."""
+    (panel,) = chart.charts(report())[0].panels
+    assert {row["queue"] for row in panel["data"]["values"]} == {"first"}
+
+
 def test_every_axis_begins_at_zero_or_says_log() -> None:
     """A logarithmic scale is named in its axis' title, or has percentiles; any other has a zero."""
     panels = [panel for chart in chart.charts(full()) for panel in chart.panels]

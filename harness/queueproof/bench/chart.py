@@ -10,6 +10,7 @@ import math
 import re
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from itertools import product
@@ -146,6 +147,11 @@ def _by(kind: str, report: BenchReport) -> Chart:
         number = getattr(entry.shape, apart)
         panel = (number, _count(number, apart))
         rows.append(_rate(entry, panel, x=getattr(entry.shape, kind)))
+    points = Counter((row["panel"], row["queue"]) for row in rows)
+    curved = {panel for (panel, _), number in points.items() if number > 1}
+    # Beside curves a point alone, and its name, would stand among those of others.
+    alone = {one for one, number in points.items() if number == 1 and one[0] in curved}
+    rows = [row for row in rows if (row["panel"], row["queue"]) not in alone]
     return _curves(kind, rows, _names(report))
 
 
