@@ -204,7 +204,7 @@ REFUSED = SOUND.replace("SKIP LOCKED", "NOWAIT").replace("-- ///\n\n", RECOVERS,
 def overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is found without conditions, until a story has been made short."""
     monkeypatch.setattr(Examination, "_search", lambda *_: None)
-    monkeypatch.setattr(Examination, "_breaks_anyway", lambda *_: False)
+    monkeypatch.setattr(Examination, "_breaks_anyway", lambda *_, **__: False)
 
 
 @pytest.mark.usefixtures("overlooked")

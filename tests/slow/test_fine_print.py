@@ -87,6 +87,31 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     assert "clock (w1:" in found["server-clock"].story
 
 
+RACED = (
+    WORKERS_CLOCK.replace(":now", "now()").replace("limit, now", "limit")
+    + """
+-- name: heartbeat(id, claims)!
+UPDATE jobs SET locked_at = now() WHERE id = :id AND claims = :claims;
+-- name: recover
+SELECT id FROM jobs WHERE locked_at < :now - interval '30 seconds' AND locked_at > '-infinity';
+UPDATE jobs SET locked_at = '-infinity' WHERE id = ANY (:ids) RETURNING id;
+"""
+)
+
+
+def test_what_breaks_by_a_wrong_clock_alone_is_told_beside_what_breaks_anyway(
+    lab_of: LabOf,
+) -> None:
+    """A heartbeat races with the sweep; in turn, which goes one way, only its clock is to blame."""
+    found = judged(lab_of(RACED.format(bound="now()")), "server-clock", "live-lease")
+    assert {name: one.verdict for name, one in found.items()} == {
+        "server-clock": "broken",
+        "live-lease": "broken",
+    }
+    assert "clock (w1:" in (found["server-clock"].story or "")
+    assert "clock (w1:" not in (found["live-lease"].story or "")
+
+
 RETRIED = "SET status = CASE WHEN attempts < 3 THEN 'queued' ELSE 'failed' END"
 HOOKS = queue_file(
     header='lease = "5 minutes"\nmax_attempts = 3',

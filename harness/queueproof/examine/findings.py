@@ -73,6 +73,7 @@ class Findings:
     spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
     plain: set[str] = field(default_factory=set)  # guarantees whose breach explains another's
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
+    due: set[str] = field(default_factory=set)  # whose breach, in turn, its conditions alone make
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again
@@ -190,7 +191,7 @@ class Findings:
                 return seen.explains[name]
         failure = self.failures[name]
         broken = failure.violation.guarantee
-        if CATALOGUE[name].variations and broken in self.failures:
+        if CATALOGUE[name].variations and broken in self.failures and name not in self.due:
             found = "is broken" if broken in CATALOGUE else "occurs"
             return f"{broken} {found} without it too"
         if name in self.within:
@@ -224,6 +225,7 @@ class Findings:
             if broken != name:
                 plain = find(self.runner(), self.declared, failure.program.undisturbed, broken)
                 if plain is not None:
+                    self.due.discard(name)
                     self.record(broken, plain)
         for name in [name for name in asked if name in self.failures]:
             with self.timing(name):

@@ -17,6 +17,7 @@ from queueproof.guarantees.guarantee import Guarantee, Variation
 from queueproof.probes.probes import PROBES, Seen
 from queueproof.run import wallclock
 from queueproof.run.lab import Lab
+from queueproof.run.runner import SURE
 from queueproof.schedule.actors import NEMESIS
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 from queueproof.schedule.programs import DoKind, Program
@@ -294,17 +295,27 @@ class Examination:
                         continue  # who waits for whom, and in which order: another's business
                     if guarantee.faults and (broken not in CATALOGUE or self._loses_anyway(plain)):
                         continue
-                    if self._breaks_anyway(plain, broken):
+                    disturbed = plain != failure.program
+                    if self._breaks_anyway(plain, broken, disturbed=disturbed):
                         continue
+                    if not (plain.races or disturbed):
+                        self._found.due.add(name)
                     self._found.record(name, failure)
             self._headway.done(unit)
             if name in self._found.failures:
                 return
 
-    def _breaks_anyway(self, program: Program, broken: str) -> bool:
+    def _breaks_anyway(self, program: Program, broken: str, *, disturbed: bool) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
         found = self._found
-        if broken in found.failures or broken in found.errors:
+        if broken in found.errors:
+            return True
+        if not (program.races or disturbed):
+            # In turn there is one way that it goes: what breaks now is due to the conditions,
+            # whatever else breaks the same.
+            alone = partial(find, found.runner(), found.declared, program, broken, budget=1)
+            return any(alone() is not None for _ in range(SURE))
+        if broken in found.failures:
             return True
         failure = find(found.runner(), found.declared, program, broken, budget=ENOUGH)
         if failure is not None:
