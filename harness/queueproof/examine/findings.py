@@ -257,8 +257,9 @@ class Findings:
             for schedule, run in explore(runner, program, budget=WITHIN, seed=self.seed):
                 for one in breaches(run, self.declared):
                     inner = Failure(program, schedule, run, one, failure.conditions)
-                    later = inner.at_the_end and not failure.at_the_end
-                    if one.guarantee == name or later or not self._explains(inner, name):
+                    # What comes after a part of a story is not what comes after the whole.
+                    other = inner.phase and inner.phase != failure.phase
+                    if one.guarantee == name or other or not self._explains(inner, name):
                         continue
                     if one.guarantee not in self.failures:
                         self.record(one.guarantee, self._shortened(inner))

@@ -347,11 +347,13 @@ class _JobCheck:
                 refused = act.answer == "rejected" and because.guarantee == "live-lease"
                 raced = self._raced(configs, acts, open_acts) if refused else None
                 because, call = raced or (because, act.call)
-                if refused and not raced and self._is_gone(acts[n:]):
-                    because = Breach("no-lost-job", f"{because.because}: it is gone")
                 late = _late_beside(acts, configs[0].job.last)
                 if late and because.guarantee in {"single-claim", "live-lease", "backoff"}:
                     because = because._replace(doubts=("fencing", *because.doubts))
+                if refused and not raced and self._is_gone(acts[n:]):
+                    because = because._replace(
+                        guarantee="no-lost-job", because=f"{because.because}: it is gone"
+                    )
                 claimed = act.kind == "claim" and because.guarantee != "single-claim"
                 if claimed and _has_a_rival(acts, act):
                     because = because._replace(follows="single-claim")

@@ -61,9 +61,11 @@ class Failure:
         return "" if kind in {"jobs", "sweep"} else kind
 
     @property
-    def at_the_end(self) -> bool:
-        """It breaks as the run is ended, and not by anything that the program does."""
-        return self.violation.call >= self.run.staged
+    def phase(self) -> int:
+        """When it breaks: 0 in the program, 1 as workers end what they hold after it, 2 later."""
+        if self.violation.call < self.run.staged:
+            return 0
+        return 2 if self.run.history.calls[self.violation.call].actor == DRAINER else 1
 
     @property
     def like(self) -> Like:

@@ -38,12 +38,13 @@ from queueproof.schedule.programs import (
     advance,
     claim,
     crash,
+    fail,
     in_turn,
     script,
     until,
     whole,
 )
-from queueproof.space.pieces import ALIGNED, CLEAN, NEW, SETTLE, Pieces
+from queueproof.space.pieces import ALIGNED, CLEAN, MOST_ATTEMPTS, NEW, SETTLE, Pieces
 
 DEPTH = 5  # steps to a situation
 WALK = 3  # steps of what goes on meanwhile
@@ -52,6 +53,7 @@ MOST_HELD = 12  # jobs that others hold
 WORN = 0.5  # of the programs
 AHEAD = 3  # times as many programs first of an act of several statements
 BEATS = 6  # one after the other
+REST = 40 * DAY  # seconds of a wait that has doubled a score of times
 RESERVE = 6  # jobs that come later, more than any program enqueues
 _EARLY, _LATER = 0.3, 0.6  # of a lease
 # What is left of a lease, at least, and how much of it may pass then.
@@ -159,14 +161,23 @@ class Space:
         rules: What it declares.
         bound: Most attempts of the job; 0: as the queue's header says.
         batch: Jobs that lead one life together.
+        spent: How all attempts but the last have come to nothing before; empty where they have not.
     """
 
-    def __init__(self, pieces: Pieces, rules: Declared, bound: int = 0, batch: int = 1) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        rules: Declared,
+        bound: int = 0,
+        batch: int = 1,
+        spent: tuple[Script, ...] = (),
+    ) -> None:
         self.pieces, self.rules, self.batch = pieces, rules, batch
         self._jobs = (JobSpec(bound=bound),) * batch
         self._bound = bound or pieces.bound
         self._known: dict[Kind, dict[Script, Deed]] = {}
-        self._ahead: tuple[Script, ...] = ()  # what puts the first of several an attempt ahead
+        self._ends_with_the_next = self._bound == 1 or bool(spent)
+        self._ahead = spent  # or what puts the first of several an attempt ahead
         if batch > 1 and rules.lease is not None and self._bound != 1:
             over = script("clock", advance(past(rules.lease)))
             self._ahead = (script("w7", claim()), over, *pieces.reaper())
@@ -175,8 +186,11 @@ class Space:
     def situations(self) -> list[Situation]:
         """All of them, each by the shortest way."""
         absent = self._named(Situation())
-        born = self._named(absent._replace(job=self._born(absent)["job"]))
-        found = {one.key: one for one in (absent, born)}
+        job = self._born(absent)["job"]
+        if self._ahead and self.batch == 1:
+            job = job._replace(claims=job.bound - 1)
+        born = self._named(absent._replace(job=job))
+        found = {one.key: one for one in ((born,) if job.claims else (absent, born))}
         frontier = deque(found.values())
         while frontier:
             at = frontier.popleft()
@@ -195,7 +209,7 @@ class Space:
         return at._replace(key=key)
 
     def _length(self, at: Situation) -> int:
-        return len(at.way) + (self._bound == 1)
+        return len(at.way) + self._ends_with_the_next
 
     def _stands(self, at: Situation) -> Kind:
         last = self._is_last(at)
@@ -468,7 +482,7 @@ class Space:
 
     def _precedent(self, deed: Deed) -> tuple[Script, ...]:
         """Another job that has ended so before: it shows what becomes of such jobs."""
-        ends = deed.do.kind in COMPLETES or (deed.do.kind == "fail" and self._bound == 1)
+        ends = deed.do.kind in COMPLETES or (deed.do.kind == "fail" and self._ends_with_the_next)
         the_same = deed.do._replace(job=0, batch=0, part="all")
         return (script("w8", claim(self.batch), the_same),) if ends else ()
 
@@ -579,7 +593,7 @@ def _only_do(one: Script) -> tuple[str, Do]:
 
 
 def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
-    """The spaces of a queue: of a job that has one attempt, of one that has more, of a batch.
+    """The spaces of a queue: of a job that has one attempt left, of one that has more, of a batch.
 
     Args:
         pieces: What it offers.
@@ -587,9 +601,24 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
     """
     bounds = pieces.bounds() or [0]
     found = [Space(pieces, rules, bound) for bound in dict.fromkeys((bounds[0], bounds[-1]))]
+    if 1 < bounds[0] <= MOST_ATTEMPTS:  # the queue's own, and no enqueue can ask for fewer
+        found += [
+            Space(pieces, rules, bounds[0], spent=way) for way in _spent(pieces, rules, bounds[0])
+        ]
     if pieces.takes_limit:
         found.append(Space(pieces, rules, bounds[-1], BATCH))
     return found
+
+
+def _spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
+    """The ways in which all attempts of a job but its last come to nothing."""
+    workers = [f"w{100 + n}" for n in range(bound - 1)]
+    freed = 0.0 if rules.tied else rules.lease
+    ways = [(crash(), freed), (fail(), REST if pieces.offer.retries else None)]
+    for ends, seconds in ways:
+        if seconds is not None:
+            over = script("clock", advance(past(seconds))), *pieces.reaper()
+            yield tuple(one for who in workers for one in (script(who, claim(), ends), *over))
 
 
 Skin: TypeAlias = Callable[[Program], Program]
