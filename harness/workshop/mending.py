@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from queueproof.advice.search import mend
 from queueproof.errors import QueueproofError
 from queueproof.examine.check import judge
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.machine import processors
-from queueproof.mend.search import mend
 from queueproof.postgres import open_server
 from queueproof.queues.sqlfile import load
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.propose import Proposed, propose
+from queueproof.advice.roles import words
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
-from queueproof.proposal.propose import Proposed, propose
-from queueproof.proposal.roles import words
 from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.moments import past

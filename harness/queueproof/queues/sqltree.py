@@ -35,6 +35,20 @@ class Edit(NamedTuple):
     span: Span
     new: str = ""
 
+    @classmethod
+    def at(cls, offset: int, new: str) -> Edit:
+        """What puts a text in.
+
+        Args:
+            offset: Where.
+            new: The text.
+        """
+        return cls(Span(offset, offset), new)
+
+    def moved(self, by: int) -> Edit:
+        """The edit of a piece of a text as one of the text, which the piece begins so far in."""
+        return Edit(Span(self.span.start + by, self.span.end + by), self.new)
+
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
     """A text with some edits made.

@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import TypeAlias
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from queueproof.advice.clauses import changes
 from queueproof.errors import QueueError, QueueproofError, Source, nearest
-from queueproof.mutate.mutations import changes
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
-from queueproof.queues.sqltree import Parsed, quoted, sites
+from queueproof.queues.sqltree import Parsed, applied, quoted, sites
 from queueproof.schedule.programs import DoKind
 
 
@@ -132,14 +133,10 @@ def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
                 unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
                 continue
             for change in found:
-                mutated = change.apply(text)
-                whole = statement.text[: site.start] + mutated + statement.text[site.end :]
-                statements = (
-                    *block.statements[:index],
-                    _rewritten(statement, whole),
-                    *block.statements[index + 1 :],
-                )
-                yield f"{label}: {change.what}", statements, change.column
+                edits = [edit.moved(site.start) for edit in change.edits]
+                statements = list(block.statements)
+                statements[index] = _rewritten(statement, applied(statement.text, edits))
+                yield f"{label}: {change.what}", tuple(statements), change.column
 
 
 def _rewritten(statement: Statement, text: str) -> Statement:
@@ -197,18 +194,13 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
                 before = token.raw.upper()
                 uses.update([token.name] if token.name else re.findall(r"\w+", token.raw.lower()))
             for _, site in sites(block, statement.text):
-                targets.update(_targets(statement.text[site.start : site.end]))
+                with suppress(SqlglotError):
+                    tree = Parsed(statement.text[site.start : site.end]).tree
+                    for update in tree.find_all(exp.Update):
+                        targets.update(part.this.name for part in update.expressions)
     if uses.keys() & {"old", "new"}:
         return frozenset()
     return frozenset(column for column, n in targets.items() if uses[column] == n + 1)
-
-
-def _targets(text: str) -> list[str]:
-    try:
-        tree = Parsed(text).tree
-    except SqlglotError:
-        return []
-    return [part.this.name for one in tree.find_all(exp.Update) for part in one.expressions]
 
 
 def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:

@@ -21,6 +21,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
+from queueproof.advice.catalogue import Fix, changed, fixes
+from queueproof.advice.reading import Draft
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue, first_flaw
@@ -30,8 +32,6 @@ from queueproof.examine.replay import replay
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.judge.checker import declare
-from queueproof.mend.catalogue import Fix, changed, fixes
-from queueproof.mend.draft import Draft
 from queueproof.postgres import Server, open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import Queue
@@ -62,12 +62,12 @@ STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
 AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
 _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tried first
-    "retry-bound": ("attempts", "bound"),
-    "retry-given": ("attempts", "bound"),
+    "retry-bound": ("attempts", "most"),
+    "retry-given": ("attempts", "most"),
     "backoff": ("due",),
     "not-early": ("due",),
-    "live-lease": ("lease",),
-    "stale-recovery": ("lease",),
+    "live-lease": ("until", "since"),
+    "stale-recovery": ("until", "since"),
     "fencing": ("attempts",),
     "routing": ("queue",),
     "order": ("priority", "due"),
@@ -298,7 +298,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
         blocks: Those that take part in the story; none where they are not known.
     """
     mine = {*blocks, "schema"}
-    about = [f"{getattr(draft.columns, role)}" for role in _ABOUT.get(guarantee, ())]
+    about = [f"{draft.jobs[role]}" for role in _ABOUT.get(guarantee, ())]
 
     def speaks(fix: Fix) -> bool:
         return any(column and column in fix.what for column in about)
@@ -452,14 +452,18 @@ class _Search:
         budget: int,
     ) -> Iterator[tuple[Fix, Outcome]]:
         """Each safe form for a variant, and what came of it; stories are asked first."""
-        ranked = self._ranked(variant, seen)[: budget - self.tried]
+        draft = Draft(variant.text, self.path)
+        fits = [fix for fix, _ in ranked(draft, variant.target, variant.blocks)]
+        new = [fix for fix in fits if fix.text not in seen]
+        seen.update(fix.text for fix in new)
+        new = new[: budget - self.tried]
         told = self._outcomes(
-            [fix.text for fix in ranked], Goal(stories, (), self._others(wanted)), each=self._tried
+            [fix.text for fix in new], Goal(stories, (), self._others(wanted)), each=self._tried
         )
-        self.tried += len(ranked)
-        left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
+        self.tried += len(new)
+        left = [fix for fix, outcome in zip(new, told, strict=True) if outcome.is_sound]
         self._tries.passed += len(left)
-        yield from ((f, o) for f, o in zip(ranked, told, strict=True) if not o.is_sound)
+        yield from ((f, o) for f, o in zip(new, told, strict=True) if not o.is_sound)
         for at in range(0, len(left), AT_ONCE):
             some = left[at : at + AT_ONCE]
             known = [token for token in self._learnt if decode_token(token)[1] in wanted]
@@ -470,15 +474,6 @@ class _Search:
                 one.token for one in outcomes if one.token and one.token not in self._learnt
             )
             yield from zip(some, outcomes, strict=True)
-
-    def _ranked(self, variant: Variant, seen: set[str]) -> list[Fix]:
-        """The safe forms for a variant: of the story's blocks, adding, and small ones first."""
-        draft = Draft(variant.text, self.path)
-        found = [
-            fix for fix, _ in ranked(draft, variant.target, variant.blocks) if fix.text not in seen
-        ]
-        seen.update(fix.text for fix in found)
-        return found
 
     def _others(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The guarantees that are broken besides, and not asked for yet."""
@@ -511,18 +506,21 @@ class _Search:
             each()
         return [self._known[text, goal] for text in texts]
 
-    def _checked(self, text: str) -> Card:
+    def _checked(self, text: str, name: str | None = None) -> Card:
+        """A text checked by everything, or by one guarantee."""
+
+        def tell(what: str, done: float | None) -> None:
+            doing = f"checking the mended queue by everything: {what}"
+            self.progress(f"{self._again}{self._so_far}; {doing}", done)
+
         with open_lab(load_text(text, self.path), self.server) as lab:
             return check_queue(
                 lab,
-                select(None),
+                select(name and [name]),
                 seed=self.card.seed,
                 profile=self.profile,
                 jobs=self.jobs,
-                progress=lambda what, done: self.progress(
-                    f"{self._again}{self._so_far}; checking the mended queue by everything: {what}",
-                    done,
-                ),
+                progress=tell,
             )
 
     def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
@@ -533,24 +531,13 @@ class _Search:
             was = before.get(one.id)
             if one.id in done or was == "holds":
                 fails = one.verdict not in {"holds", "accepted"}
-            elif was is None:  # it was not asked
-                fails = one.verdict == "broken" and not self._breaks_anyway(one.id)
             else:
                 fails = one.verdict == "broken" != was
-            if fails:
+            # What was not asked before may have been broken all along.
+            if fails and (was or self._checked(self.original, one.id).verdict != "broken"):
                 lost.append(one)
-        for one in lost:
-            tokens = [story.replay for story in one.stories if story.replay]
-            self._lost_since.extend(tokens)
+                self._lost_since.extend(s.replay for s in one.stories if s.replay)
         return [one.id for one in lost]
-
-    def _breaks_anyway(self, name: str) -> bool:
-        """Whether the original breaks what it was not asked for."""
-        with open_lab(load_text(self.original, self.path), self.server) as lab:
-            card = check_queue(
-                lab, select([name]), seed=self.card.seed, profile=self.profile, jobs=self.jobs
-            )
-        return card.verdict == "broken"
 
 
 # --- one candidate, in a process of its own -----------------------------------------------------
