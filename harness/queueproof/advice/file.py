@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
@@ -46,7 +46,6 @@ class Proposal:
         self._table = table
         self._tables = tables
         self._parents: dict[int, str] = {}
-        self._notes: list[str] = []
         columns = roles_of(table)
         self._states = states_of(table, columns["status"]) if "status" in columns else States()
         key = self._key()
@@ -69,10 +68,7 @@ class Proposal:
         named = [c for c in (keys or self._table.columns) if words(c.name).endswith("id")]
         if not (keys or named):
             raise QueueproofError(f"{self._table.sql} has no primary key, by which a job is named")
-        key = (named or keys)[0]
-        if len(keys) != 1:
-            self._notes.append(f"{key} alone is taken for a job's id; is it unique?")
-        return key
+        return (named or keys)[0]
 
     def _refuse(self) -> None:
         """Refuse a table in which nothing says that a job waits, or that it runs."""
@@ -101,7 +97,14 @@ class Proposal:
             jobs=jobs,
             table=jobs.table.sql,
             key=jobs.key,
-            head=f"{_commented(self._head(others))}\n\n{self._header(include)}",
+            others=[one.sql for one in others[:3]],
+            roles=ROLES,
+            states=self._states,
+            named=self._named(),
+            called=[f"{self._states.names[one]} = {one}" for one in self._states.guessed],
+            given_up=self._given_up(),
+            alone=sum(column.key for column in jobs.table.columns) == 1,
+            include=include,
             parents=list(self._parents.values()),
             index=self._index(),
             values=values,
@@ -242,79 +245,19 @@ class Proposal:
         has_one = any(leading in index for index in self._table.indexes)
         return self._jobs.index() if order and not has_one else ""
 
-    def _head(self, others: Sequence[Table]) -> Iterator[str]:
-        jobs = self._jobs
-        yield f"A queue in the table {jobs.table.sql}, as its columns' names and types tell it."
-        if others:
-            also = ", ".join(table.sql for table in others[:3])
-            yield f"Other tables look like one of jobs, too: {also} (--table NAME)."
-        yield "What each column was taken for:"
-        yield f"  {jobs.key.sql:<16} its name (sure: the primary key)"
-        for role, column in jobs.columns.items():
-            yield f"  {column.sql:<16} {ROLES[role].meaning} ({self._certainty(role, column)})"
-        yield "Whatever is wrong here, correct it: what counts is the SQL that your workers send."
-        yield "The format of this file: queueproof help file-format"
-        yield from (f"TODO: {one}" for one in (*self._notes, *self._missing()))
+    def _given_up(self) -> list[str]:
+        """The values of the status that say of a job that it was given up."""
+        values = [self._states.names.get("failed", ""), *self._states.also]
+        return [one for one in values if re.fullmatch("fail.*|error.*|dead|discarded", one)]
 
-    def _certainty(self, role: str, column: Column) -> str:
-        if role == "status":
-            return "guessed: its values" if self._states.guessed else "sure: its values say so"
-        vague = re.fullmatch(_VAGUE, words(column.name))
-        return "likely: its name may mean something else" if vague else "sure: name and type"
-
-    def _missing(self) -> Iterator[str]:
-        jobs, states = self._jobs, self._states
-        if states.guessed:
-            named = ", ".join(f"{states.names[state]} = {state}" for state in states.guessed)
-            yield f"the values of {jobs['status']} could not be known: {named}. Are they so?"
-        if states.unknown:
-            yield f"what do these states mean? {', '.join(states.unknown)}"
-        failed = [states.names.get("failed", ""), *states.also]
-        given_up = [
-            value for value in failed if re.fullmatch("fail.*|error.*|dead|discarded", value)
-        ]
-        if len(given_up) > 1:
-            yield (
-                f"{' and '.join(given_up)} are taken for given up. If one waits for its next"
-                ' attempt, it is "queued" in [states], and claim asks for it.'
-            )
-        if not jobs.clock:
-            yield (
-                "no column tells since when a job runs (such as locked_at timestamptz): what a"
-                " crashed worker held stays running for ever."
-            )
-        if not jobs.count:
-            yield (
-                "no column counts attempts (such as attempts int NOT NULL DEFAULT 0): a job that"
-                " always fails or crashes its worker has no end."
-            )
-        if not jobs.count and not jobs.clock:
-            yield "nothing tells one claim of a job from a later one: a late worker may end it."
-        if jobs["attempts"] and not jobs["most"]:
-            yield "no column says how many attempts a job has: 3 stands for your number."
-
-    def _header(self, include: str) -> str:
-        jobs = self._jobs
-        lines = ["/// queue", f"include = {include}"]
-        if jobs.clock:
-            lines.append('lease = "30 seconds"  # TODO: after how long is a worker given up?')
-        else:
-            lines.append('stale = "stays"  # TODO: nothing takes back what a crashed worker had')
-        if jobs.count:
-            lines.append(f"max_attempts = {jobs.number}")
-            if jobs["due"]:
-                lines.append('backoff = "5 seconds"')
-        if jobs.order():
-            promise = "priority, fifo" if jobs["priority"] else "fifo"
-            asked = "  # TODO: does the greatest number go first?" if jobs["priority"] else ""
-            lines.append(f'order = "{promise}"{asked}')
+    def _named(self) -> dict[str, str]:
+        """The states that have a name of their own, as TOML has it, and what each stands for."""
         named = {**{v: k for k, v in self._states.names.items()}, **self._states.also}
-        if own := {value: state for value, state in named.items() if value != state}:
-            lines.append("[states]")
-            for value, state in own.items():
-                key = value if re.fullmatch(r"[\w-]+", value, re.ASCII) else f"'{value}'"
-                lines.append(f'{key} = "{state}"')
-        return "\n".join(f"-- {line}" for line in [*lines, "///"])
+        return {
+            value if re.fullmatch(r"[\w-]+", value, re.ASCII) else f"'{value}'": state
+            for value, state in named.items()
+            if value != state
+        }
 
 
 _TOKENS = {"attempt": {"attempts", "left"}, "claimed_at": {"until", "beat", "since"}}
@@ -326,12 +269,17 @@ _VAGUE = (
 _NUMBERS = {"numeric", "float4", "float8", "money", "oid"}
 
 
-def _commented(lines: Iterable[str]) -> str:
-    wrapped = (
-        [line] if line.startswith(" ") else textwrap.wrap(line, 96, subsequent_indent="  ")
-        for line in lines
-    )
-    return "\n".join(f"-- {line}" for one in wrapped for line in one)
+def _commented(told: str) -> str:
+    """Prose as comments."""
+    wrapped = textwrap.wrap(" ".join(told.split()), 96, subsequent_indent="  ")
+    return "\n".join(f"-- {line}" for line in wrapped)
+
+
+def _certainty(column: Column, role: str, states: States) -> str:
+    if role == "status":
+        return "guessed: its values" if states.guessed else "sure: its values say so"
+    vague = re.fullmatch(_VAGUE, words(column.name))
+    return "likely: its name may mean something else" if vague else "sure: name and type"
 
 
 def _called(column: Column, name: str) -> str:
@@ -350,5 +298,5 @@ def _literals(status: Column, states: States) -> dict[str, str]:
 _FORMS = Environment(  # noqa: S701 - it is SQL, and no page
     undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
 )
-_FORMS.filters |= {"called": _called, "commented": _commented}
+_FORMS.filters |= {"called": _called, "certainty": _certainty, "commented": _commented}
 _FORM = _FORMS.from_string(files(__package__).joinpath("queue.sql.j2").read_text(encoding="utf-8"))
