@@ -250,10 +250,7 @@ def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
     if isinstance(where.this, exp.Or):
         inner = parsed.source(parsed.span(where.this))
         return Edit(parsed.span(where.this), " AND ".join([f"({inner})", *asked]))
-    line = parsed.text.rfind("\n", 0, span.start) + 1
-    indent = re.match(r"\s*", parsed.text[line:])
-    several = "\n" in parsed.text
-    joint = f"\n{indent[0] if indent else ''}  AND " if several else " AND "
+    joint = f"\n{parsed.indent(span.start)}  AND " if "\n" in parsed.text else " AND "
     return Edit.at(span.end, "".join(joint + condition for condition in asked))
 
 

@@ -71,9 +71,7 @@ def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
         if where.find(exp.Select):
             continue
         span = parsed.span(where)
-        start = parsed.text.rfind("\n", 0, span.start) + 1
-        indent = re.match(r"\s*", parsed.text[start:])
-        deeper = "\n" + (indent[0] if indent else "") + "  "
+        deeper = f"\n{parsed.indent(span.start)}  "
         asked = parsed.source(span).replace("\n", "\n  ")
         lines = [f"SELECT {key}", f"FROM {node.this.sql('postgres')}", asked, f"ORDER BY {key}"]
         chosen = "".join(deeper + line for line in (*lines, "FOR UPDATE SKIP LOCKED"))
@@ -98,8 +96,14 @@ def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
         for asked in pool:
             if site.block == "complete_many" and ":" in asked:  # it takes several of each
                 continue
-            if asked not in mine and (edit := added(site.parsed, node, f"{prefix}{asked}")):
-                yield Change(f"asks for {prefix}{asked}", [edit])
+            if asked not in mine:
+                yield from _asking(site, node, f"{prefix}{asked}")
+
+
+def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
+    """A query or a change that asks more."""
+    if asked and (edit := added(site.parsed, node, *asked)):
+        yield Change(f"asks for {' AND '.join(asked)}", [edit])
 
 
 def _guards(site: Site, draft: Draft) -> list[Clause]:
@@ -136,9 +140,7 @@ def _asked_again(site: Site, draft: Draft) -> Iterator[Change]:
         lacking = [one for one in wanted if not any(_asks(part, one) for part in parts)]
         groups = [lacking] if len(lacking) < 2 else [lacking, *([one] for one in lacking)]  # noqa: PLR2004
         for group in groups:
-            asked = [f"{prefix_of(node)}{one}" for one in group]
-            if asked and (edit := added(site.parsed, node, *asked)):
-                yield Change(f"asks for {' AND '.join(asked)}", [edit])
+            yield from _asking(site, node, *(f"{prefix_of(node)}{one}" for one in group))
 
 
 def _asks(part: exp.Expr, clause: Clause) -> bool:
@@ -280,9 +282,9 @@ def _due(site: Site, draft: Draft) -> Iterator[Change]:
             if not any(mentions(part, clause.column) for part in asked):
                 test = f"{prefix_of(node)}{clause}"
                 # Of a job that never failed nobody may have said when it is due.
-                for wish in (test, f"({prefix_of(node)}{clause.column} IS NULL OR {test})"):
-                    if edit := added(site.parsed, node, wish):
-                        yield Change(f"asks for {wish}", [edit])
+                yield from _asking(site, node, test)
+                late = f"({prefix_of(node)}{clause.column} IS NULL OR {test})"
+                yield from _asking(site, node, late)
 
 
 def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:

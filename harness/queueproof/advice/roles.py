@@ -59,21 +59,28 @@ class Role(NamedTuple):
 
     Attributes:
         meaning: In words.
-        weight: How much a table with it looks like one of jobs.
-        families: The types that it may have.
+        types: Those that it may have, by their families.
         names: What it is called, as a regular expression.
+        weight: How much a table with it looks like one of jobs.
     """
 
     meaning: str
-    weight: int
-    families: str
+    types: str
     names: str
+    weight: int = 1
 
 
 _KNOWN = tomllib.loads(files(__package__).joinpath("roles.toml").read_text(encoding="utf-8"))
+
+
+def _role(meaning: str, types: str, names: str, weight: int = 1) -> Role:
+    known = _KNOWN["words"]
+    spelled = names.replace("\n", "").format(**known)
+    return Role(meaning, types.format(**known), spelled, weight)
+
+
 ROLES: Mapping[str, Role] = {
-    role: Role(**{**told, "names": told["names"].replace("\n", "").format(**_KNOWN["words"])})
-    for role, told in _KNOWN["roles"].items()
+    role: _role(names=_KNOWN["names"][role], **told) for role, told in _KNOWN["roles"].items()
 }
 _STATES: Mapping[str, Sequence[str]] = {
     state: names.split() for state, names in _KNOWN["states"].items()
@@ -109,7 +116,7 @@ def roles_of(table: Table) -> dict[str, Column]:
                 known.names, prefix.sub("", spelled)
             )
             free = column.name not in taken and column.parent is None and not column.key
-            if named and free and family in known.families.split():
+            if named and free and family in known.types.split():
                 found.setdefault(role, replace(column, family=family))
                 taken = {one.name for one in found.values()}
     if "status" not in found and (status := _by_its_values(table, taken)):

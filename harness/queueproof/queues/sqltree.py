@@ -181,6 +181,11 @@ class Parsed:
         """The text of a stretch."""
         return self.text[span.start : span.end]
 
+    def indent(self, offset: int) -> str:
+        """The white space with which the line of an offset begins."""
+        line = self.text[self.text.rfind("\n", 0, offset) + 1 :]
+        return line[: len(line) - len(line.lstrip())]
+
     def tokens(self, span: Span) -> list[Span]:
         """The tokens of a stretch."""
         return [one for one in self._tokens if span.start <= one.start and one.end <= span.end]
