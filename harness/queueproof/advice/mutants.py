@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -45,6 +45,13 @@ class Mutant:
     through: DoKind | None = None
 
 
+class Equivalent(NamedTuple):
+    """The reason why a mutant cannot matter, and where it stands."""
+
+    reason: str
+    source: Source
+
+
 @dataclass(frozen=True, slots=True)
 class Mutants:
     """What can be planted in a queue.
@@ -52,12 +59,12 @@ class Mutants:
     Attributes:
         mutants: Each with a name of its own and SQL of its own.
         unread: Sentences on SQL that was left as it is, and why.
-        equivalents: What the file beside the queue's declares: name to reason.
+        equivalents: What the file beside the queue's declares, by the mutants' names.
     """
 
     mutants: Sequence[Mutant]
     unread: Sequence[str]
-    equivalents: Mapping[str, str]
+    equivalents: Mapping[str, Equivalent]
 
 
 class MutatedQueue(SqlFileQueue):
@@ -203,7 +210,7 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
     return frozenset(column for column, n in targets.items() if uses[column] == n + 1)
 
 
-def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
+def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, Equivalent]:
     """The mutants that are known to be no defects, from the file beside the queue's.
 
     `jobs.equivalent.toml` maps mutants' names to the reason that they cannot matter.
@@ -211,39 +218,23 @@ def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
     Raises:
         QueueError: The file is malformed, or names a mutant that there is none.
     """
-    path = equivalents_path(queue)
+    path = Path(queue.name).with_suffix(".equivalent.toml")
     try:
         text = path.read_text(encoding="utf-8")
+        known = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise QueueError(f"{path} cannot be read: {error}") from None
-    try:
-        found = tomllib.loads(text)
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise QueueError(f"{path} is not TOML: {error}") from None
-    for name, reason in found.items():
+    found: dict[str, Equivalent] = {}
+    for name, reason in known.items():
+        lines = (number for number, line in enumerate(text.splitlines(), 1) if name in line)
+        source = Source(path, next(lines, 1))
         if name not in names:
-            message = f"no mutant is named {name!r}{nearest(name, names)}"
-            raise QueueError(message, entry_in(path, text, name))
+            raise QueueError(f"no mutant is named {name!r}{nearest(name, names)}", source)
         if not isinstance(reason, str) or not reason.strip():
-            message = f"{name!r} has no reason; write why it cannot matter"
-            raise QueueError(message, entry_in(path, text, name))
+            raise QueueError(f"{name!r} has no reason; write why it cannot matter", source)
+        found[name] = Equivalent(reason, source)
     return found
-
-
-def equivalents_path(queue: SqlFileQueue) -> Path:
-    """The file that says which changes of a queue nobody can notice."""
-    return Path(queue.name).with_suffix(".equivalent.toml")
-
-
-def entry_in(path: Path, text: str, name: str) -> Source:
-    """The line of a mutant in that file.
-
-    Args:
-        path: The file.
-        text: What stands in it.
-        name: The mutant.
-    """
-    lines = (number for number, line in enumerate(text.splitlines(), 1) if name in line)
-    return Source(path, next(lines, 1))

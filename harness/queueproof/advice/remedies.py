@@ -59,8 +59,10 @@ def in_own_names(text: str, queue: Queue) -> str:
         queue: The queue; one that is no SQL file keeps them.
     """
     draft = _draft(queue)
-    if draft is None:
-        return text
+    return text if draft is None else _renamed(text, draft)
+
+
+def _renamed(text: str, draft: Draft) -> str:
     text = _DUE.sub(lambda due: _time(due[0], draft.jobs["due"].name, draft.text), text)
     for pattern, own in _own(draft.jobs, draft.text):
         text = re.sub(pattern, own.replace("\\", r"\\"), text)
@@ -76,16 +78,19 @@ def _draft(queue: Queue) -> Draft | None:
 
 def _remedy(judgement: Judgement, queue: Queue) -> str:
     draft = _draft(queue)
-    text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
-    if draft is not None and (told := cause_of(judgement.id, draft)):
+    general = remedy(judgement.id, judgement.told, queue.offers)
+    if draft is None:
+        return general
+    text = _renamed(general, draft)
+    if told := cause_of(judgement.id, draft):
         return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
-    if index and draft is not None and _is_view(index[1], draft):
+    if index and _is_view(index[1], draft):
         return (
             f"{index[1]} is a view, and no index holds what a view computes. Ask in the claim for "
             "the table's own columns, and index the table WHERE they say that a job can run."
         )
-    if draft is None or judgement.id != "live-lease" or not _adds_up(draft):
+    if judgement.id != "live-lease" or not _adds_up(draft):
         return text
     lease = draft.jobs.lease
     anew = _time(f"now(){' + lease' if _ends(draft.jobs) else ''}", lease.name, draft.text)

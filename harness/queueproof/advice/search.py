@@ -12,7 +12,7 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
@@ -157,8 +157,7 @@ def mend(
     profile: str,
     jobs: int = 1,
     progress: Callable[[str, float | None], None] = lambda _what, _done: None,
-    kept: Callable[[Mended | None], None] = lambda _mended: None,
-) -> Mended:
+) -> Generator[Mended | None]:
     """Look for a small change of a queue's own SQL that mends what is broken.
 
     Args:
@@ -170,15 +169,17 @@ def mend(
         jobs: The same; twice as many processes try candidates, as each waits for the server half
             the time.
         progress: The same; while candidates are tried nobody knows how many it will take: None.
-        kept: Told of the change so far, each time it mends one guarantee more; None once a check by
-            everything refuses it. What it holds was asked for what it mends alone.
+
+    Yields:
+        The change so far, each time it mends one guarantee more, which was asked for what it mends
+        alone; None once a check by everything refuses it; and what came of it all, at last.
 
     Raises:
         QueueproofError: It is no SQL file, or has changed since.
     """
     text = source(queue)
     with open_server(postgres, trust=trust) as server:
-        return _Search(text, queue.name, card, server, profile, jobs, progress, kept).mended()
+        yield from _Search(text, queue.name, card, server, profile, jobs, progress).mended()
 
 
 class Advice(NamedTuple):
@@ -336,7 +337,6 @@ class _Search:
     profile: str
     jobs: int
     progress: Callable[[str, float | None], None]
-    kept: Callable[[Mended | None], None]
     tried: int = 0
     _pool: ProcessPoolExecutor = field(init=False)
     _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
@@ -348,7 +348,7 @@ class _Search:
     _again: str = ""  # why it begins once more
     _so_far: str = ""  # how many guarantees are mended, and which
 
-    def mended(self) -> Mended:
+    def mended(self) -> Generator[Mended | None]:
         """Mend one guarantee after the other, and check what came of it by everything."""
         broken = [one for one in self.card.guarantees if one.verdict == "broken"]
         for judgement in broken:
@@ -356,18 +356,18 @@ class _Search:
         for _ in range(AGAIN):
             # They are ended before a check has some of its own.
             with processes(self.server, min(2 * self.jobs, PROCESSES)) as self._pool:
-                text, what, done, left = self._one_by_one([one.id for one in broken])
-            if not done:
-                return Mended("", (), 0, (), left, self.tried, None)
-            card = self._checked(text)
-            if not (lost := self._lost(card, done)):
-                return self._mended(text, what, done, left, card)
+                text, what, done, left = yield from self._one_by_one([one.id for one in broken])
+            card = self._checked(text) if done else None
+            lost = self._lost(card, done) if card else []
+            if not lost:
+                yield self._mended(text, what, done, left, card)
+                return
             self._refused.add(text)
             self._again = f"what was found breaks {', '.join(lost)}, so once more: "
-            self.kept(None)
+            yield None
         told = ", ".join(lost)
         left |= dict.fromkeys(done, f"what mends it breaks {told} in a check by everything")
-        return Mended("", (), 0, (), left, self.tried, None)
+        yield self._mended(self.original, (), (), left)
 
     def _mended(
         self,
@@ -383,7 +383,7 @@ class _Search:
 
     def _one_by_one(
         self, broken: Sequence[str]
-    ) -> tuple[str, tuple[str, ...], list[str], dict[str, str]]:
+    ) -> Generator[Mended, None, tuple[str, tuple[str, ...], list[str], dict[str, str]]]:
         text = self.original
         what: tuple[str, ...] = ()
         done: list[str] = []
@@ -405,7 +405,7 @@ class _Search:
             done.append(name)
             rest = broken[broken.index(name) + 1 :]
             stopped = dict.fromkeys(rest, "the search was interrupted before anything mended it")
-            self.kept(self._mended(text, what, done, left | stopped))
+            yield self._mended(text, what, done, left | stopped)
         self._so_far = f"{len(done)} of {len(broken)} mended ({', '.join(done)})"
         return text, what, done, left
 

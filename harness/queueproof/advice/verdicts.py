@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from queueproof.advice.mutants import Mutant, Mutants, entry_in, equivalents_path
+from queueproof.advice.mutants import Mutant, Mutants
 from queueproof.errors import QueueError
 from queueproof.examine.check import first_flaw
 from queueproof.examine.processes import lent_server, processes
@@ -53,9 +53,11 @@ def judge(
         for mutant, killed in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
             if known and killed is not None:
-                _refuse(mutant, killed)
+                why = f"{killed.by}: {killed.reason}" if killed.by else killed.reason
+                message = f"{mutant.name!r} is not equivalent, so take it out: {why}"
+                raise QueueError(message, known.source)
             left = replace(unseen, name=mutant.name, change=mutant.diff)
-            if reason := known or mutant.unused:
+            if reason := known.reason if known else mutant.unused:
                 left = replace(left, verdict="equivalent", reason=reason)
             found.append(killed or left)
             yield replace(card, mutants=[*found], not_mutated=mutants.unread)
@@ -75,14 +77,6 @@ def _unseen(card: Card) -> MutantJudgement:
     if silent:
         reason += f"; did not hold to begin with: {', '.join(silent)}"
     return MutantJudgement("", "survived", None, reason, "")
-
-
-def _refuse(mutant: Mutant, found: MutantJudgement) -> None:
-    """Refuse the list of equivalents: it says of a defect that it is none."""
-    path = equivalents_path(mutant.queue)
-    why = f"{found.by}: {found.reason}" if found.by else found.reason
-    message = f"{mutant.name!r} is not equivalent, so take it out: {why}"
-    raise QueueError(message, entry_in(path, path.read_text(encoding="utf-8"), mutant.name))
 
 
 def _look(

@@ -124,13 +124,9 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
         doing = what
         progress(what, done)
 
-    def keep(so_far: Mended | None) -> None:
-        nonlocal known
-        known = so_far
-
     try:
         with progress_bar(doing) as progress:
-            mended = mend(
+            for so_far in mend(
                 target,
                 card,
                 postgres=asked.postgres,
@@ -138,19 +134,20 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
                 profile=asked.profile,
                 jobs=asked.jobs or processors(),
                 progress=note,
-                kept=keep,
-            )
+            ):
+                known = so_far
     except KeyboardInterrupt as stopped:
         if known is not None:
             print_mended(out, known, asked.profile, shown)
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
-    print_mended(out, mended, asked.profile, shown)
-    if not mended.diff:
+    assert known is not None  # what came of it all
+    print_mended(out, known, asked.profile, shown)
+    if not known.diff:
         return "No change was found that mends it."
-    rest = f", but not {', '.join(mended.left)}" if mended.left else ""
+    rest = f", but not {', '.join(known.left)}" if known.left else ""
     return (
-        f"The change printed above mends {', '.join(mended.mended)}{rest}."
+        f"The change printed above mends {', '.join(known.mended)}{rest}."
         " The file itself was not changed."
     )
 
