@@ -150,6 +150,10 @@ SHAPES = {
         NOTHING_WAITS,
         ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"],
     ),
+    "no state runs": (
+        NOTHING_WAITS.replace("result", "status").replace("'error', or 'busy'", "or 'error'"),
+        ["WHERE status IS NULL\n    AND who IS NULL\n"],
+    ),
     "epochs": (EPOCHS, ["floor(extract(epoch FROM now() - :lease))::integer"]),
     "words of its own": (
         WORDS_OF_ITS_OWN,
