@@ -16,10 +16,9 @@ import pytest
 from queueproof.advice import search
 from queueproof.advice.blocks import WHOLE
 from queueproof.advice.catalogue import Fix, changed, fixes
-from queueproof.advice.causes import cause_of
 from queueproof.advice.forms import FORMS as FORMS_OF_ONE
 from queueproof.advice.reading import Draft
-from queueproof.advice.remedies import in_own_names, with_remedies
+from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
 from queueproof.advice.search import Outcome, Tries, as_diff, said, source
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from sqlglot import exp
 
-from queueproof.advice.causes import cause_of
 from queueproof.advice.maker import Jobs
 from queueproof.advice.reading import Draft
 from queueproof.advice.search import Advice, source
@@ -19,6 +20,8 @@ from queueproof.queues.model import Queue
 from queueproof.report.card import Card, Judgement
 from queueproof.report.text import remedy
 
+_CAUSES = tomllib.loads(files(__package__).joinpath("causes.toml").read_text("utf-8"))["cause"]
+"""Remedies for what stands in a queue's SQL, where no safe form was seen to mend it."""
 _END = re.compile(r"until|expire|expiry|deadline|\bvt\b")
 _DUE = re.compile(r"(?<=<= )now\(\)|clock_timestamp\(\) \+ (delay|least\(.*?, 16\)\))")
 _QUOTED = ("queued", "completed", "failed")  # states that remedies name alone
@@ -95,6 +98,26 @@ def _remedy(judgement: Judgement, queue: Queue) -> str:
     lease = draft.jobs.lease
     anew = _time(f"now(){' + lease' if _ends(draft.jobs) else ''}", lease.name, draft.text)
     return f"The heartbeat adds to {lease}: set it from the clock, `{lease} = {anew}`. Also: {text}"
+
+
+def cause_of(guarantee: str, draft: Draft) -> str | None:
+    """The remedy for what a file's SQL has, if that breaks the guarantee.
+
+    Args:
+        guarantee: The guarantee.
+        draft: The file that breaks it; functions count as part of the block that calls them.
+    """
+    for cause in _CAUSES:
+        if guarantee not in cause["guarantees"].split():
+            continue
+        for name in cause["blocks"].split():
+            block = draft.queue.blocks.get(name)
+            texts = [statement.text for statement in block.statements] if block else []
+            calls = (site for site in draft.sites if site.block == name and not site.own)
+            texts += [site.parsed.text for site in calls]
+            if seen := re.search(cause["pattern"], "\n".join(texts), re.IGNORECASE | re.DOTALL):
+                return str(cause["safe"].format(seen[0], *seen.groups()))
+    return None
 
 
 def _is_view(name: str, draft: Draft) -> bool:
