@@ -54,7 +54,7 @@ def fixes(draft: Draft, guarantee: str) -> list[Fix]:
 
 
 def changed(before: str, after: str) -> int:
-    """How many lines differ, one that was edited counted once.
+    """The number of lines that differ, one that was edited counted once.
 
     Args:
         before: The text of the file.

@@ -201,7 +201,7 @@ _OPERATORS = (
 
 
 def prefix_of(node: exp.Expr) -> str:
-    """What must stand before a column's name, where several tables have such a column."""
+    """The prefix of a column's name, where several tables have such a column."""
     if isinstance(node, exp.Select):
         source = node.args["from_"].this
         several = node.args.get("joins") or source.alias
@@ -211,7 +211,7 @@ def prefix_of(node: exp.Expr) -> str:
 
 
 def mentions(part: exp.Expr, column: Column) -> bool:
-    """Whether a condition is about a column.
+    """True where a condition is about a column.
 
     Args:
         part: A condition.
@@ -221,7 +221,7 @@ def mentions(part: exp.Expr, column: Column) -> bool:
 
 
 def is_test(part: exp.Expr, clause: Clause) -> bool:
-    """Whether a condition is just that a column has a value.
+    """True where a condition is just that a column has a value.
 
     Args:
         part: A condition.
@@ -236,7 +236,7 @@ def is_test(part: exp.Expr, clause: Clause) -> bool:
 
 
 def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
-    """What adds conditions to a query, laid out as those that it has.
+    """The edit that adds conditions to a query, laid out as those that it has.
 
     Args:
         parsed: The statement.
@@ -255,7 +255,7 @@ def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
 
 
 def assigned(parsed: Parsed, update: exp.Expr, clause: Clause) -> Edit | None:
-    """What has an UPDATE give a column a value; None where it does.
+    """The edit by which an UPDATE gives a column a value; None where it does.
 
     Args:
         parsed: The statement.
@@ -277,7 +277,7 @@ def assigned(parsed: Parsed, update: exp.Expr, clause: Clause) -> Edit | None:
 
 
 def rewritten(text: str, pattern: str, new: str, start: int = 0) -> list[Edit]:
-    """What puts one text in for another wherever it stands.
+    """The edits that put one text in for another wherever it stands.
 
     Args:
         text: Where.

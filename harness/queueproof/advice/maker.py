@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from queueproof.advice.roles import Column, Table, words
@@ -55,11 +55,11 @@ class Jobs:
         number: How many attempts a job has, where no column says so.
     """
 
-    table: Table = field(default_factory=Table)
-    key: Column = field(default_factory=Column)
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    states: Mapping[str, str] = field(default_factory=dict)
-    token: str = ""
+    table: Table
+    key: Column
+    columns: Mapping[str, Column]
+    states: Mapping[str, str]
+    token: str
     number: int = 3
 
     def __getitem__(self, role: str) -> Column:
@@ -67,12 +67,12 @@ class Jobs:
         return self.columns.get(role, _NONE)
 
     def state(self, state: str) -> str:
-        """What SQL calls a state; nothing where the status has none."""
+        """The name of a state in SQL; nothing where the status has none."""
         return self.states.get(state, "")
 
     @property
     def clock(self) -> str:
-        """What the column is for that tells since or until when a job runs."""
+        """The role of the column that tells since or until when a job runs."""
         return next((role for role in ("until", "beat", "since") if self[role]), "")
 
     @property
@@ -124,7 +124,7 @@ class Jobs:
     # --- what is asked ----------------------------------------------------------------------
 
     def is_in(self, state: str) -> list[Clause]:
-        """What must be so where a job is queued, or runs."""
+        """The conditions of a job that is queued, or runs."""
         status = self["status"]
         if status and "running" in self.states:
             return [self._has(state)]
@@ -139,14 +139,14 @@ class Jobs:
         return Clause(self["status"], literal, "IS" if literal == "NULL" else "=")
 
     def mine(self) -> list[Clause]:
-        """What must be so for a worker to end a job: it is still its own."""
+        """The conditions for a worker to end a job: it is still its own."""
         held = self.is_in("running")
         if self["owner"]:  # which is asked for by its name
             held = [one for one in held if one != holds(self["owner"], on=True)]
         return [Clause(self.key, ":id"), *held, *self.tokens()]
 
     def tokens(self) -> list[Clause]:
-        """What only the worker knows that has the job."""
+        """The conditions that only the worker knows that has the job."""
         asked = [Clause(self["owner"], self.worker)] if self["owner"] else []
         if self.token:
             asked.append(Clause(self.count or self.lease, f":{self.token}"))
@@ -230,7 +230,7 @@ class Jobs:
 
     @property
     def buries(self) -> bool:
-        """Whether anything tells that a job was given up."""
+        """True where something tells that a job was given up."""
         return "failed" in self.states or bool(self.tells("failed"))
 
     def tried_again(self, *, crashed: bool = False) -> list[Clause]:
@@ -277,7 +277,7 @@ class Jobs:
 
 
 def holds(column: Column, on: bool) -> Clause:  # noqa: FBT001 - which of two
-    """What asks whether a flag is set, or a time or a name is there.
+    """The condition that a flag is set, or that a time or a name is there.
 
     Args:
         column: The flag, the time or the name.

@@ -54,7 +54,7 @@ class Equivalent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """What can be planted in a queue.
+    """The defects that can be planted in a queue.
 
     Attributes:
         mutants: Each with a name of its own and SQL of its own.
@@ -82,7 +82,7 @@ class MutatedQueue(SqlFileQueue):
         self.digest = hashlib.sha256(";\n".join(texts).encode()).hexdigest()[:12]
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments the original takes."""
+        """The arguments that the original takes."""
         return self._original.takes(operation)
 
 

@@ -33,7 +33,7 @@ class Located(NamedTuple):
 
     @property
     def span(self) -> Span:
-        """Where it stands."""
+        """The stretch of the file that it takes."""
         return Span(self.start, self.start + len(self.text))
 
     @property
@@ -71,7 +71,7 @@ class Site:
     own: bool
 
     def text(self, node: exp.Expr) -> str:
-        """What stands in the file for a node."""
+        """The text of a node, as it stands in the file."""
         return self.parsed.source(self.parsed.span(node))
 
     def changes(self, table: str) -> Iterator[exp.Expr]:
@@ -88,7 +88,7 @@ class Site:
                 yield node
 
     def both(self, table: str) -> list[exp.Expr]:
-        """What changes a table, and then what reads it."""
+        """The nodes that change a table, and then those that read it."""
         return [*self.changes(table), *self.reads(table)]
 
     def where(self, node: exp.Expr) -> list[exp.Expr]:
@@ -156,7 +156,7 @@ class Draft:
                 yield from site.parsed.tree.find_all(*kinds)
 
     def written(self, *blocks: str) -> Iterator[tuple[str, exp.Expr]]:
-        """What blocks write, one after the other: a column's name and the value.
+        """The assignments of blocks, one after the other: a column's name and the value.
 
         Args:
             blocks: Their names.
@@ -238,7 +238,7 @@ class Draft:
 
     @cached_property
     def failing(self) -> dict[str, str]:
-        """What a failed attempt writes into the row, without what it is told."""
+        """The assignments of a failed attempt, without those of what it is told."""
         return {
             part.this.name: site.text(part).partition("=")[2].strip()
             for site in self.sites
@@ -250,7 +250,7 @@ class Draft:
 
     @cached_property
     def asked(self) -> dict[str, dict[str, None]]:
-        """What each block asks of the job's row alone, in the words of the file.
+        """The conditions that each block has of the job's row alone, in the words of the file.
 
         Of the operations on a claimed job it is what any of them asks, under `held`.
         """
@@ -322,7 +322,7 @@ def quoted(*parts: str) -> str:
 
 
 def is_of(node: exp.Expr, table: str) -> bool:
-    """Whether a change, or what a query reads, is a table's; the UPDATE of a MERGE names none.
+    """True where a change, or what a query reads, is a table's; the UPDATE of a MERGE names none.
 
     Args:
         node: An UPDATE or a DELETE, or a query's FROM.

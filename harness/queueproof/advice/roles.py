@@ -38,7 +38,7 @@ class Column:
     sample: str = ""  # a text that its checks take
 
     def __bool__(self) -> bool:
-        """Whether there is one."""
+        """True where there is one."""
         return bool(self.name)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 
 
 class Role(NamedTuple):
-    """What a column of a table of jobs may be for.
+    """A use that a table of jobs has for a column.
 
     Attributes:
         meaning: In words.
@@ -102,7 +102,7 @@ def words(name: str) -> str:
 
 
 def roles_of(table: Table) -> dict[str, Column]:
-    """What the columns of a table are for, as far as names and types tell."""
+    """The columns of a table by what they are for, as far as names and types tell."""
     found: dict[str, Column] = {}
     taken: set[str] = set()
     prefix = re.compile(rf"^{re.escape(words(table.name).rstrip('s'))}s?_")
@@ -135,7 +135,7 @@ def _by_its_values(table: Table, taken: Collection[str]) -> Column | None:
 
 
 def score(table: Table) -> int:
-    """How much a table looks like one of jobs."""
+    """The likeness of a table to one of jobs."""
     roles = roles_of(table)
     named = 3 if _JOBS.search(words(table.name)) else 0
     return named + sum(ROLES[role].weight for role in roles)

@@ -76,7 +76,7 @@ def _sampled(connection: psycopg.Connection[Any], column: Column) -> Column:
 
 
 def constraint_of(lab: Lab, name: str) -> str:
-    """What a CHECK asks, as the server tells it; empty where there is none of that name.
+    """The words of a CHECK, as the server tells it; empty where there is none of that name.
 
     Args:
         lab: Where the schema is installed.

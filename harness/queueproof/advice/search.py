@@ -75,7 +75,7 @@ _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tri
 
 
 class Goal(NamedTuple):
-    """What a candidate is asked.
+    """The questions that a candidate is asked.
 
     Attributes:
         stories: Tokens; none may be told any more.
@@ -91,7 +91,7 @@ class Goal(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a candidate came to.
+    """The end that a candidate came to.
 
     Attributes:
         stories: Those that are still told.
@@ -109,13 +109,13 @@ class Outcome(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is left to ask but everything."""
+        """True where nothing is left to ask but everything."""
         return not self.reason
 
 
 @dataclass(slots=True)
 class Tries:
-    """What was tried for one guarantee.
+    """The candidates that were tried for one guarantee.
 
     Attributes:
         name: The guarantee.
@@ -183,7 +183,7 @@ def mend(
 
 
 class Advice(NamedTuple):
-    """What to write in a queue's file.
+    """The lines to write in a queue's file.
 
     Attributes:
         text: The lines, in words.

@@ -37,7 +37,7 @@ class Edit(NamedTuple):
 
     @classmethod
     def at(cls, offset: int, new: str) -> Edit:
-        """What puts a text in.
+        """The edit that puts a text in.
 
         Args:
             offset: Where.
