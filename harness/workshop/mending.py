@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from queueproof.advice.search import mend
 from queueproof.errors import QueueproofError
 from queueproof.examine.check import judge
 from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.machine import processors
-from queueproof.mend.search import mend
 from queueproof.postgres import open_server
 from queueproof.queues.sqlfile import load
 
@@ -72,8 +72,9 @@ def measure(name: str, jobs: int) -> Row:
         card = judge(queue, [defect], server=server, seed=0, profile=PROFILE, jobs=jobs)
     broken = [one.id for one in card.guarantees if one.verdict == "broken"]
     began = time.monotonic()
-    found = mend(queue, card, postgres=None, profile=PROFILE, jobs=jobs)
+    *_, found = mend(queue, card, postgres=None, profile=PROFILE, jobs=jobs)
     taken = time.monotonic() - began
+    assert found is not None  # what came of it all
     checked = len(found.card.guarantees) if found.card else 0
     if found.mended and checked != len(CATALOGUE):
         raise AssertionError(f"{name}: called mended without a check by everything")

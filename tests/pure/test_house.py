@@ -31,8 +31,7 @@ FLOORS = (
     {"probes"},
     {"report"},
     {"examine"},
-    {"cluster", "doctor", "explain", "library", "mutate", "testing", "proposal"},
-    {"mend"},
+    {"advice", "cluster", "doctor", "explain", "library", "testing"},
     {"cli", "pytest_plugin"},
     {"__main__"},
 )
@@ -262,13 +261,13 @@ def test_no_guarantee_is_a_special_case_elsewhere() -> None:
     """What is true of one alone stands on its record: its id is no literal outside the catalogue.
 
     Ids of one word are keys of a header as well, and are not looked for; the judge says what broke,
-    and a safe form of `mend` what it is for.
+    and a safe form what it may mend.
     """
     ids = {one for one in IDS if "-" in one}
     found = [
         f"{module_of(path, ROOT / 'harness')}: {node.value}"
         for path in files(PACKAGE)
-        if part(module_of(path, ROOT / "harness")) not in {"guarantees", "judge", "mend"}
+        if part(module_of(path, ROOT / "harness")) not in {"guarantees", "judge", "advice"}
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in ids
     ]

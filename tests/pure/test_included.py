@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.mutants import mutants_of
 from queueproof.errors import QueueError, Source
-from queueproof.mutate.mutants import mutants_of
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
 from tests.fix_places import SKIP_LOCKED
 

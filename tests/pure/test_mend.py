@@ -13,16 +13,15 @@ from typing import cast
 
 import pytest
 
+from queueproof.advice import search
+from queueproof.advice.blocks import WHOLE
+from queueproof.advice.catalogue import Fix, changed, fixes
+from queueproof.advice.forms import FORMS as FORMS_OF_ONE
+from queueproof.advice.reading import Draft
+from queueproof.advice.remedies import cause_of, in_own_names, with_remedies
+from queueproof.advice.search import Outcome, Tries, as_diff, said, source
 from queueproof.errors import QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.mend import search
-from queueproof.mend.blocks import WHOLE
-from queueproof.mend.catalogue import Fix, changed, fixes
-from queueproof.mend.causes import cause_of
-from queueproof.mend.draft import Draft
-from queueproof.mend.names import in_own_names, with_remedies
-from queueproof.mend.search import Outcome, Tries, as_diff, said, source
-from queueproof.mend.statements import FORMS as FORMS_OF_ONE
 from queueproof.postgres import Server
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue, load
@@ -125,9 +124,9 @@ def test_a_recovery_without_a_lock_is_given_one() -> None:
 
 def test_every_form_says_what_it_may_mend() -> None:
     """Each names guarantees of the catalogue."""
-    for _, mends, _last in (*FORMS_OF_ONE, *WHOLE):
-        assert mends.split()
-        assert set(mends.split()) <= set(CATALOGUE)
+    for form in (*FORMS_OF_ONE, *WHOLE):
+        assert form.mends.split()
+        assert set(form.mends.split()) <= set(CATALOGUE)
 
 
 def test_comments_and_layout_beside_a_change_stay() -> None:
@@ -273,7 +272,7 @@ def test_what_stands_in_an_included_file_is_left_alone(tmp_path: Path) -> None:
     named = text.replace("'queued'", "'waiting'").replace(
         "-- ///\n\n", '-- [states]\n-- waiting = "queued"\n-- ///\n\n', 1
     )
-    assert Draft(named, path).columns.free == "'waiting'"
+    assert Draft(named, path).jobs.state("queued") == "'waiting'"
     short = text.replace("now() - :lease", "now() - interval '10 seconds'")
     short = short.replace("recover(lease)", "recover")
     offered = {fix.what for fix in fixes(Draft(short, path), "live-lease")}

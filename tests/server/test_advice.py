@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.search import advise
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
-from queueproof.mend.search import advise
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.run.open import open_lab

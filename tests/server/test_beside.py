@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import pytest
 
+from queueproof.advice.reading import Draft
+from queueproof.advice.remedies import in_own_names
 from queueproof.cli import run
 from queueproof.cli.reports import Reports
 from queueproof.errors import QueueproofError
-from queueproof.mend.draft import Draft
-from queueproof.mend.names import in_own_names
 from queueproof.postgres import Server
 from queueproof.queues.sqlfile import load
 from queueproof.report.card import Card
@@ -59,9 +59,10 @@ def _fail(*_args: object, **_kwargs: object) -> NoReturn:
 
 def test_the_columns_of_a_claim_by_merge_are_read() -> None:
     """The table and the answer are the MERGE's, what is set its action's."""
-    known = Draft(MERGE, "q.sql").columns
-    assert (known.table, known.status, known.running) == ("item", "state", "'running'")
-    assert (known.attempts, known.token) == ("round", "round")
+    known = Draft(MERGE, "q.sql").jobs
+    assert (known.table.name, known["status"].name) == ("item", "state")
+    assert known.state("running") == "'running'"
+    assert (known["attempts"].name, known.token) == ("round", "round")
 
 
 def test_a_remedy_for_a_claim_by_merge_has_its_names(tmp_path: Path) -> None:
@@ -77,14 +78,14 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
 ) -> None:
     """The card, its story, its token, the other reports and the exit code are what they are."""
     for name in (
-        "queueproof.mend.names._remedy",
+        "queueproof.advice.remedies._remedy",
         "queueproof.report.terminal.to_text",
         "queueproof.report.page.to_page",
         "queueproof.report.github.commands",
         "queueproof.cli.judging._tell_breaks",
         "queueproof.cli.judging._tell_numbers",
-        "queueproof.mutate.verdicts.judge",
-        "queueproof.mend.search.mend",
+        "queueproof.advice.verdicts.judge",
+        "queueproof.advice.search.mend",
     ):
         monkeypatch.setattr(name, _fail)
     monkeypatch.setattr(Output, "is_terminal", property(lambda _: True))

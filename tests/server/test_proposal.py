@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.propose import Proposed, propose
+from queueproof.advice.roles import words
 from queueproof.errors import QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.judge.checker import check, declare
-from queueproof.proposal.propose import Proposed, propose
-from queueproof.proposal.roles import words
 from queueproof.queues.sqlfile import load
 from queueproof.run.runner import Runner
 from queueproof.schedule.moments import past
@@ -149,6 +149,10 @@ SHAPES = {
     "nothing waits": (
         NOTHING_WAITS,
         ["WHERE result IS NULL\n", "COALESCE(result::text, 'queued') AS state"],
+    ),
+    "no state runs": (
+        NOTHING_WAITS.replace("result", "status").replace("'error', or 'busy'", "or 'error'"),
+        ["WHERE status IS NULL\n    AND who IS NULL\n"],
     ),
     "epochs": (EPOCHS, ["floor(extract(epoch FROM now() - :lease))::integer"]),
     "words of its own": (

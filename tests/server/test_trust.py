@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from queueproof.advice.schema import tables_of
 from queueproof.bench.cell import Ground
 from queueproof.errors import QueueError, ServerUnavailableError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import Server, open_server
-from queueproof.proposal.schema import tables_of
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command

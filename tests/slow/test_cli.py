@@ -526,7 +526,7 @@ def test_interrupted_mutants_are_told_as_far_as_they_came(
         yield replace(card, mutants=[found])
         raise stop
 
-    monkeypatch.setattr("queueproof.mutate.verdicts.judge", judge)
+    monkeypatch.setattr("queueproof.advice.verdicts.judge", judge)
     ran = command("mutate", SOUND, "--only", APART)
     assert (ran.code, ran.err.startswith(message)) == (code, True)
     assert f"{APART}: holds (" in ran.out
@@ -543,7 +543,7 @@ def test_an_interrupted_search_prints_what_is_mended_so_far(
         progress("trying every operation once", 0.0)
         raise SignalledError(signal.SIGTERM)
 
-    monkeypatch.setattr("queueproof.mend.search.check_queue", checked)
+    monkeypatch.setattr("queueproof.advice.search.check_queue", checked)
     queue = tmp_path / "queue.sql"
     whole = STRATEGIES / "broken" / "backoff_held_now.sql"
     queue.write_text(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from queueproof.advice.clauses import changes
+from queueproof.advice.mutants import Mutants, mutants_of
+from queueproof.advice.verdicts import judge
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.mutate.mutants import Mutants, mutants_of
-from queueproof.mutate.mutations import changes
-from queueproof.mutate.verdicts import judge
 from queueproof.queues import sqltext
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import load, load_text
-from queueproof.queues.sqltree import Parsed
+from queueproof.queues.sqltree import Parsed, applied
 from queueproof.report.card import Card, Judgement, MutantJudgement
 from queueproof.report.page import read_card, to_page
 from queueproof.report.terminal import Output, mutants_summary, print_mutants
@@ -41,7 +41,7 @@ NO_SKIP = "claim: SKIP LOCKED dropped"
 
 def mutated(statement: str) -> dict[str, str]:
     """Every mutation of a statement: its name, and the statement with it."""
-    return {change.what: change.apply(statement) for change in changes(Parsed(statement))}
+    return {one.what: applied(statement, one.edits) for one in changes(Parsed(statement))}
 
 
 # A mutation by its name: a statement => the same with it.

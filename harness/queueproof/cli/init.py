@@ -67,8 +67,8 @@ def init(
 
 def _init_from(path: Path, source: str, table: str | None, where: Where) -> None:
     """Write a queue file for somebody's tables; and their schema beside it, if it has no file."""
-    from queueproof.proposal.propose import propose
-    from queueproof.proposal.schema import dump
+    from queueproof.advice.propose import propose
+    from queueproof.advice.schema import dump
 
     if path.suffix != ".sql":
         raise QueueproofError(f"{path}: what --from-schema writes is a queue file; end it in .sql")

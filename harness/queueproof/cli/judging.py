@@ -21,9 +21,9 @@ from queueproof.cli.talk import output, progress_bar, say
 from queueproof.errors import Exit
 
 if TYPE_CHECKING:
+    from queueproof.advice.search import Advice
     from queueproof.examine.work import Helpers
     from queueproof.guarantees.guarantee import Guarantee
-    from queueproof.mend.search import Advice
     from queueproof.postgres import Server
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card
@@ -237,7 +237,7 @@ def _advice(
 ) -> Mapping[str, Advice]:
     """The line to change for each broken guarantee; nothing where looking for it went wrong."""
     with beside_the_verdict("which line mends what is broken"):
-        from queueproof.mend.search import advise
+        from queueproof.advice.search import advise
 
         return advise(target, card, server, progress)
     return {}
@@ -259,7 +259,7 @@ def printed(
     out: Output, cards: Sequence[Card], target: Queue, advice: Mapping[str, Advice]
 ) -> Card:
     """Print one card of all the ways in which a queue was judged."""
-    from queueproof.mend.names import with_remedies
+    from queueproof.advice.remedies import with_remedies
     from queueproof.report.card import together
     from queueproof.report.terminal import print_card
 

@@ -16,7 +16,7 @@ from queueproof.cli.talk import progress_bar
 from queueproof.errors import QueueproofError
 
 if TYPE_CHECKING:
-    from queueproof.mutate.mutants import Mutants
+    from queueproof.advice.mutants import Mutants
     from queueproof.queues.model import Queue
     from queueproof.report.card import Card, Mended
     from queueproof.report.terminal import Output
@@ -54,7 +54,7 @@ def _going_on(told: str, profile: opt.ProfileName, beyond: Beyond) -> Callable[.
 
 def _mutated(asked: CheckOptions, target: Queue) -> GoOn:
     """See what becomes of the mutants; what has no SQL that could be changed is refused."""
-    from queueproof.mutate.mutants import mutants_of
+    from queueproof.advice.mutants import mutants_of
 
     mutants = mutants_of(target)
 
@@ -68,7 +68,7 @@ def _mutated(asked: CheckOptions, target: Queue) -> GoOn:
 
 def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) -> Card:
     """The card with what became of the mutants; said too where it is interrupted."""
-    from queueproof.mutate.verdicts import judge
+    from queueproof.advice.verdicts import judge
     from queueproof.report.terminal import print_mutants
 
     known = card
@@ -90,7 +90,7 @@ def _judged_too(asked: CheckOptions, out: Output, mutants: Mutants, card: Card) 
 
 def _mended(asked: CheckOptions, target: Queue) -> GoOn:
     """Look for a change that mends the queue, which is printed; what is no file is refused."""
-    from queueproof.mend.search import source
+    from queueproof.advice.search import source
 
     source(target)
 
@@ -107,8 +107,8 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
     if card.verdict != "broken":
         out.say("Nothing is broken, so there is nothing to mend.\n")
         return ""
+    from queueproof.advice.search import mend
     from queueproof.machine import processors
-    from queueproof.mend.search import mend
     from queueproof.queues.sqlfile import SqlFileQueue
     from queueproof.report.terminal import print_mended
 
@@ -124,13 +124,9 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
         doing = what
         progress(what, done)
 
-    def keep(so_far: Mended | None) -> None:
-        nonlocal known
-        known = so_far
-
     try:
         with progress_bar(doing) as progress:
-            mended = mend(
+            for so_far in mend(
                 target,
                 card,
                 postgres=asked.postgres,
@@ -138,19 +134,20 @@ def _mend(asked: CheckOptions, out: Output, target: Queue, card: Card) -> str:
                 profile=asked.profile,
                 jobs=asked.jobs or processors(),
                 progress=note,
-                kept=keep,
-            )
+            ):
+                known = so_far
     except KeyboardInterrupt as stopped:
         if known is not None:
             print_mended(out, known, asked.profile, shown)
         stopped.args = (f"{str(stopped) or 'interrupted'} at: {doing}",)
         raise
-    print_mended(out, mended, asked.profile, shown)
-    if not mended.diff:
+    assert known is not None  # what came of it all
+    print_mended(out, known, asked.profile, shown)
+    if not known.diff:
         return "No change was found that mends it."
-    rest = f", but not {', '.join(mended.left)}" if mended.left else ""
+    rest = f", but not {', '.join(known.left)}" if known.left else ""
     return (
-        f"The change printed above mends {', '.join(mended.mended)}{rest}."
+        f"The change printed above mends {', '.join(known.mended)}{rest}."
         " The file itself was not changed."
     )
 

@@ -35,6 +35,20 @@ class Edit(NamedTuple):
     span: Span
     new: str = ""
 
+    @classmethod
+    def at(cls, offset: int, new: str) -> Edit:
+        """The edit that puts a text in.
+
+        Args:
+            offset: Where.
+            new: The text.
+        """
+        return cls(Span(offset, offset), new)
+
+    def moved(self, by: int) -> Edit:
+        """The edit of a piece of a text as one of the text, which the piece begins so far in."""
+        return Edit(Span(self.span.start + by, self.span.end + by), self.new)
+
 
 def applied(text: str, edits: Iterable[Edit]) -> str:
     """A text with some edits made.
@@ -166,6 +180,11 @@ class Parsed:
     def source(self, span: Span) -> str:
         """The text of a stretch."""
         return self.text[span.start : span.end]
+
+    def indent(self, offset: int) -> str:
+        """The white space with which the line of an offset begins."""
+        line = self.text[self.text.rfind("\n", 0, offset) + 1 :]
+        return line[: len(line) - len(line.lstrip())]
 
     def tokens(self, span: Span) -> list[Span]:
         """The tokens of a stretch."""

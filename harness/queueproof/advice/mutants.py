@@ -7,21 +7,22 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from queueproof.advice.clauses import changes
 from queueproof.errors import QueueError, QueueproofError, Source, nearest
-from queueproof.mutate.mutations import changes
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import Queue
 from queueproof.queues.sqlfile import SqlFileQueue
-from queueproof.queues.sqltree import Parsed, quoted, sites
+from queueproof.queues.sqltree import Parsed, applied, quoted, sites
 from queueproof.schedule.programs import DoKind
 
 
@@ -44,19 +45,26 @@ class Mutant:
     through: DoKind | None = None
 
 
+class Equivalent(NamedTuple):
+    """The reason why a mutant cannot matter, and where it stands."""
+
+    reason: str
+    source: Source
+
+
 @dataclass(frozen=True, slots=True)
 class Mutants:
-    """What can be planted in a queue.
+    """The defects that can be planted in a queue.
 
     Attributes:
         mutants: Each with a name of its own and SQL of its own.
         unread: Sentences on SQL that was left as it is, and why.
-        equivalents: What the file beside the queue's declares: name to reason.
+        equivalents: What the file beside the queue's declares, by the mutants' names.
     """
 
     mutants: Sequence[Mutant]
     unread: Sequence[str]
-    equivalents: Mapping[str, str]
+    equivalents: Mapping[str, Equivalent]
 
 
 class MutatedQueue(SqlFileQueue):
@@ -74,7 +82,7 @@ class MutatedQueue(SqlFileQueue):
         self.digest = hashlib.sha256(";\n".join(texts).encode()).hexdigest()[:12]
 
     def takes(self, operation: str) -> frozenset[str]:
-        """Which arguments the original takes."""
+        """The arguments that the original takes."""
         return self._original.takes(operation)
 
 
@@ -132,14 +140,10 @@ def _changed(block: Block, unread: list[str]) -> Iterator[_Mutation]:
                 unread.append(f"{label}: {quoted(text)} was not mutated: it cannot be parsed")
                 continue
             for change in found:
-                mutated = change.apply(text)
-                whole = statement.text[: site.start] + mutated + statement.text[site.end :]
-                statements = (
-                    *block.statements[:index],
-                    _rewritten(statement, whole),
-                    *block.statements[index + 1 :],
-                )
-                yield f"{label}: {change.what}", statements, change.column
+                edits = [edit.moved(site.start) for edit in change.edits]
+                statements = list(block.statements)
+                statements[index] = _rewritten(statement, applied(statement.text, edits))
+                yield f"{label}: {change.what}", tuple(statements), change.column
 
 
 def _rewritten(statement: Statement, text: str) -> Statement:
@@ -197,21 +201,16 @@ def _written_only(queue: SqlFileQueue) -> frozenset[str]:
                 before = token.raw.upper()
                 uses.update([token.name] if token.name else re.findall(r"\w+", token.raw.lower()))
             for _, site in sites(block, statement.text):
-                targets.update(_targets(statement.text[site.start : site.end]))
+                with suppress(SqlglotError):
+                    tree = Parsed(statement.text[site.start : site.end]).tree
+                    for update in tree.find_all(exp.Update):
+                        targets.update(part.this.name for part in update.expressions)
     if uses.keys() & {"old", "new"}:
         return frozenset()
     return frozenset(column for column, n in targets.items() if uses[column] == n + 1)
 
 
-def _targets(text: str) -> list[str]:
-    try:
-        tree = Parsed(text).tree
-    except SqlglotError:
-        return []
-    return [part.this.name for one in tree.find_all(exp.Update) for part in one.expressions]
-
-
-def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
+def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, Equivalent]:
     """The mutants that are known to be no defects, from the file beside the queue's.
 
     `jobs.equivalent.toml` maps mutants' names to the reason that they cannot matter.
@@ -219,39 +218,23 @@ def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, str]:
     Raises:
         QueueError: The file is malformed, or names a mutant that there is none.
     """
-    path = equivalents_path(queue)
+    path = Path(queue.name).with_suffix(".equivalent.toml")
     try:
         text = path.read_text(encoding="utf-8")
+        known = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise QueueError(f"{path} cannot be read: {error}") from None
-    try:
-        found = tomllib.loads(text)
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise QueueError(f"{path} is not TOML: {error}") from None
-    for name, reason in found.items():
+    found: dict[str, Equivalent] = {}
+    for name, reason in known.items():
+        lines = (number for number, line in enumerate(text.splitlines(), 1) if name in line)
+        source = Source(path, next(lines, 1))
         if name not in names:
-            message = f"no mutant is named {name!r}{nearest(name, names)}"
-            raise QueueError(message, entry_in(path, text, name))
+            raise QueueError(f"no mutant is named {name!r}{nearest(name, names)}", source)
         if not isinstance(reason, str) or not reason.strip():
-            message = f"{name!r} has no reason; write why it cannot matter"
-            raise QueueError(message, entry_in(path, text, name))
+            raise QueueError(f"{name!r} has no reason; write why it cannot matter", source)
+        found[name] = Equivalent(reason, source)
     return found
-
-
-def equivalents_path(queue: SqlFileQueue) -> Path:
-    """The file that says which changes of a queue nobody can notice."""
-    return Path(queue.name).with_suffix(".equivalent.toml")
-
-
-def entry_in(path: Path, text: str, name: str) -> Source:
-    """The line of a mutant in that file.
-
-    Args:
-        path: The file.
-        text: What stands in it.
-        name: The mutant.
-    """
-    lines = (number for number, line in enumerate(text.splitlines(), 1) if name in line)
-    return Source(path, next(lines, 1))

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from queueproof.advice.file import Proposal
+from queueproof.advice.roles import choose
+from queueproof.advice.schema import constraint_of, tables_of
 from queueproof.errors import FormatError, QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.postgres import open_server
-from queueproof.proposal.file import Proposal
-from queueproof.proposal.roles import choose
-from queueproof.proposal.schema import constraint_of, tables_of
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab

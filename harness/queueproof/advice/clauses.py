@@ -1,31 +1,34 @@
-"""Small changes of a statement, each of which plants one defect."""
+"""Operators on the clauses of a statement: what takes one away or turns it, and what puts one in.
+
+`mutate` plants defects with those that take away; `mend` puts in what a safe form has, and takes
+away what stands in its way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sqlglot import exp
 
-from queueproof.queues.sqltree import Edit, Parsed, Span, applied, quoted
+from queueproof.advice.maker import Clause
+from queueproof.advice.roles import Column
+from queueproof.queues.sqltree import Edit, Parsed, Span, quoted
 
 
 class Change(NamedTuple):
-    """One mutation of a statement.
+    """One change of a statement.
 
     Attributes:
         what: Its name, such as `SKIP LOCKED dropped`.
-        edits: Apart from each other, in order.
-        column: The column that is not assigned any more, where that is the mutation.
+        edits: Apart from each other.
+        column: The column that is not assigned any more, where that is the change.
     """
 
     what: str
-    edits: tuple[Edit, ...]
+    edits: Sequence[Edit]
     column: str = ""
-
-    def apply(self, text: str) -> str:
-        """The statement with the change made."""
-        return applied(text, self.edits)
 
 
 def changes(parsed: Parsed) -> Iterator[Change]:
@@ -192,3 +195,95 @@ _OPERATORS = (
     _materialized,
     _limits_in_place,
 )
+
+
+# --- what puts a clause in ------------------------------------------------------------------------
+
+
+def prefix_of(node: exp.Expr) -> str:
+    """The prefix of a column's name, where several tables have such a column."""
+    if isinstance(node, exp.Select):
+        source = node.args["from_"].this
+        several = node.args.get("joins") or source.alias
+        return f"{source.alias_or_name}." if several else ""
+    several = node.args.get("from_") or node.args.get("using")
+    return f"{node.this.alias_or_name}." if several else ""
+
+
+def mentions(part: exp.Expr, column: Column) -> bool:
+    """True where a condition is about a column.
+
+    Args:
+        part: A condition.
+        column: The column.
+    """
+    return any(one.name == column.name for one in part.find_all(exp.Column))
+
+
+def is_test(part: exp.Expr, clause: Clause) -> bool:
+    """True where a condition is just that a column has a value.
+
+    Args:
+        part: A condition.
+        clause: The column and its value.
+    """
+    return (
+        clause.sign == "="
+        and isinstance(part, exp.EQ)
+        and part.this.name == clause.column.name
+        and part.expression.sql("postgres").strip("()") in {clause.value, f"%({clause.value[1:]})s"}
+    )
+
+
+def added(parsed: Parsed, node: exp.Expr, *asked: str) -> Edit | None:
+    """The edit that adds conditions to a query, laid out as those that it has.
+
+    Args:
+        parsed: The statement.
+        node: A query or a change in it.
+        asked: The conditions.
+    """
+    where = node.args.get("where")
+    if where is None:
+        return None
+    span = parsed.span(where)
+    if isinstance(where.this, exp.Or):
+        inner = parsed.source(parsed.span(where.this))
+        return Edit(parsed.span(where.this), " AND ".join([f"({inner})", *asked]))
+    joint = f"\n{parsed.indent(span.start)}  AND " if "\n" in parsed.text else " AND "
+    return Edit.at(span.end, "".join(joint + condition for condition in asked))
+
+
+def assigned(parsed: Parsed, update: exp.Expr, clause: Clause) -> Edit | None:
+    """The edit by which an UPDATE gives a column a value; None where it does.
+
+    Args:
+        parsed: The statement.
+        update: The UPDATE.
+        clause: The column and its value.
+    """
+    for part in update.expressions:
+        if part.this.name == clause.column.name:
+            span = parsed.span(part)
+            equals = parsed.outermost(span, frozenset({"="}))
+            if equals is None or parsed.text[equals.end : span.end].split() == clause.value.split():
+                return None
+            return Edit(Span(equals.end, span.end), f" {clause.value}")
+    end = parsed.span(update.expressions[-1]).end
+    begin = parsed.span(update.expressions[0]).start
+    joint = "\n" + " " * (begin - parsed.text.rfind("\n", 0, begin) - 1)
+    joint = joint if "\n" in parsed.text else " "
+    return Edit.at(end, f",{joint}{clause}")
+
+
+def rewritten(text: str, pattern: str, new: str, start: int = 0) -> list[Edit]:
+    """The edits that put one text in for another wherever it stands.
+
+    Args:
+        text: Where.
+        pattern: A regular expression.
+        new: What stands there then; it may name the pattern's groups.
+        start: Where the text begins.
+    """
+    found = re.finditer(pattern, text)
+    return [Edit(Span(*m.span()), m.expand(new)).moved(start) for m in found]

@@ -1,24 +1,19 @@
-"""The catalogue of safe forms: what may be changed in a queue's own SQL, and what that mends.
-
-Each form looks at what the file says, and offers edits of its text. Whether one mends anything is
-for the search to find out: a form that does not fit costs a moment, and one that is missing costs
-a remedy.
-"""
+"""The catalogue of safe forms: what may be changed in a queue's own SQL, and what that mends."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import unified_diff
+from itertools import chain
 from typing import NamedTuple
 
 from sqlglot.errors import SqlglotError
 
+from queueproof.advice.blocks import WHOLE
+from queueproof.advice.forms import FORMS, Form
+from queueproof.advice.reading import Draft, Site, Whole
 from queueproof.errors import QueueError
-from queueproof.mend.blocks import WHOLE
-from queueproof.mend.draft import Draft
-from queueproof.mend.edits import moved
-from queueproof.mend.statements import FORMS
 from queueproof.queues import sqltext
 from queueproof.queues.sqltree import Edit, applied
 
@@ -59,7 +54,7 @@ def fixes(draft: Draft, guarantee: str) -> list[Fix]:
 
 
 def changed(before: str, after: str) -> int:
-    """How many lines differ, one that was edited counted once.
+    """The number of lines that differ, one that was edited counted once.
 
     Args:
         before: The text of the file.
@@ -71,25 +66,18 @@ def changed(before: str, after: str) -> int:
 
 
 def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, str, list[Edit], bool]]:
-    forms = [(form, last) for form, mends, last in FORMS if guarantee in mends.split()]
-    wholes = [(whole, last) for whole, mends, last in WHOLE if guarantee in mends.split()]
-    for site in draft.sites:
-        for form, last in forms:
+    of_sites: Iterator[tuple[Site | Whole, int, Sequence[Form]]] = (
+        (site, site.start, FORMS) for site in draft.sites
+    )
+    of_wholes = ((whole, 0, WHOLE) for whole in draft.wholes)
+    for one, start, forms in chain(of_sites, of_wholes):
+        for form in (form for form in forms if form.fits(guarantee, one.block)):
             try:
-                offered = list(form(site, draft.columns, draft.queue))
+                offered = list(form.make(one, draft))
             except SqlglotError:  # a position that the parser did not note
                 continue
-            for what, edits in offered:
-                yield what, site.block, [moved(edit, site.start) for edit in edits], last
-    for block in draft.blocks:
-        starts = [draft.start(block, index) for index in range(len(block.statements))]
-        for whole, last in wholes:
-            try:
-                offered = list(whole(block, starts, draft))
-            except SqlglotError:
-                continue
-            for what, edits in offered:
-                yield what, block.name, list(edits), last
+            for what, edits, _ in offered:
+                yield what, one.block, [edit.moved(start) for edit in edits], form.last
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:

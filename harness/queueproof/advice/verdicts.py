@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, NamedTuple
 
+from queueproof.advice.mutants import Mutant, Mutants
 from queueproof.errors import QueueError
 from queueproof.examine.check import first_flaw
 from queueproof.examine.processes import lent_server, processes
 from queueproof.guarantees.catalogue import CATALOGUE, select
-from queueproof.mutate.mutants import Mutant, Mutants, entry_in, equivalents_path
 from queueproof.postgres import open_server
 from queueproof.report.card import Card, MutantJudgement
 from queueproof.run.open import open_lab
@@ -51,79 +50,50 @@ def judge(
     enough = "mutants" if profile == "quick" else profile
     look = partial(_look, wanted=wanted, seed=card.seed, profile=enough)
     with open_server(postgres, trust=trust) as server, processes(server) as pool:
-        for mutant, killer in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
+        for mutant, killed in zip(mutants.mutants, pool.map(look, mutants.mutants), strict=True):
             known = mutants.equivalents.get(mutant.name)
-            found.append(_verdict(mutant, killer, known, unseen))
+            if known and killed is not None:
+                why = f"{killed.by}: {killed.reason}" if killed.by else killed.reason
+                message = f"{mutant.name!r} is not equivalent, so take it out: {why}"
+                raise QueueError(message, known.source)
+            left = replace(unseen, name=mutant.name, change=mutant.diff)
+            if reason := known.reason if known else mutant.unused:
+                left = replace(left, verdict="equivalent", reason=reason)
+            found.append(killed or left)
             yield replace(card, mutants=[*found], not_mutated=mutants.unread)
 
 
-class _Unseen(NamedTuple):
-    """What to say of a mutant that nothing finds."""
-
-    verdict: Literal["survived", "unjudged"]
-    reason: str
-
-
-def _unseen(card: Card) -> _Unseen:
-    """A mutant that nothing found, which only a check of everything can say."""
+def _unseen(card: Card) -> MutantJudgement:
+    """What to say of a mutant that nothing finds: that it survived only a check of all can say."""
     asked = {judgement.id: judgement.verdict for judgement in card.guarantees}
     if len(asked) < len(CATALOGUE):
         left_out = f"{len(CATALOGUE) - len(asked)} of {len(CATALOGUE)} guarantees were not asked"
-        return _Unseen("unjudged", f"not found by what was asked; {left_out}")
+        reason = f"not found by what was asked; {left_out}"
+        return MutantJudgement("", "unjudged", None, reason, "")
     reason = "every guarantee that holds still does"
     if missing := [name for name, verdict in asked.items() if verdict == "not-offered"]:
         reason += f"; not offered: {', '.join(missing)}"
     silent = [name for name, verdict in asked.items() if verdict not in {"holds", "not-offered"}]
     if silent:
         reason += f"; did not hold to begin with: {', '.join(silent)}"
-    return _Unseen("survived", reason)
-
-
-def _verdict(
-    mutant: Mutant, killer: Killer | None, known: str | None, unseen: _Unseen
-) -> MutantJudgement:
-    if killer is None:
-        reason = known or mutant.unused
-        if reason:
-            return MutantJudgement(mutant.name, "equivalent", None, reason, mutant.diff)
-        return MutantJudgement(mutant.name, unseen.verdict, None, unseen.reason, mutant.diff)
-    if known:
-        path = equivalents_path(mutant.queue)
-        why = f"{killer.by}: {killer.reason}" if killer.by else killer.reason
-        message = f"{mutant.name!r} is not equivalent, so take it out: {why}"
-        raise QueueError(message, entry_in(path, path.read_text(encoding="utf-8"), mutant.name))
-    return MutantJudgement(mutant.name, "killed", killer.by, killer.reason, mutant.diff)
-
-
-class Killer(NamedTuple):
-    """What a check finds wrong with a mutant.
-
-    Attributes:
-        by: The guarantee; None where the mutant does not work at all.
-        reason: One sentence.
-    """
-
-    by: str | None
-    reason: str
+    return MutantJudgement("", "survived", None, reason, "")
 
 
 def _look(
-    mutant: Mutant,
-    *,
-    wanted: Sequence[str],
-    seed: int,
-    profile: str,
-) -> Killer | None:
+    mutant: Mutant, *, wanted: Sequence[str], seed: int, profile: str
+) -> MutantJudgement | None:
+    """What kills a mutant: a guarantee, or that it does not work at all; None: nothing."""
     if mutant.unused:
         return None
+    killed = MutantJudgement(mutant.name, "killed", None, "", mutant.diff)
     try:
         with open_lab(mutant.queue, lent_server()) as lab:
             flaw = first_flaw(
                 lab, select(wanted), seed=seed, profile=profile, through=mutant.through
             )
     except QueueError as error:
-        return Killer(None, f"it does not work: {error}")
+        return replace(killed, reason=f"it does not work: {error}")
     if flaw is None:
         return None
     doubt = "inconclusive: " if flaw.verdict == "inconclusive" else ""
-    return Killer(flaw.id, doubt + flaw.reason)
+    return replace(killed, by=flaw.id, reason=doubt + flaw.reason)

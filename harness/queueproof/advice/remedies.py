@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 
 from sqlglot import exp
 
+from queueproof.advice.maker import Jobs
+from queueproof.advice.reading import Draft
+from queueproof.advice.search import Advice, source
 from queueproof.errors import Aside, QueueproofError
-from queueproof.mend.causes import cause_of
-from queueproof.mend.draft import Columns, Draft
-from queueproof.mend.search import Advice, source
 from queueproof.queues.model import Queue
 from queueproof.report.card import Card, Judgement
 from queueproof.report.text import remedy
 
+_CAUSES = tomllib.loads(files(__package__).joinpath("causes.toml").read_text("utf-8"))["cause"]
+"""Remedies for what stands in a queue's SQL, where no safe form was seen to mend it."""
 _END = re.compile(r"until|expire|expiry|deadline|\bvt\b")
 _DUE = re.compile(r"(?<=<= )now\(\)|clock_timestamp\(\) \+ (delay|least\(.*?, 16\)\))")
+_QUOTED = ("queued", "completed", "failed")  # states that remedies name alone
 _NUMBER = r"(big|small)?int(eger|[248])?|numeric|decimal|real|float[48]?|double precision"
 
 
@@ -57,11 +62,12 @@ def in_own_names(text: str, queue: Queue) -> str:
         queue: The queue; one that is no SQL file keeps them.
     """
     draft = _draft(queue)
-    if draft is None:
-        return text
-    known = draft.columns
-    text = _DUE.sub(lambda due: _time(due[0], known.due, draft.text), text)
-    for pattern, own in _own(known, draft.text):
+    return text if draft is None else _renamed(text, draft)
+
+
+def _renamed(text: str, draft: Draft) -> str:
+    text = _DUE.sub(lambda due: _time(due[0], draft.jobs["due"].name, draft.text), text)
+    for pattern, own in _own(draft.jobs, draft.text):
         text = re.sub(pattern, own.replace("\\", r"\\"), text)
     return text
 
@@ -75,20 +81,43 @@ def _draft(queue: Queue) -> Draft | None:
 
 def _remedy(judgement: Judgement, queue: Queue) -> str:
     draft = _draft(queue)
-    text = in_own_names(remedy(judgement.id, judgement.told, queue.offers), queue)
-    if draft is not None and (told := cause_of(judgement.id, draft)):
+    general = remedy(judgement.id, judgement.told, queue.offers)
+    if draft is None:
+        return general
+    text = _renamed(general, draft)
+    if told := cause_of(judgement.id, draft):
         return f"{told} In general: {text}"  # it stands there, and may still not be what breaks it
     index = re.search(r"CREATE INDEX ON ([\w.]+)", text)
-    if index and draft is not None and _is_view(index[1], draft):
+    if index and _is_view(index[1], draft):
         return (
             f"{index[1]} is a view, and no index holds what a view computes. Ask in the claim for "
             "the table's own columns, and index the table WHERE they say that a job can run."
         )
-    if draft is None or judgement.id != "live-lease" or not _adds_up(draft):
+    if judgement.id != "live-lease" or not _adds_up(draft):
         return text
-    lease = draft.columns.lease
-    anew = _time(f"now(){' + lease' if _ends(draft.columns) else ''}", lease, draft.text)
+    lease = draft.jobs.lease
+    anew = _time(f"now(){' + lease' if _ends(draft.jobs) else ''}", lease.name, draft.text)
     return f"The heartbeat adds to {lease}: set it from the clock, `{lease} = {anew}`. Also: {text}"
+
+
+def cause_of(guarantee: str, draft: Draft) -> str | None:
+    """The remedy for what a file's SQL has, if that breaks the guarantee.
+
+    Args:
+        guarantee: The guarantee.
+        draft: The file that breaks it; functions count as part of the block that calls them.
+    """
+    for cause in _CAUSES:
+        if guarantee not in cause["guarantees"].split():
+            continue
+        for name in cause["blocks"].split():
+            block = draft.queue.blocks.get(name)
+            texts = [statement.text for statement in block.statements] if block else []
+            calls = (site for site in draft.sites if site.block == name and not site.own)
+            texts += [site.parsed.text for site in calls]
+            if seen := re.search(cause["pattern"], "\n".join(texts), re.IGNORECASE | re.DOTALL):
+                return str(cause["safe"].format(seen[0], *seen.groups()))
+    return None
 
 
 def _is_view(name: str, draft: Draft) -> bool:
@@ -98,21 +127,18 @@ def _is_view(name: str, draft: Draft) -> bool:
 
 def _adds_up(draft: Draft) -> bool:
     """Whether a heartbeat counts the lease from where it stood, and not from the clock."""
-    lease = draft.columns.lease
+    lease = draft.jobs.lease.name
     return any(
-        part.this.name == lease == term.name
-        for site in draft.sites
-        if site.block == "heartbeat"
-        for update in site.parsed.tree.find_all(exp.Update)
-        for part in update.expressions
-        for add in part.expression.find_all(exp.Add)
+        name == lease == term.name
+        for name, value in draft.written("heartbeat")
+        for add in value.find_all(exp.Add)
         for term in (add.this, add.expression)
     )
 
 
-def _ends(known: Columns) -> bool:
+def _ends(known: Jobs) -> bool:
     """Whether the lease's column has its end, and not its beginning."""
-    return known.until or _END.search(known.lease) is not None
+    return known.clock == "until" or _END.search(known.lease.name) is not None
 
 
 def _time(moment: str, column: str, sql: str) -> str:
@@ -125,33 +151,33 @@ def _time(moment: str, column: str, sql: str) -> str:
     return f"ceil({told})" if "int" in number[1].lower() and "+" in moment else told
 
 
-def _own(known: Columns, sql: str) -> list[tuple[str, str]]:
+def _own(known: Jobs, sql: str) -> list[tuple[str, str]]:
     """What stands for what, in this order."""
+    table, status = known.table.sql, known["status"]
     found = [(r"(?<=attempts = ):attempt", f":{known.token or 'attempt'}")]
-    if known.table:
-        found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", f"{known.table}"))
-    if not known.status:
+    if table:
+        found.append((r"(?<=FROM )jobs\b|(?<=UPDATE )jobs\b|(?<=ON )jobs\b", table))
+    if not status:
         found.append((r"\bstatus = 'running' AND ", ""))
         found.append((r"\bfor `status = 'running'`", "whether the job still runs"))
-    for state, own in (("running", known.running), ("queued", known.free)):
-        if known.status and own and own in sql:
-            found.append((rf"status = '{state}'", f"{known.status} = {own}"))
-    for state, own in (("queued", known.free), ("completed", known.done), ("failed", known.failed)):
-        if own.startswith("'") and own in sql:
-            found.append((f"'{state}'", own))
-    if known.status:
-        found.append((r"\bstatus(?= IN)", f"{known.status}"))
-    if known.attempts:
-        found.append((r"\battempts(?= [=<>+-])", f"{known.attempts}"))
-    if known.bound:
-        found.append((r"\bmax_attempts\b", f"{known.bound}"))
-    if known.due:
-        found.append((r"\brun_at\b", f"{known.due}"))
-    if known.priority:
-        found.append((r"\bpriority(?= DESC)", f"{known.priority}"))
-    if known.queue:
-        found.append((r"\bqueue = :queue", f"{known.queue} = :queue"))
-    if known.lease:
-        then = _time("now()" if _ends(known) else "now() - lease", known.lease, sql)
-        found.append((r"\blocked_at < now\(\) - lease", f"{known.lease} < {then}"))
+    told = {state: own for state, own in known.states.items() if own in sql}
+    found += [
+        (rf"status = '{state}'", f"{status} = {told[state]}")
+        for state in ("running", "queued")
+        if status and state in told
+    ]
+    quoted = [state for state in _QUOTED if told.get(state, "").startswith("'")]
+    found += [(f"'{state}'", told[state]) for state in quoted]
+    columns = {
+        r"\bstatus(?= IN)": status,
+        r"\battempts(?= [=<>+-])": known["attempts"],
+        r"\bmax_attempts\b": known["most"],
+        r"\brun_at\b": known["due"],
+        r"\bpriority(?= DESC)": known["priority"],
+        r"\bqueue(?= = :queue)": known["queue"],
+    }
+    found += [(pattern, f"{column}") for pattern, column in columns.items() if column]
+    if lease := known.lease:
+        then = _time("now()" if _ends(known) else "now() - lease", lease.name, sql)
+        found.append((r"\blocked_at < now\(\) - lease", f"{lease} < {then}"))
     return found

@@ -3,120 +3,97 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import NamedTuple
 
 from queueproof.errors import QueueproofError
-from queueproof.proposal.schema import Column, Table
 
-_TEXT, _INT, _TIME, _FLAG = {"text"}, {"int"}, {"timestamptz", "timestamp", "epoch"}, {"bool"}
-_HOLDING = "lock|claim|lease|take|reserve|pick|acquire"
-_DOING = f"{_HOLDING}|process|run|start"
-_DONE = "locked|claimed|leased|taken|reserved|picked|picked_up|acquired|processing|started"
-_ROLES: Mapping[str, tuple[set[str], str]] = {
-    "status": ({"enum", *_TEXT, *_INT}, "status|state|job_status|job_state|phase"),
-    "until": (
-        _TIME,
-        (
-            rf"({_DONE}|{_DOING})_(until|till|expires|expires_at|expiry|deadline|expires_on)"
-            r"|lease_(expiration|end)|invisible_until|expires_at|vt"
-        ),
-    ),
-    "beat": (_TIME, r"(last_)?heartbeat(_at|_on)?|last_seen_at|last_ping_at|pinged_at"),
-    "since": (
-        _TIME,
-        (
-            rf"({_DONE})(_started)?_(at|on|since)|({_HOLDING}|process)_(at|time|date)|since"
-            r"|lease_start(ed_at)?|assigned_at|attempted_at"
-        ),
-    ),
-    "owner": (
-        {"uuid", *_TEXT},
-        (
-            rf"({_DONE})_by(_id)?|({_DOING})_(owner|holder|token|node|host|server)|assigned_to"
-            r"|instance_id|who|(worker|owner|runner|processor|consumer)(_id|_name|_uuid|_hostname)?"
-        ),
-    ),
-    "most": (
-        _INT,
-        r"max_(attempts?|tries|retries|retry|retry_count)|(attempt|retry)_limit|tries_max",
-    ),
-    "attempts": (
-        _INT,
-        (
-            r"(num_|nb_|n_)?(attempts?|tries|retries)(_made|_count)?|(current_)?attempt(_number)?"
-            r"|(attempt|try|retry|failure|error|err|run|receive|lease)s?_count|delivery_count|failures"
-            r"|executions"
-        ),
-    ),
-    "left": (
-        _INT,
-        r"(attempts?|tries|retries)_?(left|remaining)|remaining_(attempts|tries|retries)",
-    ),
-    "due": (
-        _TIME,
-        (
-            r"(run|scheduled|available|due|execute|perform|process|visible|deliver|fire)_(at|on|time)"
-            r"|(run|process|execute|start|available|visible|retry|not|send|publish)_(after|from|before)"
-            r"|next_(run|attempt|retry|try|execution)(_at|_time)?|scheduled_for|retry_at|eta"
-            r"|earliest_(start|run)(_at)?"
-        ),
-    ),
-    "priority": (_INT, "priority|prio"),
-    "payload": (
-        {"json", *_TEXT, "bytea"},
-        (
-            "payload|k?w?args|arguments|(job_)?(params|parameters|data)|body|message|input|handler"
-            "|spec|vars|document"
-        ),
-    ),
-    "error": (
-        {*_TEXT, "json"},
-        "(last_)?(err|error|failure)(_message|_msg|_text|_reason)?",
-    ),
-    "queue": (_TEXT, "queue|queue_name|topic|channel"),
-    "completed": (
-        _TIME,
-        "(completed|finished|done|processed|succeeded|ended|sent|published|delivered)_(at|on)",
-    ),
-    "failed": (_TIME, "(failed|dead|discarded|errored)_(at|on)"),
-    "created": (
-        _TIME,
-        "(created|inserted|enqueued|queued|added|occurred|received)(_at|_on)?|insert_date",
-    ),
-    "is_running": (_FLAG, f"(is_|in_)?({_DONE}|running|in_progress|busy)"),
-    "is_completed": (_FLAG, "(is_|was_)?(completed?|finished|done|processed|succeeded|sent)"),
-    "is_failed": (_FLAG, "(is_|has_|was_)?(failed|failure|error|errored|dead|discarded)"),
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column as far as it is known: as the catalogue has it, or as a queue's SQL names it.
+
+    `sql` and `table` are quoted where they must be; what a queue's SQL does not tell is as it most
+    often is.
+    """
+
+    name: str = ""
+    sql: str = ""
+    table_oid: int = 0
+    table: str = ""
+    table_name: str = ""
+    type: str = ""
+    family: str = "timestamptz"
+    needed: bool = False
+    nullable: bool = False
+    default: str = ""
+    labels: Sequence[str] = ()
+    checks: Sequence[str] = ()
+    parent: int | None = None
+    key: bool = False
+    comment: str = ""
+    sample: str = ""  # a text that its checks take
+
+    def __bool__(self) -> bool:
+        """True where there is one."""
+        return bool(self.name)
+
+    def __str__(self) -> str:
+        return self.sql
+
+
+class Table(NamedTuple):
+    """A table, its columns, and its indexes but the primary key's."""
+
+    sql: str = ""
+    name: str = ""
+    columns: Sequence[Column] = ()
+    indexes: Sequence[str] = ()
+
+
+class Role(NamedTuple):
+    """A use that a table of jobs has for a column.
+
+    Attributes:
+        meaning: In words.
+        types: Those that it may have, by their families.
+        names: What it is called, as a regular expression.
+        weight: How much a table with it looks like one of jobs.
+    """
+
+    meaning: str
+    types: str
+    names: str
+    weight: int = 1
+
+
+_KNOWN = tomllib.loads(files(__package__).joinpath("roles.toml").read_text(encoding="utf-8"))
+
+
+def _role(meaning: str, types: str, names: str, weight: int = 1) -> Role:
+    known = _KNOWN["words"]
+    spelled = names.replace("\n", "").format(**known)
+    return Role(meaning, types.format(**known), spelled, weight)
+
+
+ROLES: Mapping[str, Role] = {
+    role: _role(names=_KNOWN["names"][role], **told) for role, told in _KNOWN["roles"].items()
+}
+_STATES: Mapping[str, Sequence[str]] = {
+    state: names.split() for state, names in _KNOWN["states"].items()
 }
 _SURE = "lock|lease|claim"  # of two that tell since when, the one that says whose it is
 _EPOCH = re.compile(r"_(at|until|till|from|after|before|on)$")  # a number that is a time
 _UNIT = re.compile(r"_(ms|millis|epoch|unix|ts)$")
-_WEIGHT = {"status": 3, "until": 3, "beat": 1, "since": 3, "owner": 2, "attempts": 2, "due": 2}
-_WEIGHT |= {"is_running": 3, "is_completed": 2, "left": 2}
 _LOCKS = {"status", "since", "until", "owner", "is_running"}
 _JOBS = re.compile(
     r"(^|_)(jobs?|tasks?|queues?|outbox|work|works|messages?|events?|deliver(y|ies))(_|$)"
 )
 ENOUGH = 7  # of a table's score: a status and a lock, and one thing more
-_STATES: Mapping[str, Sequence[str]] = {
-    state: names.split()
-    for state, names in {
-        "queued": "queued pending ready waiting new available enqueued created todo open idle"
-        " scheduled retry retrying retryable delayed unprocessed",
-        "running": "running processing in_progress inprogress active executing started working"
-        " locked claimed reserved busy in_flight leased taken assigned sending",
-        "completed": "completed complete done succeeded success successful finished processed"
-        " ok delivered sent published handled fulfilled resolved acked acknowledged",
-        "failed": "failed dead error errored failure discarded exhausted aborted cancelled canceled"
-        " killed dead_letter expired",
-    }.items()
-}
-_USUAL = {
-    "queued": "pending",
-    "running": "processing",
-    "completed": "completed",
-    "failed": "failed",
-}
+_USUAL = {state: state for state in _STATES} | {"queued": "pending", "running": "processing"}
 
 
 def words(name: str) -> str:
@@ -125,19 +102,21 @@ def words(name: str) -> str:
 
 
 def roles_of(table: Table) -> dict[str, Column]:
-    """What the columns of a table are for, as far as names and types tell."""
+    """The columns of a table by what they are for, as far as names and types tell."""
     found: dict[str, Column] = {}
     taken: set[str] = set()
     prefix = re.compile(rf"^{re.escape(words(table.name).rstrip('s'))}s?_")
-    for role, (families, names) in _ROLES.items():
+    for role, known in ROLES.items():
         for column in sorted(table.columns, key=lambda c: not re.match(_SURE, words(c.name))):
             spelled, family = words(column.name), column.family
             short = _UNIT.sub("", spelled)
             if family == "int" and _EPOCH.search(short):
                 spelled, family = short, "epoch"
-            named = re.fullmatch(names, spelled) or re.fullmatch(names, prefix.sub("", spelled))
+            named = re.fullmatch(known.names, spelled) or re.fullmatch(
+                known.names, prefix.sub("", spelled)
+            )
             free = column.name not in taken and column.parent is None and not column.key
-            if named and free and family in families:
+            if named and free and family in known.types.split():
                 found.setdefault(role, replace(column, family=family))
                 taken = {one.name for one in found.values()}
     if "status" not in found and (status := _by_its_values(table, taken)):
@@ -148,7 +127,7 @@ def roles_of(table: Table) -> dict[str, Column]:
 def _by_its_values(table: Table, taken: Collection[str]) -> Column | None:
     """The column whose values are states, whatever it is called."""
     for column in table.columns:
-        if column.name not in taken and column.family in {"enum", *_TEXT}:
+        if column.name not in taken and column.family in {"enum", "text"}:
             states = set(filter(None, map(_state_of, values_of(column))))
             if {"running", "completed"} <= states:
                 return column
@@ -156,10 +135,10 @@ def _by_its_values(table: Table, taken: Collection[str]) -> Column | None:
 
 
 def score(table: Table) -> int:
-    """How much a table looks like one of jobs."""
+    """The likeness of a table to one of jobs."""
     roles = roles_of(table)
     named = 3 if _JOBS.search(words(table.name)) else 0
-    return named + sum(_WEIGHT.get(role, 1) for role in roles if role != "created")
+    return named + sum(ROLES[role].weight for role in roles)
 
 
 def choose(tables: Iterable[Table], name: str | None) -> tuple[Table, list[Table]]:
@@ -274,7 +253,7 @@ def _state_of(told: str) -> str:
     return next((state for state, known in _STATES.items() if _word(told, known)), "")
 
 
-def values_of(column: Column) -> list[str]:
+def values_of(column: Column) -> Sequence[str]:
     """The values that a column may have, where its type, a CHECK or its comment lists them."""
     if column.labels:
         return column.labels

@@ -12,7 +12,7 @@ import heapq
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher, unified_diff
@@ -21,6 +21,8 @@ from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
+from queueproof.advice.catalogue import Fix, changed, fixes
+from queueproof.advice.reading import Draft
 from queueproof.errors import QueueError, QueueproofError
 from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue, first_flaw
@@ -30,8 +32,6 @@ from queueproof.examine.replay import replay
 from queueproof.examine.work import runner_under
 from queueproof.guarantees.catalogue import CATALOGUE, select
 from queueproof.judge.checker import declare
-from queueproof.mend.catalogue import Fix, changed, fixes
-from queueproof.mend.draft import Draft
 from queueproof.postgres import Server, open_server
 from queueproof.probes.probes import PROBES
 from queueproof.queues.model import Queue
@@ -62,12 +62,12 @@ STORY = 60  # schedules of a story's program that must not tell it any more
 AGAIN = 4  # checks by everything
 AT_ONCE = 2  # candidates that are examined beside each other; the first that is sound is taken
 _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tried first
-    "retry-bound": ("attempts", "bound"),
-    "retry-given": ("attempts", "bound"),
+    "retry-bound": ("attempts", "most"),
+    "retry-given": ("attempts", "most"),
     "backoff": ("due",),
     "not-early": ("due",),
-    "live-lease": ("lease",),
-    "stale-recovery": ("lease",),
+    "live-lease": ("until", "since"),
+    "stale-recovery": ("until", "since"),
     "fencing": ("attempts",),
     "routing": ("queue",),
     "order": ("priority", "due"),
@@ -75,7 +75,7 @@ _ABOUT = {  # of which columns a guarantee speaks most: what changes them is tri
 
 
 class Goal(NamedTuple):
-    """What a candidate is asked.
+    """The questions that a candidate is asked.
 
     Attributes:
         stories: Tokens; none may be told any more.
@@ -91,7 +91,7 @@ class Goal(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a candidate came to.
+    """The end that a candidate came to.
 
     Attributes:
         stories: Those that are still told.
@@ -109,13 +109,13 @@ class Outcome(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is left to ask but everything."""
+        """True where nothing is left to ask but everything."""
         return not self.reason
 
 
 @dataclass(slots=True)
 class Tries:
-    """What was tried for one guarantee.
+    """The candidates that were tried for one guarantee.
 
     Attributes:
         name: The guarantee.
@@ -157,8 +157,7 @@ def mend(
     profile: str,
     jobs: int = 1,
     progress: Callable[[str, float | None], None] = lambda _what, _done: None,
-    kept: Callable[[Mended | None], None] = lambda _mended: None,
-) -> Mended:
+) -> Generator[Mended | None]:
     """Look for a small change of a queue's own SQL that mends what is broken.
 
     Args:
@@ -170,19 +169,21 @@ def mend(
         jobs: The same; twice as many processes try candidates, as each waits for the server half
             the time.
         progress: The same; while candidates are tried nobody knows how many it will take: None.
-        kept: Told of the change so far, each time it mends one guarantee more; None once a check by
-            everything refuses it. What it holds was asked for what it mends alone.
+
+    Yields:
+        The change so far, each time it mends one guarantee more, which was asked for what it mends
+        alone; None once a check by everything refuses it; and what came of it all, at last.
 
     Raises:
         QueueproofError: It is no SQL file, or has changed since.
     """
     text = source(queue)
     with open_server(postgres, trust=trust) as server:
-        return _Search(text, queue.name, card, server, profile, jobs, progress, kept).mended()
+        yield from _Search(text, queue.name, card, server, profile, jobs, progress).mended()
 
 
 class Advice(NamedTuple):
-    """What to write in a queue's file.
+    """The lines to write in a queue's file.
 
     Attributes:
         text: The lines, in words.
@@ -298,7 +299,7 @@ def ranked(draft: Draft, guarantee: str, blocks: Collection[str]) -> list[tuple[
         blocks: Those that take part in the story; none where they are not known.
     """
     mine = {*blocks, "schema"}
-    about = [f"{getattr(draft.columns, role)}" for role in _ABOUT.get(guarantee, ())]
+    about = [f"{draft.jobs[role]}" for role in _ABOUT.get(guarantee, ())]
 
     def speaks(fix: Fix) -> bool:
         return any(column and column in fix.what for column in about)
@@ -336,7 +337,6 @@ class _Search:
     profile: str
     jobs: int
     progress: Callable[[str, float | None], None]
-    kept: Callable[[Mended | None], None]
     tried: int = 0
     _pool: ProcessPoolExecutor = field(init=False)
     _stories: dict[str, list[str]] = field(default_factory=dict)  # tokens by guarantee
@@ -348,7 +348,7 @@ class _Search:
     _again: str = ""  # why it begins once more
     _so_far: str = ""  # how many guarantees are mended, and which
 
-    def mended(self) -> Mended:
+    def mended(self) -> Generator[Mended | None]:
         """Mend one guarantee after the other, and check what came of it by everything."""
         broken = [one for one in self.card.guarantees if one.verdict == "broken"]
         for judgement in broken:
@@ -356,18 +356,18 @@ class _Search:
         for _ in range(AGAIN):
             # They are ended before a check has some of its own.
             with processes(self.server, min(2 * self.jobs, PROCESSES)) as self._pool:
-                text, what, done, left = self._one_by_one([one.id for one in broken])
-            if not done:
-                return Mended("", (), 0, (), left, self.tried, None)
-            card = self._checked(text)
-            if not (lost := self._lost(card, done)):
-                return self._mended(text, what, done, left, card)
+                text, what, done, left = yield from self._one_by_one([one.id for one in broken])
+            card = self._checked(text) if done else None
+            lost = self._lost(card, done) if card else []
+            if not lost:
+                yield self._mended(text, what, done, left, card)
+                return
             self._refused.add(text)
             self._again = f"what was found breaks {', '.join(lost)}, so once more: "
-            self.kept(None)
+            yield None
         told = ", ".join(lost)
         left |= dict.fromkeys(done, f"what mends it breaks {told} in a check by everything")
-        return Mended("", (), 0, (), left, self.tried, None)
+        yield self._mended(self.original, (), (), left)
 
     def _mended(
         self,
@@ -383,7 +383,7 @@ class _Search:
 
     def _one_by_one(
         self, broken: Sequence[str]
-    ) -> tuple[str, tuple[str, ...], list[str], dict[str, str]]:
+    ) -> Generator[Mended, None, tuple[str, tuple[str, ...], list[str], dict[str, str]]]:
         text = self.original
         what: tuple[str, ...] = ()
         done: list[str] = []
@@ -405,7 +405,7 @@ class _Search:
             done.append(name)
             rest = broken[broken.index(name) + 1 :]
             stopped = dict.fromkeys(rest, "the search was interrupted before anything mended it")
-            self.kept(self._mended(text, what, done, left | stopped))
+            yield self._mended(text, what, done, left | stopped)
         self._so_far = f"{len(done)} of {len(broken)} mended ({', '.join(done)})"
         return text, what, done, left
 
@@ -452,14 +452,18 @@ class _Search:
         budget: int,
     ) -> Iterator[tuple[Fix, Outcome]]:
         """Each safe form for a variant, and what came of it; stories are asked first."""
-        ranked = self._ranked(variant, seen)[: budget - self.tried]
+        draft = Draft(variant.text, self.path)
+        fits = [fix for fix, _ in ranked(draft, variant.target, variant.blocks)]
+        new = [fix for fix in fits if fix.text not in seen]
+        seen.update(fix.text for fix in new)
+        new = new[: budget - self.tried]
         told = self._outcomes(
-            [fix.text for fix in ranked], Goal(stories, (), self._others(wanted)), each=self._tried
+            [fix.text for fix in new], Goal(stories, (), self._others(wanted)), each=self._tried
         )
-        self.tried += len(ranked)
-        left = [fix for fix, outcome in zip(ranked, told, strict=True) if outcome.is_sound]
+        self.tried += len(new)
+        left = [fix for fix, outcome in zip(new, told, strict=True) if outcome.is_sound]
         self._tries.passed += len(left)
-        yield from ((f, o) for f, o in zip(ranked, told, strict=True) if not o.is_sound)
+        yield from ((f, o) for f, o in zip(new, told, strict=True) if not o.is_sound)
         for at in range(0, len(left), AT_ONCE):
             some = left[at : at + AT_ONCE]
             known = [token for token in self._learnt if decode_token(token)[1] in wanted]
@@ -470,15 +474,6 @@ class _Search:
                 one.token for one in outcomes if one.token and one.token not in self._learnt
             )
             yield from zip(some, outcomes, strict=True)
-
-    def _ranked(self, variant: Variant, seen: set[str]) -> list[Fix]:
-        """The safe forms for a variant: of the story's blocks, adding, and small ones first."""
-        draft = Draft(variant.text, self.path)
-        found = [
-            fix for fix, _ in ranked(draft, variant.target, variant.blocks) if fix.text not in seen
-        ]
-        seen.update(fix.text for fix in found)
-        return found
 
     def _others(self, wanted: Sequence[str]) -> tuple[str, ...]:
         """The guarantees that are broken besides, and not asked for yet."""
@@ -511,18 +506,21 @@ class _Search:
             each()
         return [self._known[text, goal] for text in texts]
 
-    def _checked(self, text: str) -> Card:
+    def _checked(self, text: str, name: str | None = None) -> Card:
+        """A text checked by everything, or by one guarantee."""
+
+        def tell(what: str, done: float | None) -> None:
+            doing = f"checking the mended queue by everything: {what}"
+            self.progress(f"{self._again}{self._so_far}; {doing}", done)
+
         with open_lab(load_text(text, self.path), self.server) as lab:
             return check_queue(
                 lab,
-                select(None),
+                select(name and [name]),
                 seed=self.card.seed,
                 profile=self.profile,
                 jobs=self.jobs,
-                progress=lambda what, done: self.progress(
-                    f"{self._again}{self._so_far}; checking the mended queue by everything: {what}",
-                    done,
-                ),
+                progress=tell,
             )
 
     def _lost(self, card: Card, done: Sequence[str]) -> list[str]:
@@ -533,24 +531,13 @@ class _Search:
             was = before.get(one.id)
             if one.id in done or was == "holds":
                 fails = one.verdict not in {"holds", "accepted"}
-            elif was is None:  # it was not asked
-                fails = one.verdict == "broken" and not self._breaks_anyway(one.id)
             else:
                 fails = one.verdict == "broken" != was
-            if fails:
+            # What was not asked before may have been broken all along.
+            if fails and (was or self._checked(self.original, one.id).verdict != "broken"):
                 lost.append(one)
-        for one in lost:
-            tokens = [story.replay for story in one.stories if story.replay]
-            self._lost_since.extend(tokens)
+                self._lost_since.extend(s.replay for s in one.stories if s.replay)
         return [one.id for one in lost]
-
-    def _breaks_anyway(self, name: str) -> bool:
-        """Whether the original breaks what it was not asked for."""
-        with open_lab(load_text(self.original, self.path), self.server) as lab:
-            card = check_queue(
-                lab, select([name]), seed=self.card.seed, profile=self.profile, jobs=self.jobs
-            )
-        return card.verdict == "broken"
 
 
 # --- one candidate, in a process of its own -----------------------------------------------------

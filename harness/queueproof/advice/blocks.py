@@ -1,0 +1,192 @@
+"""Safe forms of a whole block: as one transaction, in one order, or with fewer statements."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from queueproof.advice.clauses import Change, added, rewritten
+from queueproof.advice.forms import TWICE, Form
+from queueproof.advice.reading import HELD, Draft, Whole
+from queueproof.probes.serving import serving_index
+from queueproof.queues.filetext import OPERATION_OF
+from queueproof.queues.sqltree import Edit, Span
+
+_BEGINS = frozenset({"BEGIN", "START"})
+
+
+def _as_one(whole: Whole, _: Draft) -> Iterator[Change]:
+    """Statements that belong together are one transaction."""
+    if len(whole.places) > 1 and whole.places[0].word not in _BEGINS:
+        yield Change("BEGIN and COMMIT around it", _transaction(whole))
+
+
+def _transaction(whole: Whole) -> list[Edit]:
+    start, end = whole.places[0].start, whole.places[-1].span.end
+    return [Edit.at(start, "BEGIN;\n"), Edit.at(end, ";\nCOMMIT")]
+
+
+def _fresh(whole: Whole, _: Draft) -> Iterator[Change]:
+    """What a lock guards is read after it was taken, whatever the default is."""
+    for place in whole.places:
+        if place.text.upper() in {"BEGIN", "START TRANSACTION"}:
+            edit = Edit.at(place.span.end, " ISOLATION LEVEL READ COMMITTED")
+            yield Change("READ COMMITTED", [edit])
+
+
+def _tokened(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """The count of attempts, which the claim does not return yet, is a token for each attempt."""
+    known = draft.jobs
+    if known.token or not known["attempts"]:
+        return
+    own = [site for site in draft.sites if site.own]
+    answers = [
+        (claim, update.args["returning"].expressions[-1])
+        for claim in own
+        if claim.block == "claim"
+        for update in claim.changes(known.table.name)
+        if update.args.get("returning") is not None
+    ]
+    for site in (site for site in own if site.block == whole.block):
+        for change in site.changes(known.table.name):
+            test = f"{known['attempts']} = :attempt"
+            asked = added(site.parsed, change, test)
+            if asked is None:
+                continue
+            for claim, last in answers:
+                told = Edit.at(claim.parsed.span(last).end, f", {known['attempts']} AS attempt")
+                edits = [told.moved(claim.start), asked.moved(site.start)]
+                yield Change(f"asks for {test}, which the claim returns", edits)
+
+
+def _swapped(whole: Whole, _: Draft) -> Iterator[Change]:
+    """Shared rows are locked in the same order by everybody."""
+    reads = {"UPDATE", "INSERT", "DELETE", "SELECT", "WITH"}
+    places = [place for place in whole.places if place.word in reads]
+    for at, one in enumerate(places):
+        for other in places[at + 1 :]:
+            edits = [Edit(one.span, other.text), Edit(other.span, one.text)]
+            yield Change("statements swapped", edits)
+
+
+def _locked_first(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """A batch is locked in one order before anything is done with it."""
+    table, key = draft.jobs.table.sql, draft.jobs.key
+    if table:
+        at = next(place for place in whole.places if place.word not in _BEGINS | {"SET"})
+        ids = f"SELECT {key} FROM {table} WHERE {key} = ANY (:ids) ORDER BY {key} FOR UPDATE;\n"
+        yield Change("the batch locked by id first", [Edit.at(at.start, ids)])
+
+
+def _shortened(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """A statement less; one that ends a transaction stays."""
+    for place in whole.places if len(whole.places) > 1 else ():
+        if place.word not in _BEGINS | {"COMMIT", "END"}:
+            what = f"`{place.text.split(maxsplit=2)[0]} …` dropped"
+            yield Change(what, [Edit(_with_end(draft, place.span))])
+
+
+def _with_end(draft: Draft, span: Span) -> Span:
+    """A statement with its semicolon, and its line's end."""
+    after = re.match(r"[ \t]*;[ \t]*\n?", draft.text[span.end :])
+    return Span(span.start, span.end + (after.end() if after else 0))
+
+
+def _answered(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """The INSERT itself answers the id that it gave out."""
+    index = next((n for n, one in enumerate(whole.places) if "currval" in one.text), 0)
+    if index:
+        before, asks = whole.places[index - 1].span, whole.places[index].span
+        if draft.text[before.end : asks.start].strip() == ";":
+            edit = Edit(Span(before.end, asks.end), "\nRETURNING id")
+            yield Change("RETURNING id instead of currval", [edit])
+
+
+_SESSIONS = (  # what a session keeps, and the same for a transaction
+    (r"(?i)\b(pg_(?:try_)?advisory)_lock(_shared)?(?=\s*\()", r"\1_xact_lock\2"),
+    (r"(?i)(\bset_config\s*\([^()]*,\s*)false(?=\s*\))", r"\1true"),
+    (r"(?i)\ASET\s+(?!LOCAL\b|TRANSACTION\b)(?:SESSION\s+)?", "SET LOCAL "),
+)
+
+
+def _of_transaction(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """Locks and settings end with the transaction: the next one may run in another session."""
+    edits = [
+        edit
+        for start, text in whole.places
+        for pattern, new in _SESSIONS
+        for edit in rewritten(text, pattern, new, start)
+    ]
+    if not edits:
+        return
+    edits += [
+        Edit(_with_end(draft, place.span))
+        for place in whole.places
+        if re.match(r"(?i)SELECT\s+pg_advisory_unlock\w*\s*\([^;]*\)\s*\Z", place.text)
+    ]
+    if whole.places[0].word not in _BEGINS:
+        edits += _transaction(whole)
+    yield Change("locks and settings of the transaction", edits)
+
+
+_TYPES = (
+    (r"\b(timestamp\w*)\s*\(\d\)", r"\1"),
+    (r"\btimestamp\b(?! with)(?= *[,\s])", "timestamptz"),
+    (r"\bUNLOGGED ", ""),
+    (r" CACHE \d+", ""),
+    (r"(?<=priority)(\s+)text(\s+NOT NULL DEFAULT )'0'", r"\1int\g<2>0"),
+)
+
+
+def _retyped(whole: Whole, _: Draft) -> Iterator[Change]:
+    """Tables that survive a crash, times with a zone, numbers in their order."""
+    plain = [place for place in whole.places if "$" not in place.text]
+    for pattern, new in _TYPES:
+        edits = [edit for start, text in plain for edit in rewritten(text, pattern, new, start)]
+        if edits:
+            yield Change(f"{edits[0].new.strip() or 'default'} in the schema", edits)
+
+
+def _indexed(whole: Whole, draft: Draft) -> Iterator[Change]:
+    """An index holds just what may be claimed, in the order of the claim."""
+    for of in _indexes(draft):
+        table = of.split(maxsplit=2)[1]
+        for place in whole.places:
+            made = re.match(r"(?is)CREATE INDEX (\w+\s+)?(?=ON)", place.text)
+            if made and f"ON {table} " in place.text:
+                span = Span(place.start + made.end(), place.span.end)
+                yield Change(f"index {of}", [Edit(span, of)])
+        there = Edit.at(whole.places[-1].span.end, f";\nCREATE INDEX {of}")
+        yield Change(f"index {of}", [there])
+
+
+def _indexes(draft: Draft) -> list[str]:
+    """What the claim's own query would be served by, then what its columns are for."""
+    known, queue = draft.jobs, draft.queue
+    claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
+    found = [index.sql.removeprefix("CREATE INDEX ") for index in claims if index]
+    if known.table.name and known["status"]:
+        of_queue, urgent = "queue" in queue.takes("claim"), "priority" in queue.order
+        found.append(known.index(queue=of_queue, urgent=urgent))
+    return list(dict.fromkeys(found))
+
+
+_NO_SCHEMA = " ".join(name for name in OPERATION_OF if name != "schema")
+
+WHOLE: Sequence[Form] = (
+    Form(_as_one, f"{TWICE} no-lost-job not-early stale-recovery", _NO_SCHEMA),
+    Form(_fresh, "isolation"),
+    Form(_tokened, TWICE, " ".join(HELD - {"complete_many"})),
+    Form(_swapped, "no-deadlock", _NO_SCHEMA),
+    Form(_locked_first, "no-deadlock", "complete_many"),
+    Form(_answered, "pooler-safe", "enqueue"),
+    Form(_of_transaction, "pooler-safe", _NO_SCHEMA),
+    Form(_retyped, "server-clock crash-safe order live-lease not-early backoff", "schema"),
+    Form(_indexed, "steady-cost order", "schema"),
+    Form(
+        _shortened,
+        "crash-safe non-blocking backoff no-lost-job pooler-safe not-early live-lease",
+        _NO_SCHEMA,
+        last=True,
+    ),
+)

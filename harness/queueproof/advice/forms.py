@@ -1,0 +1,626 @@
+"""Safe forms of one query or change: each with the guarantees that it may mend.
+
+Each form looks at what a file says, and offers edits of it, by what the maker writes for the same
+columns. Whether one mends anything is for the search to find out: a form that does not fit costs a
+moment, and one that is missing costs a remedy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from queueproof.advice.clauses import (
+    Change,
+    added,
+    assigned,
+    assignments,
+    comparisons,
+    conditions,
+    is_test,
+    mentions,
+    prefix_of,
+    rewritten,
+)
+from queueproof.advice.maker import Clause
+from queueproof.advice.reading import HELD, Draft, Site, is_of, quoted
+from queueproof.queues.sqltree import Edit, Parsed, Span
+
+_JSON = re.compile(r"::\s*jsonb?\s*$", re.IGNORECASE)
+FITS = 200  # characters that any column for an error holds
+_PLAIN = ("priority", "queue", "max_attempts", "payload")
+
+
+def _locked(site: Site, draft: Draft) -> Iterator[Change]:
+    """What is to be changed is locked as it is read, past what others hold."""
+    parsed = site.parsed
+    for select in site.reads(draft.jobs.table.name):
+        for lock in select.args.get("locks") or ():
+            span = parsed.span(lock)
+            if lock.args["wait"] is None:
+                yield Change("SKIP LOCKED added", [Edit.at(span.end, " SKIP LOCKED")])
+            elif lock.args["wait"] is True:
+                last = parsed.tokens(span)[-1]
+                yield Change("SKIP LOCKED instead of NOWAIT", [Edit(last, "SKIP LOCKED")])
+            mine = select.args["from_"].this.alias_or_name
+            if select.args.get("joins") and not lock.expressions:
+                begin = parsed.text.index("UPDATE", span.start) + len("UPDATE")
+                yield Change(f"locks {mine} alone", [Edit.at(begin, f" OF {mine}")])
+            if lock.expressions and all(one.name != mine for one in lock.expressions):
+                others = r"\bOF\s+[\w.,\s]+?(?=\s*(SKIP|NOWAIT|$))"
+                wanted = re.sub(others, f"OF {mine}", parsed.source(span))
+                yield Change(f"{wanted} instead", [Edit(span, wanted)])
+        if not select.args.get("locks") and select.args.get("where") is not None:
+            parts = (select.args.get(one) for one in ("limit", "order", "where"))
+            end = max(parsed.span(part).end for part in parts if part is not None)
+            wanted = ("\n  " if "\n" in parsed.text else " ") + "FOR UPDATE SKIP LOCKED"
+            yield Change("FOR UPDATE SKIP LOCKED added", [Edit.at(end, wanted)])
+
+
+def _read_first(site: Site, draft: Draft) -> Iterator[Change]:
+    """Rows that are free are read and locked in one order, past the others, and then changed."""
+    parsed, key = site.parsed, draft.jobs.key
+    for node in site.changes(draft.jobs.table.name):
+        where = node.args.get("where")
+        if where is None or node.args.get("from_") or node.args.get("using") or node.this.alias:
+            continue
+        if where.find(exp.Select):
+            continue
+        span = parsed.span(where)
+        deeper = f"\n{parsed.indent(span.start)}  "
+        asked = parsed.source(span).replace("\n", "\n  ")
+        lines = [f"SELECT {key}", f"FROM {node.this.sql('postgres')}", asked, f"ORDER BY {key}"]
+        chosen = "".join(deeper + line for line in (*lines, "FOR UPDATE SKIP LOCKED"))
+        yield Change(
+            "chooses rows FOR UPDATE SKIP LOCKED first",
+            [Edit(span, f"WHERE {key} = ANY (ARRAY({chosen}{deeper[:-2]}))")],
+        )
+
+
+def _as_others(site: Site, draft: Draft) -> Iterator[Change]:
+    """The row is asked what the block asks of it elsewhere, or another operation on a held job."""
+    if not site.own:
+        return
+    table = draft.jobs.table.name
+    pool = draft.asked.get("held" if site.block in HELD else site.block, ())
+    read = list(site.reads(table))
+    # A row that the statement has locked is as it was when it was asked.
+    locked = any(one.args.get("locks") for one in read)
+    for node in (*(() if locked else site.changes(table)), *read):
+        prefix = prefix_of(node)
+        mine = {" ".join(site.text(part).split()).removeprefix(prefix) for part in site.where(node)}
+        for asked in pool:
+            if site.block == "complete_many" and ":" in asked:  # it takes several of each
+                continue
+            if asked not in mine:
+                yield from _asking(site, node, f"{prefix}{asked}")
+
+
+def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
+    """A query or a change that asks more."""
+    if asked and (edit := added(site.parsed, node, *asked)):
+        yield Change(f"asks for {' AND '.join(asked)}", [edit])
+
+
+def _guards(site: Site, draft: Draft) -> list[Clause]:
+    """What an operation must ask of the row that it changes."""
+    known, guards = draft.jobs, list[Clause]()
+    if site.block not in HELD | {"claim", "recover"}:
+        return []
+    if known["status"] and known.state("running"):
+        guards = known.is_in("queued" if site.block == "claim" else "running")
+    if site.block in HELD - {"complete_many"} and site.own:
+        guards += known.tokens()
+    return guards if site.block == "claim" or draft.queue.lease != "session" else guards[:1]
+
+
+def _run_out(site: Site, draft: Draft) -> list[Clause]:
+    """The condition that a lease has run out; none of what does not take jobs back."""
+    length = draft.queue.lease_time
+    if not draft.jobs.clock or not site.own or site.block not in {"recover", "start"}:
+        return []
+    if draft.jobs.clock == "until":
+        return [draft.jobs.is_stale()]
+    if length is None:
+        return []
+    # Who begins is told its name, and nothing else.
+    told = ":lease" if site.block == "recover" else f"interval '{length.total_seconds():g} seconds'"
+    return [draft.jobs.is_stale(told)]
+
+
+def _asked_again(site: Site, draft: Draft) -> Iterator[Change]:
+    """The statement that changes or locks a row asks again what was asked when it was read."""
+    wanted = _guards(site, draft) + _run_out(site, draft)
+    for node in site.both(draft.jobs.table.name):
+        parts = site.where(node)
+        lacking = [one for one in wanted if not any(_asks(part, one) for part in parts)]
+        groups = [lacking] if len(lacking) < 2 else [lacking, *([one] for one in lacking)]  # noqa: PLR2004
+        for group in groups:
+            yield from _asking(site, node, *(f"{prefix_of(node)}{one}" for one in group))
+
+
+def _asks(part: exp.Expr, clause: Clause) -> bool:
+    """Whether a condition is a clause; of a time any that is about its column will do."""
+    return mentions(part, clause.column) if clause.sign == "<" else is_test(part, clause)
+
+
+def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
+    """A condition on the state that says more than it should, or on whose job it is."""
+    known = draft.jobs
+    wanted = _guards(site, draft)[:1]
+    if site.block == "cleanup" and known.state("completed") and known.state("failed"):
+        ended = f"({known.state('completed')}, {known.state('failed')})"
+        wanted = [Clause(known["status"], ended, "IN")]
+    if site.block == "claim" and site.own:
+        wanted += [known.is_due()] if known["due"] else []
+        if known["queue"] and "queue" in draft.queue.takes("claim"):
+            wanted.append(known.of_queue())
+    if site.block in HELD - {"complete_many"} and site.own:
+        wanted.append(Clause(known.key, ":id"))
+    wanted += _run_out(site, draft)
+    for node in site.both(known.table.name):
+        for part in site.where(node):
+            for clause in wanted:
+                if not mentions(part, clause.column) or is_test(part, clause):
+                    continue
+                # Which job is free at all may stand there too.
+                about = clause.column == known["status"] or not known["status"]
+                if not about and mentions(part, known["status"]):
+                    continue
+                if part.find(exp.Select) and clause.column != known.key:
+                    continue
+                test = f"{prefix_of(node)}{clause}"
+                if site.text(part).split() != test.split():
+                    yield Change(f"{test} asked instead", [Edit(site.parsed.span(part), test)])
+
+
+def _with_the_job(site: Site, draft: Draft) -> Iterator[Change]:
+    """What is changed beside the job is changed only where the job was."""
+    table = draft.jobs.table.name
+    with_ = site.parsed.tree.args.get("with_")
+    job = [one.alias for one in with_.expressions if is_of(one.this, table)] if with_ else []
+    if len(job) != 1:
+        return
+    for change in site.parsed.tree.find_all(exp.Update, exp.Delete):
+        read = {one.name for one in change.find_all(exp.Table)}
+        if is_of(change, table) or not change.this or job[0] in read:
+            continue
+        if edit := added(site.parsed, change, f"EXISTS (SELECT FROM {job[0]})"):
+            yield Change(f"{change.this.name} changed only where {job[0]} has the job", [edit])
+
+
+def _in_pairs(site: Site, draft: Draft) -> Iterator[Change]:
+    """A batch's jobs are compared each with its own token, where both were compared with any."""
+    for node in site.parsed.tree.find_all(exp.Select, exp.Update, exp.Delete):
+        anys = [
+            part
+            for part in site.where(node)
+            if isinstance(part, exp.EQ) and isinstance(part.expression, exp.Any)
+        ]
+        if len(anys) != 2:  # noqa: PLR2004
+            continue
+        given = [re.search(r"(?<!:):\w+", site.text(part)) for part in anys]  # and no cast's type
+        kinds = [draft.types.get(part.this.name, "text") for part in anys]
+        columns = ", ".join(site.text(part).partition("=")[0].strip() for part in anys)
+        lists = ", ".join(f"{n and n[0]}::{kind}[]" for n, kind in zip(given, kinds, strict=True))
+        spans = [site.parsed.span(part) for part in anys]
+        before = re.search(r"\s+AND\s+\Z", site.parsed.text[: spans[1].start], re.IGNORECASE)
+        if before is not None and all(given):
+            pairs = f"({columns}) IN (SELECT * FROM unnest({lists}))"
+            edits = [Edit(spans[0], pairs), Edit(Span(before.start(), spans[1].end))]
+            yield Change("id and token compared in pairs", edits)
+
+
+def _met(site: Site, _: Draft) -> Iterator[Change]:
+    """A row that is there already does not end the statement."""
+    whole = Span(0, len(site.parsed.text))
+    tokens, words = site.parsed.tokens(whole), site.parsed.words(whole)
+    for begin in (n for n, word in enumerate(words) if word == "INSERT"):
+        depth, end = 0, begin
+        for end in range(begin, len(words)):
+            depth += {"(": 1, ")": -1}.get(words[end], 0)
+            if depth < 0 or (not depth and words[end] in {"RETURNING", "ON", ";"}):
+                break
+        else:
+            end = len(words)
+        if site.block != "enqueue" and words[end : end + 2] != ["ON", "CONFLICT"]:
+            there = Edit.at(tokens[end - 1].end, " ON CONFLICT DO NOTHING")
+            yield Change("ON CONFLICT DO NOTHING", [there])
+
+
+def _upserted(site: Site, draft: Draft) -> Iterator[Change]:
+    """An enqueue that meets a job leaves alone what is in somebody's hands."""
+    known, table = draft.jobs, quoted(draft.jobs.table.name)
+    for insert in site.parsed.tree.find_all(exp.Insert):
+        conflict = insert.args.get("conflict")
+        if conflict is None:
+            continue
+        free = [f"{table}.{known['status']} = {known.state('queued')}"] if known["status"] else []
+        free += [
+            f"{table}.{given[1]} IS NULL"
+            for asked in draft.asked.get("held", ())
+            if (given := re.match(r"(\w+) = :(?!id\b)", asked))
+        ]
+        for part in conflict.expressions:
+            column, value = map(str.strip, site.text(part).split("=", 1))
+            for test in free:
+                kept = f"{column} = CASE WHEN {test} THEN {value} ELSE {table}.{column} END"
+                yield Change(
+                    f"{column} of what is held stays", [Edit(site.parsed.span(part), kept)]
+                )
+
+
+def _row_by_row(site: Site, draft: Draft) -> Iterator[Change]:
+    """A batch's jobs are compared each with its own token, not with all of them."""
+    known = draft.jobs
+    named = re.search(r"\bAS\s+\w+\s*\(([^()]*)\)", site.parsed.text)
+    if named is None or known.token not in named[1]:
+        return
+    for select in site.parsed.tree.find_all(exp.Select):
+        for part in site.where(select):
+            of_any = isinstance(part.args.get("expression"), exp.Any)
+            if of_any and mentions(part, known["attempts"]):
+                column = site.text(part).partition("=")[0].strip()
+                wanted = f"{column} = {select.args['from_'].alias_or_name}.{known.token}"
+                yield Change(f"{wanted} asked instead", [Edit(site.parsed.span(part), wanted)])
+
+
+def _due(site: Site, draft: Draft) -> Iterator[Change]:
+    """A claim asks whether the job is due, may be tried again, and is of the worker's queue."""
+    known = draft.jobs
+    wanted = [known.is_due()] if known["due"] else []
+    wanted += [known.may] if known["attempts"] and known["most"] else []
+    if site.own and known["queue"] and "queue" in draft.queue.takes("enqueue"):
+        wanted.append(known.of_queue())
+    for node in site.reads(known.table.name):
+        for clause in wanted:
+            asked = (one for one in site.where(node) if not one.find(exp.Or))
+            if not any(mentions(part, clause.column) for part in asked):
+                test = f"{prefix_of(node)}{clause}"
+                # Of a job that never failed nobody may have said when it is due.
+                yield from _asking(site, node, test)
+                late = f"({prefix_of(node)}{clause.column} IS NULL OR {test})"
+                yield from _asking(site, node, late)
+
+
+def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:
+    """A crash counts as a failed attempt does: recover writes what `fail` writes."""
+    for update in site.changes(draft.jobs.table.name):
+        written = {part.this.name for part in update.expressions}
+        lacking = {name: text for name, text in draft.failing.items() if name not in written}
+        if written and lacking:
+            end = site.parsed.span(update.expressions[-1]).end
+            more = "".join(f", {name} = {text}" for name, text in lacking.items())
+            yield Change(f"sets {', '.join(lacking)} as fail does", [Edit.at(end, more)])
+
+
+def _written(site: Site, draft: Draft) -> Iterator[Change]:
+    """What an operation must write into the row: lease, count, state, next time."""
+    for update in site.changes(draft.jobs.table.name):
+        for clause in _values(site.block, draft) if isinstance(update, exp.Update) else ():
+            if edit := assigned(site.parsed, update, clause):
+                yield Change(f"sets {clause}", [edit])
+
+
+def _values(block: str, draft: Draft) -> Iterator[Clause]:
+    known, backoff = draft.jobs, draft.queue.backoff
+    bounded = known["attempts"] and known["most"]
+    if block in {"claim", "heartbeat"} and (
+        known.clock == "since" or "lease" in draft.queue.takes(block)
+    ):
+        yield from known.begins(known.clock)
+    if block == "claim" and known["attempts"]:
+        yield known.counted()
+    if block in {"recover", "fail"} and bounded and known.state("failed"):
+        yield known.becomes("failed", if_spent=True)[0]
+    if block == "fail" and known["due"] and known["attempts"] and backoff is not None:
+        wait = known.wait(f"interval '{backoff.total_seconds():g} seconds'")
+        yield Clause(known["due"], f"clock_timestamp() + LEAST(interval '1 hour', {wait})")
+
+
+def _counted(site: Site, draft: Draft) -> Iterator[Change]:
+    """Every comparison of the count with its bound, in the one right form."""
+    count, most = draft.jobs["attempts"], draft.jobs["most"]
+    if not count or not most:
+        return
+    edits = []
+    for node in site.parsed.tree.find_all(exp.LT, exp.LTE, exp.GT, exp.GTE):
+        if mentions(node.this, count) and mentions(node.expression, most):
+            table = next(iter(node.this.find_all(exp.Column))).table
+            of = f"{table}." if table else ""
+            operator = "<" if isinstance(node, exp.LT | exp.LTE) else ">="
+            edits.append(Edit(site.parsed.span(node), f"{of}{count} {operator} {of}{most}"))
+    kept = [e for e in edits if site.parsed.source(e.span).split() != e.new.split()]
+    if kept:
+        yield Change(f"compares {count} with {most}", kept)
+
+
+def _once(site: Site, _: Draft) -> Iterator[Change]:
+    """`= ANY (ARRAY(… LIMIT n))` or a CTE instead of a sub-select that may be run again."""
+    parsed = site.parsed
+    for node in parsed.tree.find_all(exp.In):
+        query = node.args.get("query")
+        select = query.this if query is not None else None
+        if isinstance(select, exp.Select) and select.args.get("limit"):
+            tokens, words = parsed.tokens(parsed.span(node)), parsed.words(parsed.span(node))
+            at = words.index("IN")
+            opening = Edit(Span(tokens[at].start, tokens[at + 1].end), "= ANY (ARRAY(")
+            yield Change("= ANY (ARRAY(…)) instead of IN", [opening, Edit(tokens[-1], "))")])
+    from_ = parsed.tree.args.get("from_")
+    if not isinstance(parsed.tree, exp.Update) or from_ is None:
+        return
+    inner = from_.this
+    if not isinstance(inner, exp.Subquery) or not inner.alias:
+        return
+    span = parsed.span(from_)
+    tokens, words = parsed.tokens(span), parsed.words(span)
+    closing = tokens[len(words) - 1 - words[::-1].index(")")]
+    cte = f"WITH {inner.alias} AS MATERIALIZED {parsed.text[tokens[1].start : closing.end]}\n"
+    named = Edit(Span(tokens[1].start, span.end), inner.alias)
+    yield Change("a CTE instead of FROM (SELECT …)", [Edit.at(0, cte), named])
+
+
+def _ordered(site: Site, draft: Draft) -> Iterator[Change]:
+    """The claim's query is in the declared order."""
+    parsed, known = site.parsed, draft.jobs
+    for select in site.reads(known.table.name) if draft.queue.order != "none" else ():
+        limit, where = select.args.get("limit"), select.args.get("where")
+        if limit is None or where is None:
+            continue
+        keys = known.order(urgent="priority" in draft.queue.order)
+        order = f"ORDER BY {', '.join(prefix_of(select) + key for key in keys)}"
+        if (own := select.args.get("order")) is not None:
+            if site.text(own).split() != order.split():
+                yield Change(order, [Edit(parsed.span(own), order)])
+        else:
+            begin = parsed.span(limit).start
+            line = parsed.text.rfind("\n", 0, begin)
+            joint = parsed.text[line:begin] if parsed.text[line:begin].isspace() else " "
+            yield Change(order, [Edit.at(begin, f"{order}{joint}")])
+
+
+def _in_one_order(site: Site, draft: Draft) -> Iterator[Change]:
+    """A batch is locked in the order of its ids."""
+    key = draft.jobs.key
+    for select in site.parsed.tree.find_all(exp.Select):
+        source, where = select.args.get("from_"), select.args.get("where")
+        if source is None or select.args.get("order") or select.args.get("limit"):
+            continue
+        if any(one.find(exp.Column) and one.name == key.name for one in select.expressions):
+            end = site.parsed.span(where if where is not None else source).end
+            order = f"ORDER BY {prefix_of(select)}{key}"
+            yield Change(f"{order} added", [Edit.at(end, f" {order}")])
+
+
+def _capped(site: Site, _: Draft) -> Iterator[Change]:
+    """An exponent stays within what an interval can hold."""
+    parsed = site.parsed
+    for power in parsed.tree.find_all(exp.Pow):
+        part = power.find_ancestor(exp.EQ)
+        if isinstance(power.expression, exp.Least) or part is None:
+            continue
+        span = parsed.span(part)
+        words = parsed.words(span)
+        if "^" not in words:
+            continue
+        begin = parsed.tokens(span)[words.index("^") + 1]
+        end = _closing(parsed, span, begin)
+        inner = parsed.text[begin.end : end.start] if end != begin else parsed.source(begin)
+        new = f"LEAST({inner.strip()}, 10)"
+        yield Change("exponent capped", [Edit(Span(begin.start, end.end), new)])
+
+
+def _closing(parsed: Parsed, span: Span, opening: Span) -> Span:
+    """The parenthesis that closes one; a token that opens nothing is its own end."""
+    depth = 0
+    for token in parsed.tokens(Span(opening.start, span.end)):
+        depth += {"(": 1, ")": -1}.get(parsed.source(token), 0)
+        if not depth:
+            return token
+    raise SqlglotError("parentheses")
+
+
+def _short(site: Site, _: Draft) -> Iterator[Change]:
+    """What was caught fits its column, and is JSON where it must be, whatever stands in it."""
+    parsed = site.parsed
+    for part in (part for one in parsed.tree.find_all(exp.Update) for part in one.expressions):
+        span = parsed.span(part)
+        equals = parsed.outermost(span, frozenset({"="}))
+        if equals is None or all(one.name != "error" for one in part.find_all(exp.Placeholder)):
+            continue
+        place = Span(equals.end, span.end)
+        if cast := _JSON.search(parsed.source(place)):
+            new = f" jsonb_build_object('error', :error::text){cast[0]}"
+            yield Change("jsonb_build_object(...) instead of text put together", [Edit(place, new)])
+        else:
+            cut = Edit(place, f" left(:error, {FITS})")
+            yield Change(f"error cut to {FITS} characters", [cut])
+
+
+def _exact(site: Site, _: Draft) -> Iterator[Change]:
+    """A time in full precision, and the real one instead of a transaction's."""
+    parsed = site.parsed
+    for cut in parsed.tree.find_all(exp.TimestampTrunc, exp.DateTrunc):
+        span = parsed.span(cut)
+        comma = parsed.text.index(",", span.start)
+        inner = parsed.text[comma + 1 : parsed.tokens(span)[-1].start].strip()
+        yield Change("date_trunc dropped", [Edit(span, inner)])
+    real = rewritten(parsed.text, r"\bnow\(\)", "clock_timestamp()")
+    if site.block == "fail" and real:
+        yield Change("clock_timestamp() instead of now()", real)
+
+
+def _inserted(site: Site, draft: Draft) -> Iterator[Change]:
+    """An enqueued job has its due time, and what was asked for, from the beginning."""
+    parsed, due = site.parsed, draft.jobs["due"]
+    for insert in parsed.tree.find_all(exp.Insert) if site.own else ():
+        values = insert.expression
+        if not isinstance(values, exp.Values) or not isinstance(insert.this, exp.Schema):
+            continue
+        row = values.expressions[0].expressions
+        names = [column.name for column in insert.this.expressions]
+        for name, value in zip(names, row, strict=False):
+            used = [str(one.this) for one in value.find_all(exp.Placeholder)]
+            wanted = f":{used[0]}" if used and used[0] in _PLAIN else ""
+            wanted = "now() + :delay" if name == due.name and "delay" in used else wanted
+            if wanted and site.text(value).split() != wanted.split():
+                yield Change(f"{name} is {wanted}", [Edit(parsed.span(value), wanted)])
+        if due and due.name not in names and "delay" in draft.queue.takes("enqueue"):
+            whole = Span(0, len(parsed.text))
+            first = parsed.tokens(whole)[parsed.words(whole).index(")")].start
+            end = parsed.span(row[-1]).end
+            edits = [Edit.at(first, f", {due}"), Edit.at(end, ", now() + :delay")]
+            yield Change(f"{due} is inserted", edits)
+
+
+def _unlocked(site: Site, _: Draft) -> Iterator[Change]:
+    """Locks and settings that end with their transaction, and wait for nobody."""
+    text = site.parsed.text
+    if re.fullmatch(r"(?is)SELECT\s+pg_advisory(_xact)?_lock\s*\(.*\)", text):
+        new = f"SELECT 1 AS alone WHERE pg_try_advisory_xact_lock{text[text.index('(') :]}"
+        yield Change("pg_try_advisory_xact_lock", [Edit(Span(0, len(text)), new)])
+    told = rewritten(text, r"current_setting\('[^']*worker[^']*'\)", ":worker")
+    if site.own and told:
+        yield Change(":worker instead of a setting", told)
+
+
+def _without_cte(site: Site, _: Draft) -> Iterator[Change]:
+    """A change on the side, that nothing else in the statement reads, is left out."""
+    parsed = site.parsed
+    with_ = parsed.tree.args.get("with_")
+    if with_ is None:
+        return
+    rest = {table.name for table in parsed.tree.find_all(exp.Table)}
+    for index, cte in enumerate(with_.expressions):
+        if cte.alias in rest:
+            continue
+        if len(with_.expressions) > 1:
+            yield Change(f"{cte.alias} dropped", [parsed.without(with_.expressions, index)])
+        else:
+            span = parsed.span(with_)
+            verb = parsed.tokens(Span(span.end, len(parsed.text)))[0]
+            yield Change(f"{cte.alias} dropped", [Edit(Span(span.start, verb.start))])
+
+
+def _null_safe(site: Site, _: Draft) -> Iterator[Change]:
+    """Of what a row must not be among, a NULL says nothing: with one in it nothing is ever free."""
+    for node in site.parsed.tree.find_all(exp.Not):
+        query = node.this.args.get("query") if isinstance(node.this, exp.In) else None
+        inner = query.this if query is not None else None
+        if not isinstance(inner, exp.Select) or len(inner.expressions) != 1:
+            continue
+        where = inner.args.get("where")
+        end = site.parsed.span(where if where is not None else inner.args["from_"]).end
+        asked = f"{site.text(inner.expressions[0])} IS NOT NULL"
+        there = Edit.at(end, f" {'WHERE' if where is None else 'AND'} {asked}")
+        yield Change(f"{asked} in NOT IN", [there])
+
+
+def _dropped(site: Site, draft: Draft) -> Iterator[Change]:
+    """A condition less, but for those that every such operation needs."""
+    known = draft.jobs
+    needed = [known["due"], known["owner"], known["status"], known.key]
+    if site.block == "claim":
+        needed.append(known["queue"])
+    if site.block != "recover":  # which ends what has no attempt left, too
+        needed.append(known["attempts"])
+    names = "|".join(one.name for one in needed if one)
+    plain = re.compile(rf"`(\w+\.)?({names}) (=|<|<=) [^ ]+`")
+    yield from (change for change in conditions(site.parsed) if not plain.search(change.what))
+
+
+def _kept(site: Site, _: Draft) -> Iterator[Change]:
+    """An assignment less."""
+    yield from assignments(site.parsed)
+
+
+def _turned(site: Site, _: Draft) -> Iterator[Change]:
+    """A comparison the other way."""
+    yield from comparisons(site.parsed)
+
+
+class Form(NamedTuple):
+    """A safe form.
+
+    Attributes:
+        make: What offers it.
+        mends: The guarantees that it may mend.
+        blocks: Those that it is for; nothing: any.
+        last: Whether it takes something away, and so comes after what adds.
+    """
+
+    make: Callable[..., Iterator[Change]]
+    mends: str
+    blocks: str = ""
+    last: bool = False
+
+    def fits(self, guarantee: str, block: str) -> bool:
+        """True where it may mend a guarantee in a block.
+
+        Args:
+            guarantee: The guarantee.
+            block: The block's name.
+        """
+        return guarantee in self.mends.split() and (not self.blocks or block in self.blocks.split())
+
+
+_ON_HELD = " ".join(sorted(HELD))
+_LOST = "stale-recovery no-starvation no-lost-job retry-given"
+TWICE = "single-claim fencing live-lease final-state crash-safe retry-given concurrency-limit"
+
+FORMS: Sequence[Form] = (
+    Form(_locked, f"{TWICE} non-blocking no-deadlock no-starvation isolation"),
+    Form(_read_first, "non-blocking no-deadlock", "claim recover promote cleanup"),
+    Form(_as_others, f"{TWICE} stale-recovery backoff no-lost-job"),
+    Form(_asked_again, f"{TWICE} no-lost-job stale-recovery backoff retry-bound"),
+    Form(_narrowed, f"{TWICE} not-early routing no-starvation no-lost-job backoff"),
+    Form(_row_by_row, "fencing", "complete_many"),
+    Form(_in_pairs, "fencing", "complete_many"),
+    Form(_with_the_job, f"{TWICE} no-lost-job", _ON_HELD),
+    Form(_met, f"{TWICE} stale-recovery no-lost-job no-starvation"),
+    Form(_upserted, f"{TWICE} order", "enqueue"),
+    Form(_due, "not-early routing retry-bound no-starvation backoff", "claim"),
+    Form(
+        _written,
+        "live-lease stale-recovery retry-bound retry-given backoff no-lost-job not-early fencing",
+        "claim heartbeat recover fail",
+    ),
+    Form(_as_failed, "retry-bound stale-recovery no-lost-job", "recover"),
+    Form(_counted, "retry-bound retry-given stale-recovery no-lost-job"),
+    Form(_null_safe, _LOST),
+    Form(_once, "claim-limit order no-starvation"),
+    Form(_ordered, "order steady-cost no-starvation", "claim"),
+    Form(_in_one_order, "no-deadlock", "complete_many cleanup recover"),
+    Form(_capped, "backoff no-lost-job"),
+    Form(_short, "backoff", "fail"),
+    Form(_exact, "not-early backoff live-lease stale-recovery server-clock"),
+    Form(_inserted, "not-early order routing retry-bound retry-given", "enqueue"),
+    Form(_unlocked, "non-blocking pooler-safe no-deadlock"),
+    Form(
+        _without_cte,
+        "backoff non-blocking no-deadlock no-lost-job stale-recovery",
+        last=True,
+    ),
+    Form(
+        _dropped,
+        f"{_LOST} order fencing live-lease not-early routing steady-cost",
+        f"claim recover {_ON_HELD}",
+        last=True,
+    ),
+    Form(
+        _kept,
+        "backoff retry-bound retry-given final-state fencing stale-recovery",
+        "recover fail heartbeat",  # what may put a job back, or keep it
+        last=True,
+    ),
+    Form(
+        _turned,
+        "no-lost-job retry-bound retry-given not-early live-lease",
+        "cleanup claim recover",
+        last=True,
+    ),
+)

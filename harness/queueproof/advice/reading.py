@@ -1,0 +1,373 @@
+"""A queue's file, read for what its columns are for and for what may be changed in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from queueproof.advice.maker import Jobs
+from queueproof.advice.roles import Column, Table
+from queueproof.queues import sqltext
+from queueproof.queues.sqlfile import SqlFileQueue, load_text
+from queueproof.queues.sqltree import Parsed, Span, sites
+
+HELD = frozenset({"complete", "complete_many", "fail", "heartbeat"})  # operations on a claimed job
+_NOW = (exp.CurrentTimestamp, exp.CurrentTime, exp.Localtimestamp)
+_ENDS = ("completed", "failed")
+
+
+class Located(NamedTuple):
+    """A statement, and where in the file it begins."""
+
+    start: int
+    text: str
+
+    @property
+    def span(self) -> Span:
+        """The stretch of the file that it takes."""
+        return Span(self.start, self.start + len(self.text))
+
+    @property
+    def word(self) -> str:
+        """Its first keyword."""
+        return sqltext.first_keyword(self.text)
+
+
+class Whole(NamedTuple):
+    """A block, with those of its statements that stand in the file itself.
+
+    Attributes:
+        block: Its name.
+        places: The statements.
+    """
+
+    block: str
+    places: Sequence[Located]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A query or a change, in a block of its own or in a function that the block calls.
+
+    Attributes:
+        block: The block.
+        start: Where in the file it begins.
+        parsed: Its tree.
+        own: Whether it stands in the block itself, where the block's parameters are known.
+    """
+
+    block: str
+    start: int
+    parsed: Parsed
+    own: bool
+
+    def text(self, node: exp.Expr) -> str:
+        """The text of a node, as it stands in the file."""
+        return self.parsed.source(self.parsed.span(node))
+
+    def changes(self, table: str) -> Iterator[exp.Expr]:
+        """The UPDATEs and DELETEs of a table."""
+        for node in self.parsed.tree.find_all(exp.Update, exp.Delete):
+            if is_of(node, table):
+                yield node
+
+    def reads(self, table: str) -> Iterator[exp.Select]:
+        """The queries of a table."""
+        for node in self.parsed.tree.find_all(exp.Select):
+            from_ = node.args.get("from_")
+            if from_ is not None and from_.this.name == table:
+                yield node
+
+    def both(self, table: str) -> list[exp.Expr]:
+        """The nodes that change a table, and then those that read it."""
+        return [*self.changes(table), *self.reads(table)]
+
+    def where(self, node: exp.Expr) -> list[exp.Expr]:
+        """The conditions of a query that all must hold."""
+        where = node.args.get("where")
+        if where is None:
+            return []
+        this = where.this
+        return list(this.flatten(unnest=False)) if isinstance(this, exp.And) else [this]
+
+
+class Draft:
+    """A queue's file, read for its columns and for what may be changed.
+
+    Raises:
+        QueueError: The text is no queue file.
+    """
+
+    def __init__(self, text: str, path: Path | str) -> None:
+        self.text = text
+        self.path = path
+        self.queue: SqlFileQueue = load_text(text, path)
+
+    @cached_property
+    def wholes(self) -> list[Whole]:
+        """The blocks, with those of their statements that stand in the file itself."""
+        lines = [0, *accumulate(map(len, self.text.splitlines(keepends=True)))]
+        found = []
+        for block in self.queue.blocks.values():
+            own = [one for one in block.statements if one.source.path == Path(self.path)]
+            starts = (self.text.index(one.text, lines[one.source.line - 1]) for one in own)
+            places = [Located(*one) for one in zip(starts, (one.text for one in own), strict=True)]
+            found += [Whole(block.name, places)] if places else []
+        return found
+
+    @cached_property
+    def sites(self) -> list[Site]:
+        """Every query and change that can be parsed."""
+        found = []
+        for whole in self.wholes:
+            for start, text in whole.places:
+                for label, span in sites(self.queue.blocks[whole.block], text):
+                    with suppress(SqlglotError):
+                        parsed = Parsed(text[span.start : span.end])
+                        own = whole.block != "schema"
+                        by = whole.block if own else self._caller(label[:-2])
+                        found.append(Site(by, start + span.start, parsed, own))
+        return found
+
+    def _caller(self, function: str) -> str:
+        name = function.rpartition(".")[2].strip('"').lower()
+        for block in self.queue.blocks.values():
+            if block.name != "schema" and any(
+                token.name == name
+                for statement in block.statements
+                for token in sqltext.tokens(statement.text)
+            ):
+                return block.name
+        return "schema"
+
+    def _of(self, block: str, *kinds: type[exp.Expr]) -> Iterator[exp.Expr]:
+        """The nodes of some kinds in a block's own statements, and in functions that it calls."""
+        for site in self.sites:
+            if site.block == block:
+                yield from site.parsed.tree.find_all(*kinds)
+
+    def written(self, *blocks: str) -> Iterator[tuple[str, exp.Expr]]:
+        """The assignments of blocks, one after the other: a column's name and the value.
+
+        Args:
+            blocks: Their names.
+        """
+        for block in blocks:
+            for update in self._of(block, exp.Update):
+                yield from ((part.this.name, part.expression) for part in update.expressions)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The jobs' table, as the claim, the enqueue and the recovery use its columns."""
+        found: dict[str, str] = {}
+        table: exp.Table | None = None
+        for insert in self._of("enqueue", exp.Insert):
+            if isinstance(insert.expression, exp.Values) and isinstance(insert.this, exp.Schema):
+                found = _enqueued(insert) | found
+                table = insert.this.this if table is None else table
+        for update in self._of("claim", exp.Update):
+            whole = update.find_ancestor(exp.Merge) or update
+            set_here = _claimed(update, whole)
+            if "status" in set_here:
+                found, table = found | set_here, whole.this
+            elif table is not None and is_of(whole, table.name):
+                found = set_here | found
+        for less in self._of("claim", exp.LT, exp.LTE):
+            if isinstance(less.this, exp.Column) and less.expression.find(*_NOW):
+                found.setdefault("due", less.this.name)
+            if isinstance(less.this, exp.Column) and less.this.name == found.get("attempts"):
+                found.setdefault("most", less.expression.name)
+        for role, name in (("attempts", self._counted_later()), ("due", self._awaited())):
+            if name:
+                found.setdefault(role, name)
+        found |= self._leased(found.get("due", ""))
+        flag, states = found.pop("flag", ""), {"running": found.pop("running", "")}
+        if "status" in found:
+            states |= self._states(found["status"])
+        elif flag:
+            found["status"], states = flag, {"running": "true", "queued": "false"}
+        key, token = found.pop("key", "id"), found.pop("token", "")
+        return Jobs(
+            Table(quoted(*(part.name for part in table.parts)), table.name) if table else Table(),
+            Column(key, quoted(key), family="int"),
+            {role: Column(name, quoted(name)) for role, name in found.items()},
+            {state: literal for state, literal in states.items() if literal},
+            token,
+        )
+
+    def _leased(self, due: str) -> dict[str, str]:
+        """The column that tells until or since when a job runs, if any does."""
+        found: dict[str, str] = {}
+        for less in self._of("recover", exp.LT, exp.LTE):
+            column, now = less.this, less.expression.find(*_NOW)
+            if isinstance(column, exp.Column) and now and column.name != due:
+                found = {"until" if now is less.expression else "since": column.name}
+        if found:
+            return found
+        for name, value in self.written("heartbeat", "claim"):
+            if any(one.this == "lease" for one in value.find_all(exp.Placeholder)):
+                return {"until": name}
+        # Else the one that is set to now.
+        beats = (name for name, value in self.written("heartbeat", "claim") if value.find(*_NOW))
+        beaten = next((name for name in beats if not re.search(r"updated|seen", name)), "")
+        return {"since": beaten} if beaten not in {"", due} else {}
+
+    def _counted_later(self) -> str:
+        """The count of attempts that `fail` or the recovery raises, and the claim does not."""
+        for name, value in self.written("fail", "recover"):
+            for add in value.find_all(exp.Add):
+                if add.this.name == name and add.expression.is_int:
+                    return name
+        return ""
+
+    def _awaited(self) -> str:
+        """The column that `fail` sets to a time to come."""
+        for name, value in self.written("fail"):
+            if value.find(*_NOW) and value.find(exp.Interval):
+                return name
+        return ""
+
+    @cached_property
+    def failing(self) -> dict[str, str]:
+        """The assignments of a failed attempt, without those of what it is told."""
+        return {
+            part.this.name: site.text(part).partition("=")[2].strip()
+            for site in self.sites
+            if site.own and site.block == "fail"
+            for change in site.changes(self.jobs.table.name)
+            for part in change.expressions  # of a DELETE there are none
+            if not part.find(exp.Placeholder)
+        }
+
+    @cached_property
+    def asked(self) -> dict[str, dict[str, None]]:
+        """The conditions that each block has of the job's row alone, in the words of the file.
+
+        Of the operations on a claimed job it is what any of them asks, under `held`.
+        """
+        asked: dict[str, dict[str, None]] = {}
+        for site in self.sites:
+            if not site.own or site.block == "complete_many":
+                continue
+            of = asked.setdefault("held" if site.block in HELD else site.block, {})
+            for node in site.parsed.tree.find_all(exp.Update, exp.Delete, exp.Select):
+                source = node.args.get("from_") if isinstance(node, exp.Select) else node
+                if source is None or not is_of(source, self.jobs.table.name):
+                    continue
+                if node.args.get("joins"):
+                    continue
+                name = source.this.alias_or_name
+                for part in site.where(node):
+                    alone = all(one.table in {"", name} for one in part.find_all(exp.Column))
+                    if alone and not part.find(exp.Select) and "span" in part.meta:
+                        text = " ".join(site.text(part).split())
+                        of[re.sub(rf"\b{re.escape(name)}\.", "", text)] = None
+        return asked
+
+    @cached_property
+    def types(self) -> dict[str, str]:
+        """The columns' types by their names; of two tables' columns of one name, the first's."""
+        found: dict[str, str] = {}
+        for statement in self.queue.blocks["schema"].statements:
+            for name, kind in _COLUMN.findall(statement.text):
+                found.setdefault(name, _SERIAL.get(kind.lower(), kind))
+        return found
+
+    def _states(self, status: str) -> dict[str, str]:
+        """What SQL calls the states but the running one."""
+        schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
+        line = re.search(rf'\b{re.escape(status)}"?\s+[\w.]+[^,]*?DEFAULT\s+(\'\w+\')', schema)
+        free = line[1] if line else next(self._literals(status, "enqueue"), "'queued'")
+        done = list(self._literals(status, "complete"))
+        failed = [one for one in self._literals(status, "fail") if one not in {free, *done}]
+        usual = {one: f"'{one}'" if f"'{one}'" in self.text else "" for one in _ENDS}
+        found = {
+            "queued": free,
+            "completed": next(iter(done), usual["completed"]),
+            "failed": next(iter(failed[-1:]), usual["failed"]),
+        }
+        return found | {of: f"'{own}'" for own, of in self.queue.states.items() if of != "running"}
+
+    def _literals(self, status: str, block: str) -> Iterator[str]:
+        """The literals that a block writes into the status, as they stand there."""
+        for name, value in self.written(block):
+            if name == status:
+                strings = (one for one in value.find_all(exp.Literal) if one.is_string)
+                yield from (one.sql("postgres") for one in strings)
+
+
+_COLUMN = re.compile(r'(?:^|[(,])\s*"?(\w+)"?\s+(\w+)', re.MULTILINE)
+_SERIAL = {"bigserial": "bigint", "serial": "int"}
+
+
+def quoted(*parts: str) -> str:
+    """A name as SQL has it.
+
+    Args:
+        parts: The name, behind that of its schema where it has one.
+    """
+    return ".".join(
+        one if re.fullmatch(r"[a-z_][a-z0-9_$]*", one) else '"' + one.replace('"', '""') + '"'
+        for one in parts
+    )
+
+
+def is_of(node: exp.Expr, table: str) -> bool:
+    """True where a change, or what a query reads, is a table's; the UPDATE of a MERGE names none.
+
+    Args:
+        node: An UPDATE or a DELETE, or a query's FROM.
+        table: The table.
+    """
+    return isinstance(node.this, exp.Table) and node.this.name == table
+
+
+def _enqueued(insert: exp.Expr) -> dict[str, str]:
+    """The columns that an INSERT fills from parameters."""
+    found: dict[str, str] = {}
+    names = {"priority": "priority", "queue": "queue", "max_attempts": "most"}
+    row = insert.expression.expressions[0].expressions
+    for column, value in zip(insert.this.expressions, row, strict=False):
+        used = {str(one.this) for one in value.find_all(exp.Placeholder)}
+        found |= {names[one]: str(column.name) for one in used & names.keys()}
+        if "delay" in used and value.find(*_NOW):
+            found["due"] = str(column.name)
+    return found
+
+
+def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
+    """What a claim writes into which column.
+
+    Args:
+        update: What it sets.
+        whole: The statement that names the table and answers: the UPDATE, or the MERGE round it.
+    """
+    found: dict[str, str] = {}
+    for part in update.expressions:
+        name, value = str(part.this.name), part.expression
+        if isinstance(value, exp.Literal) and value.is_string:
+            if value.this in _ENDS or "error" in name:  # of a job that the claim buries
+                continue
+            found |= {"status": name, "running": value.sql("postgres")}
+        elif isinstance(value, exp.Boolean) and value.this:
+            found.setdefault("flag", name)
+        elif isinstance(value, exp.Placeholder) and value.this == "worker":
+            found["owner"] = name
+        elif isinstance(value, exp.Add | exp.Sub) and value.this.name == name:
+            found["attempts"] = name
+    for one in getattr(whole.args.get("returning"), "expressions", ()):
+        column = one.find(exp.Column)
+        if column is not None and one.alias_or_name == "id":
+            found["key"] = str(column.name)
+        if column is not None and column.name == found.get("attempts"):
+            found["token"] = str(one.alias_or_name)
+    return found
