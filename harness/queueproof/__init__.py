@@ -7,25 +7,23 @@ command line `queueproof` does.
 from __future__ import annotations
 
 from queueproof.errors import Exit, QueueError, QueueproofError, ServerError, Source
-from queueproof.queues.model import (
-    Claim,
-    JobRow,
-    Operation,
-    Parameter,
-    Queue,
-    Result,
-    Row,
-    State,
-    Step,
-    Value,
-    Values,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from queueproof.library import check as check
     from queueproof.library import replay as replay
     from queueproof.queues.client import Client as Client
+    from queueproof.queues.model import Claim as Claim
+    from queueproof.queues.model import JobRow as JobRow
+    from queueproof.queues.model import Operation as Operation
+    from queueproof.queues.model import Parameter as Parameter
+    from queueproof.queues.model import Queue as Queue
+    from queueproof.queues.model import Result as Result
+    from queueproof.queues.model import Row as Row
+    from queueproof.queues.model import State as State
+    from queueproof.queues.model import Step as Step
+    from queueproof.queues.model import Value as Value
+    from queueproof.queues.model import Values as Values
     from queueproof.queues.sqlfile import load as load
     from queueproof.report.card import Card as Card
 
@@ -56,8 +54,10 @@ __all__ = [
     "replay",
 ]
 
-# These cost time, and the pytest plugin imports this package in every run of every project.
-_LATE = {
+# These cost time: the pytest plugin imports this package in every run of every project, and Ctrl-C
+# may come before the command line is there to hear it.
+_MODEL = "Claim JobRow Operation Parameter Queue Result Row State Step Value Values"
+_LATE = dict.fromkeys(_MODEL.split(), "queueproof.queues.model") | {
     "Card": "queueproof.report.card",
     "Client": "queueproof.queues.client",
     "check": "queueproof.library",

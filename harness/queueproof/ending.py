@@ -119,8 +119,8 @@ def interrupted(act: Callable[[], T], seconds: float, error: Exception) -> T:
             raise error
 
     before = signal.signal(signal.SIGALRM, tick)
-    signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
     try:
+        signal.setitimer(signal.ITIMER_REAL, TICK, TICK)
         return act()
     finally:
         if signal.getsignal(signal.SIGALRM) is tick:  # else a signal's exception comes again by it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -224,6 +225,20 @@ def test_a_card_that_no_page_can_be_made_of_is_refused(change: dict[str, object]
     with pytest.raises(QueueproofError, match="this is no card of queueproof") as refused:
         read_card(json.dumps(found))
     assert "Error(" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "told"), [(("seed", "seconds"), "it lacks seed, seconds"), ((), "of another type")]
+)
+def test_what_is_wrong_with_a_card_is_not_told_in_python(lacks: Sequence[str], told: str) -> None:
+    """A card of another tool, or that somebody has shortened."""
+    found = json.loads(card(broken(race())).to_json())
+    for name in lacks:
+        del found[name]
+    if not lacks:
+        found["guarantees"] = {"single-claim": "pass"}
+    with pytest.raises(QueueproofError, match=f"no card of queueproof: .*{told}"):
+        read_card(json.dumps(found))
 
 
 def test_a_matrix_is_a_table_on_the_page() -> None:

@@ -52,7 +52,7 @@ def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
         ("nowhere.sql", "nowhere.sql: No such file or directory"),
         ("no_such_module:Queue", "no module no_such_module"),
         ("queueproof.no_such:Queue", "no module queueproof.no_such"),
-        ("queueproof:Queu", "queueproof has no Queu; did you mean 'Queue'"),
+        ("queueproof.queues.model:Queu", "model has no Queu; did you mean 'Queue'"),
         ("json:Decoder", "json has no Decoder; did you mean 'JSONDecoder'"),
         ("json:loads", "loads is not derived from queueproof.Queue or queueproof.Client"),
         ("queueproof:Queue", "Queue has no install, which is required"),

@@ -323,6 +323,9 @@ def test_nothing_judged_is_no_pass(
         (["watch", "nowhere.sql"], "nowhere.sql: No such file or directory\n"),
         (["check", "exec:no-such-program"], "there is no command no-such-program"),
         (["check", SOUND, "--postgres", "nothing"], "unknown PostgreSQL source"),
+        (["check", SOUND, "--postgres", ""], "the name of the PostgreSQL server is empty: write"),
+        (["check", SOUND, "--postgres", "host=h connect_timeout=x"], "is no whole number of seco"),
+        (["init", f"{'n' * 300}.sql"], "no file may have so long a name: "),
         (["bench", SOUND, "--batch", "0"], "whole numbers from 1 on"),
         (["bench", SOUND, "--workers", "a"], "whole numbers from 1 on"),
         (["bench", SOUND, "--budget", "9"], "goes with --compare"),
@@ -479,10 +482,10 @@ def test_an_internal_error_shows_its_traceback_on_demand(
     """With --traceback or QUEUEPROOF_DEBUG; the message names the way to who has not gone it."""
     monkeypatch.setattr("queueproof.examine.check.check_queue", None)
     ran = check(SOUND)
-    assert (ran.code, f"{SOUND} --traceback" in ran.err) == (70, True)
+    assert (ran.code, "  QUEUEPROOF_DEBUG=1 queueproof check " in ran.err) == (70, True)
     debugged = check(SOUND, "--traceback")
     assert (debugged.code, "Traceback" in debugged.err) == (70, True)
-    assert "--traceback" not in debugged.err
+    assert "QUEUEPROOF_DEBUG" not in debugged.err
     monkeypatch.setenv("QUEUEPROOF_DEBUG", "1")
     assert "Traceback" in check(SOUND).err
 

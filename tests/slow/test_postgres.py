@@ -28,7 +28,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
+from queueproof.queues.sqlfile import load_text
+from queueproof.run.open import open_lab
 from tests.fix_programs import is_gone
+from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
@@ -480,6 +483,20 @@ class TestDsn:
         with open_server(uri(door)) as server, server.database() as conninfo:
             name = conninfo_to_dict(conninfo)["dbname"]
             tell(conninfo, f'ALTER DATABASE "{name}" IS_TEMPLATE true')
+
+    def test_moments_are_read_whatever_their_style(self, admin: str, door: Door) -> None:
+        """The role's own setting, which its database's would not outdo."""
+        tell(admin, "ALTER ROLE alice SET DateStyle = 'German'")
+        try:
+            with (
+                open_server(uri(door)) as server,
+                open_lab(load_text(queue_file(), "q.sql"), server) as lab,
+            ):
+                before = lab.now()
+                lab.advance(lab.until_aligned())
+                assert lab.now() > before
+        finally:
+            tell(admin, "ALTER ROLE alice RESET DateStyle")
 
     def test_no_timer_ends_a_session(self, admin: str, door: Door) -> None:
         """A worker that the scheduler keeps waiting would be cut off, by luck."""

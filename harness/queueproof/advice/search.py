@@ -206,11 +206,11 @@ def advise(
         server: Where they were found.
         progress: Told what is looked for.
     """
-    if not isinstance(queue, SqlFileQueue):
+    broken = [one for one in card.guarantees if one.verdict == "broken"]
+    if not (broken and isinstance(queue, SqlFileQueue)):
         return {}
     text, budget = source(queue), iter(range(OF_ALL))
     found: dict[str, Advice] = {}
-    broken = [one for one in card.guarantees if one.verdict == "broken"]
     for one in (one for one in broken if one.id not in DEAR):
         stories = tuple(story.replay for story in one.stories if story.replay)
         goal = Goal(stories, (), tuple(other.id for other in broken if other is not one))

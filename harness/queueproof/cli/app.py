@@ -119,7 +119,9 @@ def main() -> NoReturn:
     for argument in sys.argv[1:]:
         if not argument.isascii() and any(map(_is_no_text, argument)):  # reports are UTF-8
             sys.exit(say(f"{argument!a} is no UTF-8: rename the file", Exit.UNUSABLE))
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    signal.setitimer(signal.ITIMER_REAL, 0)  # of what a signal has interrupted as it began
+    sys.exit(code)
 
 
 def _is_no_text(sign: str) -> bool:

@@ -30,6 +30,7 @@ _REFUSED = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk's quota is used up",
     errno.EFBIG: "no file may become that large (ulimit -f)",
+    errno.ENAMETOOLONG: "no file may have so long a name",
     errno.EMFILE: "no more files may be open (ulimit -n)",
     errno.ENFILE: "no more files may be open on this machine",
     errno.ENOMEM: "there is no memory left",
@@ -140,8 +141,8 @@ def _bug(error: BaseException, arguments: Sequence[str]) -> str:
     if DEBUG_OPTION in arguments or os.environ.get("QUEUEPROOF_DEBUG"):
         traceback.print_exception(error)
         return told + "is printed above."
-    again = _PASSWORD.sub("***", shlex.join(["queueproof", *arguments, DEBUG_OPTION]))
-    return f"{told}this prints:\n  {again}"
+    again = _PASSWORD.sub("***", shlex.join(["queueproof", *arguments]))
+    return f"{told}this prints:\n  QUEUEPROOF_DEBUG=1 {again}"
 
 
 def causes(error: BaseException) -> list[BaseException]:

@@ -75,6 +75,9 @@ def open_server(
     Raises:
         ServerUnavailableError: There is no such server, or it cannot be used.
     """
+    if source is not None and not source.strip():
+        told = f"the name of the PostgreSQL server is empty: write {_spelt()}, or a DSN"
+        raise ServerUnavailableError(told)
     wanted = Conninfo(source or os.environ.get("QUEUEPROOF_POSTGRES") or "embedded")
     source = None  # it may hold a password, and pytest prints the arguments of failed functions
     with ExitStack() as stack:
@@ -240,7 +243,9 @@ def _refuse_malformed(dsn: Conninfo) -> None:
             " : as %3A and % as %25."
         )
     try:
-        conninfo_to_dict(dsn)
+        seconds = str(conninfo_to_dict(dsn).get("connect_timeout", 0))
+        if not seconds.removeprefix("-").isdecimal():
+            raise ServerUnavailableError("connect_timeout in the DSN is no whole number of seconds")
     except psycopg.Error as error:
         # A name behind the address, which is not ambiguous, can be no part of a password before it.
         unknown = _UNKNOWN.search(str(error)) if "password" not in dsn else None

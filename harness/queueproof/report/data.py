@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -60,10 +60,10 @@ def read(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types, and what JSON ho
     if isinstance(kind, type) and is_dataclass(kind) and _is(kind, data):
         hints = _hints(kind)
         known = {name: read(hints[name], data[name]) for name in data.keys() & hints.keys()}
-        try:
-            return kind(**known)
-        except TypeError as error:  # a field is missing
-            raise ValueError(str(error)) from None
+        needed = [one.name for one in fields(kind) if one.default is one.default_factory is MISSING]
+        if lacking := [name for name in needed if name not in known]:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
+        return kind(**known)
     if kind is float and type(data) is int:
         return float(data)
     if isinstance(kind, type) and type(data) is kind:

@@ -151,6 +151,8 @@ def read_card(written: str) -> Card:
             _must_be_told(card)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else error
+        if isinstance(error, TypeError | AttributeError):  # in Python's words
+            said = "a part of it is of another type"
         raise QueueproofError(f"this is no card of queueproof: {said}") from None
     if unknown:
         raise QueueproofError(f"this card has guarantees unknown here: {', '.join(unknown)}")

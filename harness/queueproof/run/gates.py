@@ -85,7 +85,8 @@ class Scheduler(LibpqSession):
 
     def __init__(self, conninfo: str, meanwhile: waits.Meanwhile | None) -> None:
         super().__init__(conninfo, "the scheduler", meanwhile=meanwhile)
-        self.run(f"SET search_path = pg_catalog; {waits.IMPATIENT}")
+        # A role may show moments in another style, which nobody here reads.
+        self.run(f"SET search_path = pg_catalog; SET DateStyle = ISO; {waits.IMPATIENT}")
         self._keys: dict[int, tuple[int, int]] = {}  # of each backend: that is held, and the other
         for name, asked in _ASKED.items():
             self.prepare(name, asked)
