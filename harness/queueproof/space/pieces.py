@@ -47,8 +47,7 @@ LOOKS = Program(
     ),
     reserve=ONE * 12,
 )
-# Bounds that are driven to their end, crash by crash: of several, and of the only one there is.
-MOST_ATTEMPTS, FIXED_ATTEMPTS = 30, 1100
+MOST_ATTEMPTS = 30  # that are used up, one by one, before a job's last: more takes seconds
 
 
 class Pieces:
@@ -112,7 +111,7 @@ class Pieces:
         if self.bound is None:
             return []
         if "max_attempts" not in self.offer.queue.takes("enqueue"):
-            return [self.bound] if self.bound <= FIXED_ATTEMPTS else []
+            return [self.bound]
         return sorted({1, (1 + self.bound) // 2, self.bound} & set(range(1, MOST_ATTEMPTS + 1)))
 
     @property
