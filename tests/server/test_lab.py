@@ -6,6 +6,7 @@ import gc
 import time
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -562,14 +563,24 @@ def test_no_gate_is_left_behind(lab_of: LabOf) -> None:
     assert lab.execute(count) == [(0,)]
 
 
+def dropped(server: Server) -> None:
+    """A lab loses its database."""
+    with open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
+        name = conninfo_to_dict(lab.conninfo)["dbname"]
+        server.administer(f'DROP DATABASE "{name}" WITH (FORCE)')
+        lab.reset()
+
+
 def test_a_database_that_somebody_drops_is_told(server: Server) -> None:
     """A server that goes on would else be said to have ended a connection, or to have gone."""
-
-    def dropped() -> None:
-        with open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
-            name = conninfo_to_dict(lab.conninfo)["dbname"]
-            server.administer(f'DROP DATABASE "{name}" WITH (FORCE)')
-            lab.reset()
-
     with pytest.raises(ServerUnavailableError, match="somebody has dropped the database of this"):
-        dropped()
+        dropped(server)
+
+
+def test_a_server_that_its_full_disk_has_ended_is_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so in its log alone; a connection that is lost looks as any other."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    with pytest.raises(ServerUnavailableError, match=r"the disk is full in /.*TMPDIR chooses"):
+        dropped(server)

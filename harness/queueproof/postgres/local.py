@@ -187,7 +187,7 @@ def start(watchdog: Watchdog, programs: Programs, *, durable: bool) -> Started:
             ) from None
         return admin
 
-    return Started(admin, restart, binaries)
+    return Started(admin, restart, binaries, directory)
 
 
 def for_sockets(parent: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ _NOBODY = re.compile(
 )  # libpq's words
 
 
+_SEGMENT = 16 * 2**20  # bytes of one of its write-ahead log (wal_segment_size)
 _TIMERS = "^(idle_session|idle_in_transaction_session|transaction|statement|lock)_timeout$"
 _POWERFUL = """EXISTS (
   SELECT FROM pg_catalog.pg_roles AS other
@@ -101,11 +103,13 @@ class Started(NamedTuple):
         admin: How to connect as its superuser.
         restart: Kills it as a crash would, starts it again, and returns the same anew.
         bin_directory: Where its programs are, if they are on this machine.
+        home: Where its data are, if on this machine.
     """
 
     admin: Conninfo
     restart: Callable[[], Conninfo]
     bin_directory: Path | None = None
+    home: Path | None = None
 
 
 class Lent(NamedTuple):
@@ -236,6 +240,7 @@ class Server:
         trusted: Whether the queue's own SQL may do what we may.
         label: One line for headers and reports.
         bin_directory: Where psql and pgbench of this server are, if that is known.
+        home: Where its data are, if we started it on this machine.
     """
 
     source: str
@@ -245,6 +250,7 @@ class Server:
     trusted: bool
     label: str
     bin_directory: Path | None
+    home: Path | None
     _admin: Conninfo = field(repr=False)
     _database_settings: Mapping[str, str] = field(repr=False)
     _watchdog: Watchdog | None = field(repr=False)  # None: the databases go with the server
@@ -295,6 +301,11 @@ class Server:
         with waits.LimitedConnection.open(self._admin) as connection:
             for statement in statements:
                 connection.execute(statement)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its disk has no room for a segment of its log, without which it ends."""
+        return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
 
     def lacks(self, conninfo: str) -> bool:
         """Whether it answers, and has such a database no more."""

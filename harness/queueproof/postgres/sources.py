@@ -149,6 +149,7 @@ def _open(wanted: Conninfo, watchdog: Watchdog, *, durable: bool, trust: bool) -
         trusted=trust,
         label=f"PostgreSQL {spoken(facts.version)}, {where}, {facts.description}",
         bin_directory=started.bin_directory,
+        home=started.home,
         _admin=started.admin,
         _database_settings={},
         _watchdog=None,
@@ -198,6 +199,7 @@ def _somebodys(dsn: Conninfo, watchdog: Watchdog, *, trust: bool) -> Server:
         trusted=True,  # the role is what it is
         label=f"PostgreSQL {spoken(facts.version)} at {dsn.public}, {facts.description}",
         bin_directory=None,
+        home=None,
         _admin=dsn,
         _database_settings=given,
         _watchdog=watchdog,

@@ -97,6 +97,11 @@ def _held_responsible(server: Server, conninfo: str) -> Iterator[None]:
                 f" and {CONNECTIONS} more for each further process (max_connections of the server,"
                 " CONNECTION LIMIT of the role)"
             ) from None
+        if lost and server.is_full:
+            raise ServerUnavailableError(
+                f"the disk is full in {server.home}, where PostgreSQL keeps its data, and it has"
+                " ended. TMPDIR chooses another directory."
+            ) from None
         if lost and server.lacks(conninfo):
             raise ServerUnavailableError(
                 "somebody has dropped the database of this run while it ran, so there is no verdict"
