@@ -84,7 +84,7 @@ class Scheduler(LibpqSession):
     """
 
     def __init__(self, conninfo: str, meanwhile: waits.Meanwhile | None) -> None:
-        super().__init__(conninfo, "the scheduler", meanwhile=meanwhile)
+        super().__init__(conninfo, "queueproof itself", meanwhile=meanwhile)
         # A role may show moments in another style, which nobody here reads.
         self.run(f"SET search_path = pg_catalog; SET DateStyle = ISO; {waits.IMPATIENT}")
         self._keys: dict[int, tuple[int, int]] = {}  # of each backend: that is held, and the other
@@ -95,7 +95,7 @@ class Scheduler(LibpqSession):
         """The answer to one of its prepared queries."""
         value = self.ask(name, *values)
         if value is None:
-            raise ConnectionLostError("the server closed the scheduler's connection")
+            raise ConnectionLostError("the server closed the connection of queueproof itself")
         return value
 
     def blocking(self, pid: int) -> list[int]:
