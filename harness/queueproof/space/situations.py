@@ -612,13 +612,20 @@ def spaces(pieces: Pieces, rules: Declared) -> list[Space]:
 
 def _spent(pieces: Pieces, rules: Declared, bound: int) -> Iterator[tuple[Script, ...]]:
     """The ways in which all attempts of a job but its last come to nothing."""
-    workers = [f"w{100 + n}" for n in range(bound - 1)]
-    freed = 0.0 if rules.tied else rules.lease
-    ways = [(crash(), freed), (fail(), REST if pieces.offer.retries else None)]
-    for ends, seconds in ways:
-        if seconds is not None:
-            over = script("clock", advance(past(seconds))), *pieces.reaper()
-            yield tuple(one for who in workers for one in (script(who, claim(), ends), *over))
+    times = range(bound - 1)
+
+    def cycles(takes: Callable[[int], Script], seconds: float) -> Iterator[Script]:
+        for n in times:
+            yield from (takes(n), script("clock", advance(past(seconds))), *pieces.reaper())
+
+    if rules.tied or rules.signs or rules.one_each:  # it takes a death each time
+        freed = 0.0 if rules.tied else rules.lease
+        if freed is not None:
+            yield tuple(cycles(lambda n: script(f"w{100 + n}", claim(), crash()), freed))
+    elif rules.lease is not None:  # one worker is too slow, and needs no new process
+        yield (*cycles(lambda _: script("w100", claim()), rules.lease), script("w100", crash()))
+    if pieces.offer.retries:
+        yield tuple(cycles(lambda n: script("w100", claim(), fail(n)), REST))
 
 
 Skin: TypeAlias = Callable[[Program], Program]
