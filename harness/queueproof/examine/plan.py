@@ -25,8 +25,6 @@ from queueproof.search.explore import explore
 from queueproof.search.shrink import breaches, find
 from queueproof.space.suites import ALONE, MEETINGS, Suite
 
-CROWDS, OWN = "random programs", "own programs"
-WAYS = (CROWDS, ALONE, MEETINGS, OWN)  # to find a breach, those that are derived first
 AT_ONCE = 5  # crowds
 CLOCKED = 4  # of so many crowds one is run again by workers with other zones and wrong clocks
 FAR = 3  # of so many units of them one with ids beyond an int4
@@ -170,21 +168,6 @@ class Examination:
                 unit = Probing(guarantee.id, level)
                 parts.append(_Part(guarantee.id, partial(self._probe, unit), [unit]))
         self._go_through(parts, progress, enough)
-
-    def search(self, what: str, asked: str) -> int:
-        """Run one kind of what all guarantees judge, until a guarantee breaks.
-
-        Args:
-            what: A key of `WAYS`.
-            asked: Its id.
-
-        Returns:
-            The runs that it took, whether it broke or not.
-        """
-        for name, units in self._searched:
-            if name == what:
-                self._search(what, units, [asked])
-        return self._found.evidence["", "schedules"] + self._found.evidence["", CROWDS]
 
     def go_on(self, asked: Sequence[str], progress: Progress) -> bool:
         """Run what was left out as needless, until some guarantees break.
@@ -352,7 +335,7 @@ class Examination:
         meetings = suite.meetings(profile.meetings)
         known: dict[str, list[Exploration]] = {
             ALONE: [Exploration(one, PLAIN, 1) for one in suite.alone(profile.situations)],
-            OWN: [
+            "own programs": [
                 *(Exploration(one, PLAIN, 1) for one in turns),
                 *(Exploration(one, _NO_INDEX, 1) for one in turns),
                 *(Exploration(one, inside, few * _pairs_at_once(one)) for one in own if one.races),
@@ -366,7 +349,7 @@ class Examination:
         }
         self._found.space = {ALONE: suite.known(ALONE), MEETINGS: suite.known(MEETINGS)}
         return [
-            *((CROWDS, one) for one in self._crowds()),
+            *(("random programs", one) for one in self._crowds()),
             *(
                 (what, units[at : at + TOGETHER])
                 for what, units in known.items()
