@@ -73,7 +73,7 @@ class Findings:
     spent: Counter[str] = field(default_factory=Counter)  # microseconds, by what they were spent on
     plain: set[str] = field(default_factory=set)  # guarantees whose breach explains another's
     errors: set[str] = field(default_factory=set)  # that come anyway, see `breaches`
-    due: set[str] = field(default_factory=set)  # whose breach, in turn, its conditions alone make
+    due: set[str] = field(default_factory=set)  # whose breach, in turn, wrong clocks alone make
     hit: set[tuple[str, str, int]] = field(default_factory=set)  # see `Run.faults`
     _short: dict[str, Failure] = field(default_factory=dict)  # as last shortened
     _doubts: Counter[str] = field(default_factory=Counter)  # breaches that did not happen again

@@ -278,27 +278,25 @@ class Examination:
                         continue  # who waits for whom, and in which order: another's business
                     if guarantee.faults and (broken not in CATALOGUE or self._loses_anyway(plain)):
                         continue
-                    disturbed = plain != failure.program
-                    if self._breaks_anyway(plain, broken, disturbed=disturbed):
+                    # In turn there is one way that it goes, and clocks change no plan: what breaks
+                    # then is due to them, whatever else breaks the same.
+                    in_turn = conditions.clocks and known is not None and not plain.races
+                    if self._breaks_anyway(plain, broken, in_turn=in_turn):
                         continue
-                    if not (plain.races or disturbed):
+                    if in_turn:
                         self._found.due.add(name)
                     self._found.record(name, failure)
             self._headway.done(unit)
             if name in self._found.failures:
                 return
 
-    def _breaks_anyway(self, program: Program, broken: str, *, disturbed: bool) -> bool:
+    def _breaks_anyway(self, program: Program, broken: str, *, in_turn: bool) -> bool:
         """Whether a guarantee breaks under plain conditions too."""
         found = self._found
-        if broken in found.errors:
-            return True
-        if not (program.races or disturbed):
-            # In turn there is one way that it goes: what breaks now is due to the conditions,
-            # whatever else breaks the same.
+        if in_turn:
             alone = partial(find, found.runner(), found.declared, program, broken, budget=1)
             return any(alone() is not None for _ in range(SURE))
-        if broken in found.failures:
+        if broken in found.failures or broken in found.errors:
             return True
         failure = find(found.runner(), found.declared, program, broken, budget=ENOUGH)
         if failure is not None:
