@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -571,8 +572,11 @@ def dropped(server: Server) -> None:
         lab.reset()
 
 
-def test_a_database_that_somebody_drops_is_told(server: Server) -> None:
+def test_a_database_that_somebody_drops_is_told(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that goes on would else be said to have ended a connection, or to have gone."""
+    monkeypatch.setattr("shutil.disk_usage", Mock(side_effect=FileNotFoundError))  # moved away
     with pytest.raises(ServerUnavailableError, match="somebody has dropped the database of this"):
         dropped(server)
 

@@ -305,7 +305,9 @@ class Server:
     @property
     def is_full(self) -> bool:
         """Whether its disk has no room for a segment of its log, without which it ends."""
-        return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
+        with suppress(OSError):  # somebody has removed the folder, say
+            return self.home is not None and shutil.disk_usage(self.home).free < _SEGMENT
+        return False
 
     def lacks(self, conninfo: str) -> bool:
         """Whether it answers, and has such a database no more."""
