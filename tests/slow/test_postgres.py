@@ -653,6 +653,14 @@ class TestKilled:
             process.kill()
             eventually(lambda: not list(temporary.iterdir()))
 
+    def test_folder_that_somebody_removes(self, temporary: Path) -> None:
+        """The file that says which process the server is goes with it, and the server does too."""
+        with open_server() as server, server.database() as conninfo:
+            pid, segment = postmaster(conninfo)
+            for folder in temporary.iterdir():
+                shutil.rmtree(folder)
+        assert not is_there(pid, segment)
+
     def test_during_initdb(self, temporary: Path, eventually: Eventually) -> None:
         """A run that is killed while its server is being made leaves nothing."""
         with run("embedded") as process:

@@ -178,8 +178,21 @@ def main(parent: int) -> None:
             error = str(failure)
         with suppress(BrokenPipeError):
             os.write(1, json.dumps(error).encode() + b"\n")
+    left = end(asked)
+    for child in children:
+        _end_child(child)
     with suppress(BrokenPipeError):
-        os.write(1, json.dumps(end(asked)).encode() + b"\n")
+        os.write(1, json.dumps(left).encode() + b"\n")
+
+
+def _end_child(child: subprocess.Popen[bytes]) -> None:
+    """End what still runs: somebody has removed the folder that says which process it is."""
+    for number in (signal.SIGQUIT, signal.SIGKILL):
+        if child.poll() is None:
+            child.send_signal(number)
+            child.send_signal(signal.SIGCONT)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(STOP_SECONDS)
 
 
 def _note(asked: list[Request], request: Request) -> None:
