@@ -218,7 +218,9 @@ def text(path: Path) -> str:
     """
     try:
         return contents(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise QueueproofError(f"cannot read {path}: save it as UTF-8") from None
+    except OSError as error:
         raise QueueproofError(f"cannot read {path}: {error}") from None
 
 

@@ -175,6 +175,13 @@ def test_a_queue_may_come_from_a_pipe(
             waits.text(endless)
 
 
+def test_what_is_in_another_encoding_is_told_what_to_do(tmp_path: Path) -> None:
+    """A project's settings, a card: not with the words of Python's codecs."""
+    (tmp_path / "pyproject.toml").write_text("é", "latin-1")
+    with pytest.raises(QueueproofError, match=r"cannot read .*pyproject\.toml: save it as UTF-8"):
+        waits.text(tmp_path / "pyproject.toml")
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     """A folder cannot be written; a file that is there, or not yet, can."""
     with pytest.raises(QueueproofError, match="it is no file; name one"):
