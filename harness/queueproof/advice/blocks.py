@@ -27,7 +27,7 @@ def _transaction(whole: Whole) -> list[Edit]:
 
 
 def _fresh(whole: Whole, _: Draft) -> Iterator[Change]:
-    """What a lock guards is read after it was taken, whatever the default is."""
+    """Rows that a lock guards are read after it was taken, whatever the default is."""
     for place in whole.places:
         if place.text.upper() in {"BEGIN", "START TRANSACTION"}:
             edit = Edit.at(place.span.end, " ISOLATION LEVEL READ COMMITTED")
@@ -161,7 +161,7 @@ def _indexed(whole: Whole, draft: Draft) -> Iterator[Change]:
 
 
 def _indexes(draft: Draft) -> list[str]:
-    """What the claim's own query would be served by, then what its columns are for."""
+    """Indexes that serve the claim: by its own query, then by what its columns are for."""
     known, queue = draft.jobs, draft.queue
     claims = (serving_index(statement.text) for statement in queue.blocks["claim"].statements)
     found = [index.sql.removeprefix("CREATE INDEX ") for index in claims if index]

@@ -81,7 +81,7 @@ def _offers(draft: Draft, guarantee: str) -> Iterator[tuple[str, str, list[Edit]
 
 
 def _takes_as_much(draft: Draft, text: str) -> bool:
-    """Whether it is a queue file, and every block takes what it took."""
+    """True where it is a queue file, and every block takes what it took."""
     try:
         blocks = Draft(text, draft.path).queue.blocks
     except QueueError:

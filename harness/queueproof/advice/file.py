@@ -122,7 +122,7 @@ class Proposal:
         )
 
     def _enqueued(self) -> tuple[dict[str, str], list[str], list[str]]:
-        """What an enqueue writes: values by columns, the parameters, and the columns guessed at."""
+        """The values that an enqueue writes, by columns; its parameters; the columns guessed at."""
         jobs = self._jobs
         values: dict[str, str] = {}
         given = []
@@ -199,7 +199,7 @@ class Proposal:
         self._parents[oid] = f"INSERT INTO {parent.sql}{names if needed else ' DEFAULT VALUES'};"
 
     def _ready(self) -> Iterator[str]:
-        """What a claim asks of a job."""
+        """The conditions that a claim asks of a job."""
         jobs = self._jobs
         yield from map(str, jobs.is_in("queued"))
         if jobs["queue"]:
@@ -210,7 +210,7 @@ class Proposal:
             yield str(jobs.may)
 
     def _failed(self) -> Iterator[str]:
-        """What the end of a failed attempt writes."""
+        """The assignments at the end of a failed attempt."""
         jobs = self._jobs
         yield from map(str, jobs.tried_again())
         if jobs["due"] and jobs.count:
@@ -220,7 +220,7 @@ class Proposal:
             yield f"{error} = {'to_jsonb(:error::text)' if error.family == 'json' else ':error'}"
 
     def _state(self) -> str:
-        """What the block `jobs` answers as a job's state."""
+        """The expression by which the block `jobs` answers a job's state."""
         jobs = self._jobs
         told = {state: jobs.tells(state) for state in ("completed", "failed", "running")}
         cases = [f"WHEN {holds(by, on=True)} THEN '{s}'" for s, by in told.items() if by]
@@ -261,7 +261,7 @@ class Proposal:
 
 
 _TOKENS = {"attempt": {"attempts", "left"}, "claimed_at": {"until", "beat", "since"}}
-"""What tells one claim of a job from a later one, and the columns that do; the first one counts."""
+"""The columns that tell one claim of a job from a later one; the first that is there counts."""
 _VAGUE = (
     "worker|owner|runner|processor|consumer|instance_id|data|body|message|input|handler|error|topic"
     "|channel|expires_at|vt|started_at|scheduled_at|processed_at|failures|.*retr.*|eta"
@@ -287,7 +287,7 @@ def _called(column: Column, name: str) -> str:
 
 
 def _literals(status: Column, states: States) -> dict[str, str]:
-    """What SQL calls each state."""
+    """The literal of each state in SQL."""
     found = {
         state: name if status.family == "int" else "'" + name.replace("'", "''") + "'"
         for state, name in states.names.items()

@@ -36,7 +36,7 @@ _PLAIN = ("priority", "queue", "max_attempts", "payload")
 
 
 def _locked(site: Site, draft: Draft) -> Iterator[Change]:
-    """What is to be changed is locked as it is read, past what others hold."""
+    """The rows to be changed are locked as they are read, past those that others hold."""
     parsed = site.parsed
     for select in site.reads(draft.jobs.table.name):
         for lock in select.args.get("locks") or ():
@@ -107,7 +107,7 @@ def _asking(site: Site, node: exp.Expr, *asked: str) -> Iterator[Change]:
 
 
 def _guards(site: Site, draft: Draft) -> list[Clause]:
-    """What an operation must ask of the row that it changes."""
+    """The conditions that an operation must ask of the row that it changes."""
     known, guards = draft.jobs, list[Clause]()
     if site.block not in HELD | {"claim", "recover"}:
         return []
@@ -144,7 +144,7 @@ def _asked_again(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _asks(part: exp.Expr, clause: Clause) -> bool:
-    """Whether a condition is a clause; of a time any that is about its column will do."""
+    """True where a condition is a clause; of a time any that is about its column will do."""
     return mentions(part, clause.column) if clause.sign == "<" else is_test(part, clause)
 
 
@@ -179,7 +179,7 @@ def _narrowed(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _with_the_job(site: Site, draft: Draft) -> Iterator[Change]:
-    """What is changed beside the job is changed only where the job was."""
+    """Rows beside the job are changed only where the job was."""
     table = draft.jobs.table.name
     with_ = site.parsed.tree.args.get("with_")
     job = [one.alias for one in with_.expressions if is_of(one.this, table)] if with_ else []
@@ -299,7 +299,7 @@ def _as_failed(site: Site, draft: Draft) -> Iterator[Change]:
 
 
 def _written(site: Site, draft: Draft) -> Iterator[Change]:
-    """What an operation must write into the row: lease, count, state, next time."""
+    """The assignments that an operation must make to the row: lease, count, state, next time."""
     for update in site.changes(draft.jobs.table.name):
         for clause in _values(site.block, draft) if isinstance(update, exp.Update) else ():
             if edit := assigned(site.parsed, update, clause):
@@ -425,7 +425,7 @@ def _closing(parsed: Parsed, span: Span, opening: Span) -> Span:
 
 
 def _short(site: Site, _: Draft) -> Iterator[Change]:
-    """What was caught fits its column, and is JSON where it must be, whatever stands in it."""
+    """The error that was caught fits its column, and is JSON where it must be."""
     parsed = site.parsed
     for part in (part for one in parsed.tree.find_all(exp.Update) for part in one.expressions):
         span = parsed.span(part)

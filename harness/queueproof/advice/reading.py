@@ -283,7 +283,7 @@ class Draft:
         return found
 
     def _states(self, status: str) -> dict[str, str]:
-        """What SQL calls the states but the running one."""
+        """The literals of the states in SQL, but of the running one."""
         schema = " ".join(one.text for one in self.queue.blocks["schema"].statements)
         line = re.search(rf'\b{re.escape(status)}"?\s+[\w.]+[^,]*?DEFAULT\s+(\'\w+\')', schema)
         free = line[1] if line else next(self._literals(status, "enqueue"), "'queued'")
@@ -345,7 +345,7 @@ def _enqueued(insert: exp.Expr) -> dict[str, str]:
 
 
 def _claimed(update: exp.Expr, whole: exp.Expr) -> dict[str, str]:
-    """What a claim writes into which column.
+    """The columns that a claim writes, by what it writes there.
 
     Args:
         update: What it sets.

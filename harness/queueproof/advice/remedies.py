@@ -126,7 +126,7 @@ def _is_view(name: str, draft: Draft) -> bool:
 
 
 def _adds_up(draft: Draft) -> bool:
-    """Whether a heartbeat counts the lease from where it stood, and not from the clock."""
+    """True where a heartbeat counts the lease from where it stood, and not from the clock."""
     lease = draft.jobs.lease.name
     return any(
         name == lease == term.name
@@ -137,7 +137,7 @@ def _adds_up(draft: Draft) -> bool:
 
 
 def _ends(known: Jobs) -> bool:
-    """Whether the lease's column has its end, and not its beginning."""
+    """True where the lease's column has its end, and not its beginning."""
     return known.clock == "until" or _END.search(known.lease.name) is not None
 
 
@@ -152,7 +152,7 @@ def _time(moment: str, column: str, sql: str) -> str:
 
 
 def _own(known: Jobs, sql: str) -> list[tuple[str, str]]:
-    """What stands for what, in this order."""
+    """Patterns of a text, each with what it becomes, in this order."""
     table, status = known.table.sql, known["status"]
     found = [(r"(?<=attempts = ):attempt", f":{known.token or 'attempt'}")]
     if table:

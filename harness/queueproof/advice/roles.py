@@ -1,4 +1,4 @@
-"""What the columns of a table are for, and what its states are called."""
+"""The uses of a table's columns, and the names of its states."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ _AGAIN = re.compile(r"temporar|retr(y|ied)|again", re.IGNORECASE)
 
 
 def _word(told: str, known: Sequence[str]) -> str:
-    """Which of some known words stands for a state; empty where none does.
+    """The one of some known words that stands for a state; empty where none does.
 
     Args:
         told: Its name, or what a comment says of its number.

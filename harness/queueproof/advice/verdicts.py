@@ -1,4 +1,4 @@
-"""Which guarantee that holds finds a mutant."""
+"""The guarantees that find a mutant, of those that the queue keeps."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def judge(
 
 
 def _unseen(card: Card) -> MutantJudgement:
-    """What to say of a mutant that nothing finds: that it survived only a check of all can say."""
+    """The outcome of a mutant that nothing finds: only a check of all can say that it survived."""
     asked = {judgement.id: judgement.verdict for judgement in card.guarantees}
     if len(asked) < len(CATALOGUE):
         left_out = f"{len(CATALOGUE) - len(asked)} of {len(CATALOGUE)} guarantees were not asked"
@@ -82,7 +82,7 @@ def _unseen(card: Card) -> MutantJudgement:
 def _look(
     mutant: Mutant, *, wanted: Sequence[str], seed: int, profile: str
 ) -> MutantJudgement | None:
-    """What kills a mutant: a guarantee, or that it does not work at all; None: nothing."""
+    """The guarantee that kills a mutant, or that it does not work at all; None: nothing does."""
     if mutant.unused:
         return None
     killed = MutantJudgement(mutant.name, "killed", None, "", mutant.diff)
