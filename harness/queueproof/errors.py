@@ -89,6 +89,10 @@ class ServerError(Exception):
         return f"{self.sqlstate}: {self.message}"
 
 
+class RaisedError(ServerError):
+    """One whose SQLSTATE a RAISE has chosen: it says nothing of the server."""
+
+
 Aside: TypeAlias = Callable[[str], AbstractContextManager[object]]
 """Around what only advises, by its name: an error there is told, and what was judged stands."""
 

@@ -527,6 +527,8 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
     with pytest.raises(QueueError, match="returned no columns; add RETURNING id") as caught:
         run(loaded.begin(operation), changed(1))
     assert Source(PATH, loaded.blocks[operation].line) == caught.value.source
+    with pytest.raises(QueueError, match="returns two columns named id: give one another name"):
+        run(loaded.begin(operation), Result(columns=("id", "id")))
 
 
 def test_the_last_statement_with_columns_is_said_to_answer() -> None:
@@ -837,6 +839,14 @@ def test_copy_has_its_line(block: str, copy: str) -> None:
     with pytest.raises(QueueError, match=r"^q\.sql:2: COPY from or to the client is no step"):
         load_text(text, "q.sql")
     load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
+
+
+def test_a_block_does_not_end_in_another_transaction() -> None:
+    """AND CHAIN may stand within it, not at its end."""
+    within = "\nBEGIN;\nSELECT 1 AS id;\nCOMMIT AND CHAIN;\n"
+    with pytest.raises(QueueError, match=r"q\.sql:17: AND CHAIN leaves claim in another transac"):
+        queue(claim=within)
+    queue(claim=f"{within}SELECT 2;\nCOMMIT AND NO CHAIN;")
 
 
 # --- `-- else` between two statements of a block, and `:now`, the worker's own clock --------------

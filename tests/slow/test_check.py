@@ -173,6 +173,11 @@ def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> N
         replay(sound, encode_token("0123456789ab", "order", 0, program=strange, **data))
 
 
+RAISES = """
+DO $$ BEGIN RAISE EXCEPTION 'no slots' USING ERRCODE = '53300'; END $$;
+UPDATE jobs SET status = 'completed'"""
+
+
 @pytest.mark.parametrize(
     ("part", "instead", "message"),
     [
@@ -180,6 +185,8 @@ def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> N
         ("AND status = 'running'", "AND status = 'queued'", "complete was refused"),
         ("SET status = 'completed'", "SET state = 'completed'", "PostgreSQL rejected this SQL"),
         ("SET status = 'completed'", "SET status = (1 / (id - id))::text", "division by zero"),
+        # which is a server's own word for too many connections, unless a RAISE says it
+        ("UPDATE jobs SET status = 'completed'", RAISES, r"SQL: no slots \(53300\)"),
     ],
 )
 def test_an_operation_that_never_works_makes_a_queue_unusable(

@@ -137,6 +137,9 @@ def run(arguments: Sequence[str]) -> int:
     Returns:
         The exit code; what went wrong is on stderr then.
     """
+    if "" in arguments:  # a path would be this folder then
+        after = ["queueproof", *arguments][arguments.index("")]
+        return say(f"the argument after {after} is empty: is a variable unset?", Exit.UNUSABLE)
     try:
         command = typer.main.get_command(app)  # takes its time, in which a signal may come
         # Not `command.main`: it has its own exit codes for mistakes and interrupts.

@@ -18,7 +18,7 @@ import typer
 from queueproof.cli.options import DEBUG_OPTION
 from queueproof.cli.talk import PREFIX, say, say_once
 from queueproof.ending import ended_by, signal_that_came
-from queueproof.errors import Exit, QueueError, QueueproofError, ServerError
+from queueproof.errors import Exit, QueueError, QueueproofError, RaisedError, ServerError
 
 if TYPE_CHECKING:
     from queueproof.queues.model import Queue
@@ -167,6 +167,7 @@ def _outage(error: BaseException) -> str | None:
     from queueproof.run.session import ConnectionLostError
 
     from_server = isinstance(error, ServerError | psycopg.Error)
+    from_server = from_server and not isinstance(error, RaisedError)
     state = getattr(error, "sqlstate", None) if from_server else None
     detail = " ".join(str(error).split())
     if state == "53100":

@@ -80,7 +80,6 @@ def refuse_unwritable(path: Path) -> None:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if path.is_dir() or path.is_socket() or path.is_block_device():
-            # An option whose value is empty names this folder.
             raise QueueproofError(f"cannot write {path}: it is no file; name one")
         if not path.exists() or path.is_file():
             beside = _beside(real)

@@ -178,10 +178,12 @@ def connected(conninfo: Conninfo) -> Iterator[psycopg.Connection[tuple[Any, ...]
         if places := _deserted(str(error)):
             how = "start PostgreSQL there, or correct the address"
             raise ServerUnavailableError(f"nobody listens at {', '.join(places)}: {how}") from None
-        # libpq names host, port and user in its message, never the password
+        # libpq names host, port and user in its message, never the password, once it has tried
+        met = isinstance(error, waits.LimitError) or "connection to server" in str(error)
         raise ServerUnavailableError(
-            f"PostgreSQL at {conninfo.public or 'its default address'} does not let us in:"
-            f" {str(error).strip()}\nTry the same address in psql."
+            f"PostgreSQL at {conninfo.public or 'its default address'}"
+            f" {'does not let us in' if met else 'cannot be tried'}: {str(error).strip()}\n"
+            "Try the same address in psql."
         ) from None
 
 

@@ -220,6 +220,9 @@ def _rows(
         return ()
     columns = outcome.result.columns if outcome.result else ()
     for column in required:
+        if columns.count(column) > 1:
+            message = f"{block.name} returns two columns named {column}: give one another name"
+            raise FormatError(message, block.source)
         if column not in columns:
             returned = f"returned {listed(columns)}" if columns else "returned no columns"
             message = f"{block.name} must return a column {column}; it {returned}"

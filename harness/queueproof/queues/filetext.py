@@ -230,6 +230,8 @@ def _block(file: QueueText, start: int, marker: re.Match[str], end: int) -> Bloc
     found = sqltext.split(file.text, [token for token in file.tokens if body <= token.start < end])
     if not found:
         file.fail(start, f"block {name} is empty")
+    if sqltext.chains(found[-1].tokens):
+        file.fail(found[-1].offset, f"AND CHAIN leaves {name} in another transaction: drop it")
     bounds = [(one.offset, one.offset + len(one.text)) for one in found]
     instead = _instead(file, bounds, body, end)
     statements = tuple(

@@ -272,6 +272,11 @@ def copies(found: Sequence[Token]) -> bool:
     return _first_word(found) == "COPY" and not words.isdisjoint({"STDIN", "STDOUT"})
 
 
+def chains(found: Sequence[Token]) -> bool:
+    """True for the end of a transaction that begins the next one."""
+    return [token.word for token in found[-2:]] == ["AND", "CHAIN"]
+
+
 _CHANGES = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "INTO"})
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, assert_never
 
 from queueproof import waits
-from queueproof.errors import QueueError, ServerError, ServerUnavailableError
+from queueproof.errors import QueueError, RaisedError, ServerError, ServerUnavailableError
 from queueproof.history.calls import Answer, Call, LockWait, Ref
 from queueproof.judge.answers import flood
 from queueproof.queues.model import FAILURE, Claim, Result, Step
@@ -535,9 +535,10 @@ class Execution:
     def _fail(self, actor: Actor, flight: Flight, error: ServerError) -> None:
         """The server answered with an error: the operation is over, unless the queue goes on."""
         repeated = self.lab.reconnects and self.state.disturbed  # what the fault did, by the worker
-        if error.sqlstate == _TERMINATED.sqlstate and not repeated:
+        said = "" if repeated or isinstance(error, RaisedError) else error.sqlstate
+        if said == _TERMINATED.sqlstate:
             raise ConnectionLostError(f"{error}, during {flight.call.kind}")
-        if error.sqlstate.startswith(_SERVER_TROUBLE) and not repeated:
+        if said.startswith(_SERVER_TROUBLE):
             raise ServerUnavailableError(f"the server gave up in the middle of the run: {error}")
         if actor.cut_off:
             self._lose(actor, flight)

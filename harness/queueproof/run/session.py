@@ -15,7 +15,14 @@ from psycopg import OperationalError, postgres, pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from queueproof import waits
-from queueproof.errors import COPYING, QueueError, QueueproofError, ServerError, Source
+from queueproof.errors import (
+    COPYING,
+    QueueError,
+    QueueproofError,
+    RaisedError,
+    ServerError,
+    Source,
+)
 from queueproof.queues.model import Operation, Parameter, Result, Step, T, Value, Values, watched
 from queueproof.queues.sqltext import compile_statement
 
@@ -627,7 +634,9 @@ def _server_error(answer: PGresult) -> ServerError:
     state = (field(pq.DiagnosticField.SQLSTATE) or b"XX000").decode()
     message = (field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
     position = field(pq.DiagnosticField.STATEMENT_POSITION)
-    return ServerError(state, message, int(position) if position else None)
+    raised = field(pq.DiagnosticField.SOURCE_FUNCTION) == b"exec_stmt_raise"
+    kind = RaisedError if raised else ServerError
+    return kind(state, message, int(position) if position else None)
 
 
 @lru_cache(maxsize=4096)
