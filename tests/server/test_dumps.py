@@ -128,7 +128,7 @@ def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf) -> None:
         lab_of(queue_file(more=HOSTED))
     told = str(refused.value).partition("as they are there:")[2]
     assert len(told.splitlines()) == 1 + 3 + 1 + 3 + 4  # schemas, types, tables, functions
-    assert lab_of(queue_file(more=told + HOSTED)).tables
+    assert lab_of(queue_file(more=told + HOSTED)).tables.names
 
 
 def test_what_no_stub_helps_is_told_as_it_is(lab_of: LabOf) -> None:

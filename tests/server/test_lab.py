@@ -312,7 +312,7 @@ def test_neither_rule_nor_policy_acts_on_a_reset(server: Server, humble: Server,
     """Rows that a policy hides from their owner come back, and a rule that is ALWAYS rests."""
     with open_lab(load_text(CALM, "queue.sql"), server if who == "superuser" else humble) as lab:
         lab.reset()
-        lab.rewrite_tables()
+        lab.tables.rewrite()
         session = lab.session("w1")
         assert value(session, "SELECT count(*) FROM log") == "0"
         for row in ("one", "two"):
@@ -327,7 +327,7 @@ def test_rewriting_tables_keeps_every_row(labs: dict[str, Lab]) -> None:
     lab = labs["superuser"]
     lab.reset()
     before = value(lab.session("w1"), CONTENTS)
-    lab.rewrite_tables()
+    lab.tables.rewrite()
     assert value(lab.session("w1"), CONTENTS) == before
 
 

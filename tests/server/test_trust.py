@@ -202,7 +202,7 @@ def test_what_the_harness_sets_off_has_the_queues_rights(
     with open_lab(hostile(name, seen), own) as lab:
         calibrate(lab)
         tables_of(lab)
-        lab.rewrite_tables()
+        lab.tables.rewrite()
         lab.reset(renew=True)
     assert not seen.exists()
 

@@ -80,7 +80,7 @@ def in_public(
 def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
     """They are found, gated, and brought back to the beginning like those of any schema."""
     lab = lab_of(in_public)
-    assert lab.tables == ["public.jobs"]
+    assert lab.tables.names == ["public.jobs"]
     for gate in ("row", None):
         lab.reset(Conditions(gate=gate))
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
@@ -123,7 +123,7 @@ def test_a_worker_started_ahead_is_in_a_transaction(
 
     def stands() -> bool:
         lab.wire.pump(0.01)
-        return bool(lab._holders())
+        return bool(lab.tables.holders())
 
     lab._spares.append(lab._started())
     waits.until(stands, PATIENCE, "a worker that was started ahead")

@@ -400,7 +400,7 @@ def _dies(program: Program) -> bool:
 
 def _unkilled(lab: Lab) -> Seen:
     """What is left to say of kills where the server is somebody's."""
-    if emptied := lab.unlogged():
+    if emptied := lab.tables.unlogged():
         return Seen(
             {},
             unable=f"a crash of the server empties what is UNLOGGED ({', '.join(emptied)}), and "

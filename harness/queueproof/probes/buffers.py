@@ -667,7 +667,7 @@ class _Meter:
             session.run("ROLLBACK")
 
     def _vacuum(self) -> None:
-        for table in self.lab.tables:
+        for table in self.lab.tables.names:
             self.lab.execute(f"VACUUM (ANALYZE, INDEX_CLEANUP ON) {table}", waits.BULK)
 
     def _counted(

@@ -136,7 +136,7 @@ class Filling:
     @cached_property
     def _all(self) -> Sequence[_Table]:
         tables: dict[str, _Table] = {}
-        names = ", ".join(f"$${name}$$" for name in self._lab.tables)
+        names = ", ".join(f"$${name}$$" for name in self._lab.tables.names)
         rows = self._lab.execute(_COLUMNS.format(tables=names)) if names else ()
         for name, partitioned, column, kind, primary, constrained in rows:
             table = _Table(len(tables), str(name), bool(partitioned), [])

@@ -189,7 +189,7 @@ def _fill(lab: Lab, offer: Offer, filling: TableState) -> None:
         _enqueue(lab, filling.others, **elsewhere)
     _enqueue(lab, filling.before)
     if filling.analyze:
-        for table in lab.tables:
+        for table in lab.tables.names:
             lab.execute(f"ANALYZE {table}", waits.BULK)
     _enqueue(lab, filling.after)
 

@@ -201,7 +201,7 @@ class _Spec:
                 sql = f"INSERT INTO clock.moves VALUES ({moment}, '{self._shift!r} seconds')"
                 self._take(self._session(CLOCK), "moves", sql)
             case "rewrite":
-                rewriting = ";\n".join([_QUIET, *self._lab.rewriting, _LOUD])
+                rewriting = ";\n".join([_QUIET, *self._lab.tables.rewriting, _LOUD])
                 self._repeat(self._session(SCHEDULER), "rewrite_tables", rewriting)
             case "crash" if self._failure.conditions.pooled:
                 raise cannot("a worker crashes behind a pooler in it")

@@ -242,7 +242,7 @@ class Execution:
             case "align":
                 self._let_pass(actor, self.lab.until_aligned(), 0.0)
             case "rewrite":
-                self.lab.rewrite_tables()
+                self.lab.tables.rewrite()
                 self.state.note(actor, "rewrite", call=self.state.instant("rewrite", actor.name))
             case "lose" | "terminate" | "restart":
                 self._inflict(actor, kind, self.state.victim(actor, do))
@@ -355,7 +355,7 @@ class Execution:
             self._die(actor, flight, error)
             return
         if flight.cursor == "declared":
-            if self._conditions.isolation or self.lab.reads_tables(flight.session):
+            if self._conditions.isolation or self.lab.tables.read_by(flight.session):
                 flight.gated = True
                 self.state.note_stop(actor, flight)
             else:  # at most a function, whose statements have snapshots of their own

@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from importlib.resources import files
 from typing import Any, TypeGuard
 
-import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -20,7 +18,7 @@ from queueproof import waits
 from queueproof.errors import QueueError, ServerError
 from queueproof.postgres import Server
 from queueproof.postgres.pooler import Pooler
-from queueproof.queues.model import NOW, Operation, Queue, Step, T, watched
+from queueproof.queues.model import NOW, Operation, Queue, Step, watched
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.run import gates, wallclock
 from queueproof.run.clock import Clock
@@ -37,21 +35,11 @@ from queueproof.run.session import (
     settle,
 )
 from queueproof.run.stubs import stubs
-from queueproof.run.tables import (
-    NEW,
-    QUIET,
-    TABLES,
-    back_to_the_beginning,
-    calm,
-    columns_of,
-    far_sequences,
-)
+from queueproof.run.tables import QUIET, Tables
 from queueproof.schedule.actors import DRAINER, identity
 from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
-HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
-_ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
 SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
 _EMPTY = Step("DISCARD ALL")
@@ -78,20 +66,6 @@ SELECT EXISTS (
   WHERE locktype = 'advisory' AND classid = %s AND objid = %s AND granted
 )
 """
-_TOUCHED = """
-SELECT EXISTS (
-  SELECT FROM pg_locks
-  WHERE locktype = 'relation' AND pid = %s AND relation = ANY (%s::text[]::regclass[])
-)
-"""
-_HOLDERS = """
-SELECT DISTINCT l.relation::regclass::text, l.pid, a.state, left(a.query, 200)
-FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-WHERE l.granted AND l.relation = ANY (%s::text[]::regclass[])
-  AND l.pid IS DISTINCT FROM %s AND l.pid IS DISTINCT FROM pg_backend_pid()
-ORDER BY 1, 2
-"""
-_LOCKED = "55P03"  # lock_not_available: lock_timeout is over
 _OPEN = """
 SELECT count(*) FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend'
@@ -117,7 +91,7 @@ class Lab:
         arrays: Array type of each type that the queue's schema defines, by oid.
         clock: Its database's clock.
         schema: The statements that installed it.
-        tables: The queue's tables, as regclass text.
+        tables: The queue's tables.
         has_own_clock: Whether its operations are code, which may ask its process for the time.
         by_clients: Whether its workers are processes with connections of their own.
         gates: Where inside a statement its sessions can stop.
@@ -145,7 +119,6 @@ class Lab:
         self.conninfo = server.for_queue(conninfo)
         self.arrays: dict[int, int] = {}
         self.schema: list[Step] = []
-        self.tables: list[str] = []
         self._admin = self._connect()
         self.twin: Lab | None = None
         self.resources = ExitStack()
@@ -167,7 +140,9 @@ class Lab:
         try:
             self._install(conninfo)
             self._control = self._scheduler()
-            self._latest = self._control.latest()  # of its relations
+            self.tables = Tables(
+                self._admin, self._control, superuser=server.superuser, make_way=self._make_way
+            )
             self._control.run(self.clock.real)
             if queue.sends_time:
                 self.clock.set_by(self._control.moment)
@@ -238,21 +213,6 @@ class Lab:
                 run(_SET_PATH, [f"clock, pg_catalog{rest}"])
                 run(f"ALTER ROUTINE {function} SET search_path FROM CURRENT")
         self.arrays = {int(oid): int(array) for oid, array in run(ARRAYS).fetchall()}
-        found = run(TABLES).fetchall()
-        self.tables = [table for table, _, _ in found]
-        # A trigger of a partitioned table is its partitions' too.
-        self._heaps = {
-            table: columns_of(self._admin, table) for table, kind, _ in found if kind == "r"
-        }
-        self._gated_tables = [table for table, _, partition in found if not partition]
-        for table, kind, _ in found:
-            if kind == "r":
-                run(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
-        self._calm = calm(self._admin, self.tables, superuser=self.server.superuser)
-        self._reset_sql, self._renew_sql = back_to_the_beginning(
-            self._admin, self.tables, self._calm, superuser=self.server.superuser
-        )
-        self._far_sql = far_sequences(self._admin, self.tables)
         run(gates.FUNCTION)
 
     def _run_install(self) -> None:
@@ -291,7 +251,7 @@ class Lab:
         """
         if conditions.gate != self._conditions.gate:
             self._begin_anew(renew=False)
-            self._lock_tables(partial(self._change_gate, conditions))
+            self.tables.stop_at(conditions.gate)
         self._conditions = conditions
         self._begin_anew(renew=renew)
 
@@ -317,17 +277,10 @@ class Lab:
         self._measures = renew
         full = renew or self._resets % RENEW_EVERY == 0
         if self.remembers and (full or self._resets == _FIRST_LOOK):
-            self._refuse_new_tables()
-        begin = self._renew_sql if full else self._reset_sql
-        if self._conditions.far and self._far_sql:
-            begin = f"{begin}; {self._far_sql}"
-        if real := self.clock.reset(measured=renew):
-            begin = f"{begin}; {real}"
-        if not self.remembers and (full or not self.server.superuser):
-            self._drop_new(self._control.latest())  # TRUNCATE fails where one has a foreign key
-        latest = self._lock_tables(partial(self._restore, begin))
-        if not self.remembers:
-            self._drop_new(latest)
+            self.tables.refuse_new()
+        real = self.clock.reset(measured=renew)
+        far = self._conditions.far
+        self.tables.go_back(real, full=full, far=far, drop_new=not self.remembers)
         for session in emptied:
             try:
                 settle(session, _EMPTY)
@@ -338,84 +291,9 @@ class Lab:
         if self.queue.sends_time:
             self.clock.set_by(self._control.moment)
 
-    def _drop_new(self, latest: int) -> None:
-        """Drop tables, partitions, views and sequences of the last run: each makes its own.
-
-        Args:
-            latest: The oid of the relation that was made last.
-        """
-        if latest == self._latest:
-            return
-        for (drop,) in self._admin.execute(NEW, [self._latest]).fetchall():
-            self._lock_tables(partial(self._restore, drop))
-
-    def _refuse_new_tables(self) -> None:
-        """See that no worker has made a table: what it holds would go from run to run.
-
-        It cannot be dropped, as with a queue of statements: a worker may remember that it is there.
-        A new partition is emptied with its table.
-
-        Raises:
-            QueueError: One has.
-        """
-        found = self._admin.execute(TABLES).fetchall()
-        new = [table for table, _, partition in found if not partition and table not in self.tables]
-        if new:
-            raise QueueError(
-                f"an operation has created a table while it ran: {', '.join(new)}. Only"
-                " those that are there after install can be emptied between two runs, and their"
-                " partitions: create it in install, as a partition, or as a temporary table"
-            )
-
-    def _restore(self, reset: str) -> int:
-        """Run statements that lock tables; the oid of the relation that was made last."""
-        try:
-            return self._control.restore(reset)
-        except ServerError:
-            self._control.run("ROLLBACK")
-            raise
-
-    def _lock_tables(self, act: Callable[[], T]) -> T:
-        """Do something that takes locks on the queue's tables while nobody should hold any.
-
-        Raises:
-            QueueError: Somebody holds one, and does not let go; or what `schema` made is altered.
-        """
-        try:
-            try:
-                return act()
-            except (ServerError, psycopg.Error) as error:
-                if error.sqlstate != _LOCKED or not self._make_way():
-                    raise
-                return act()
-        except (ServerError, psycopg.Error) as error:
-            state = error.sqlstate or ""
-            if state[:2] in _ALTERED and state not in HINDERED:
-                told = str(error).removeprefix(f"{state}: ").partition("\n")[0]
-                raise QueueError(
-                    f"the queue's tables cannot be brought back to the beginning: {told} ({state})."
-                    " Its operations must neither drop, rename nor alter what its schema made"
-                ) from None
-            if state != _LOCKED:
-                raise
-            raise QueueError(
-                f"waited {waits.LOCK:g} s for a lock on the queue's tables, between two runs: "
-                + (" and ".join(self._holders()) or "somebody has held one")
-            ) from None
-
     def _make_way(self) -> bool:
         """End sessions that hold locks and are not needed; False where there are none."""
         return False
-
-    def _holders(self) -> list[str]:
-        """Who has a lock on one of the queue's tables, and what it did last."""
-        found = self._admin.execute(_HOLDERS, [self.tables, self._control.pid]).fetchall()
-        return [
-            f"a prepared transaction has one on {table}"
-            if pid is None
-            else f"backend {pid} has one on {table} ({state}, last statement: {query})"
-            for table, pid, state, query in found
-        ]
 
     def session(self, key: str) -> Session:
         """The open session under a key; a new connection where there is none."""
@@ -504,17 +382,6 @@ class Lab:
         """The actor of a backend that one of its sessions has opened by itself."""
         return None
 
-    def _change_gate(self, conditions: Conditions) -> None:
-        """Make statements on the queue's tables stop inside, or let them run through."""
-        views = [view for (view,) in self._admin.execute(gates.TRIGGER_VIEWS).fetchall()]
-        anywhere = (*self.tables, *views)
-        self._conditions = conditions
-        for statement in (
-            *gates.without(anywhere),
-            *gates.within(conditions.gate, anywhere, self._gated_tables),
-        ):
-            self.execute(statement)
-
     def start(self, operation: str, actor: str = "", /, **arguments: Any) -> Operation[Any]:  # noqa: ANN401 - whatever operations take and answer
         """Begin one of the queue's operations on behalf of an actor.
 
@@ -568,30 +435,6 @@ class Lab:
                     continue
             break
         self.promote(jobs)
-
-    def rewrite_tables(self) -> None:
-        """Turn the rows' physical order round, as pg_repack or dump and restore may.
-
-        Without superuser rights foreign keys and triggers would act: then nothing is done.
-        """
-        if self.server.superuser:
-            for statements in self.rewriting:
-                self._lock_tables(partial(self._restore, statements))
-
-    @property
-    def rewriting(self) -> list[str]:
-        """For each table the statements that turn its rows' physical order round."""
-        before = "; ".join(["BEGIN", *self._calm.begin])
-        after = "; ".join([*self._calm.end, "COMMIT"])
-        return [
-            f"{before}; "
-            f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
-            f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
-            f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
-            f"SELECT * FROM turned; {after}"
-            for table, columns in self._heaps.items()
-            if columns
-        ]
 
     def refused(self, operation: str, step: Step, error: ServerError) -> QueueError:  # noqa: ARG002 - a subclass names it
         """The user's error for an operation that failed although nobody disturbed it.
@@ -751,15 +594,11 @@ class Lab:
         self._used.clear()
         self._admin = self._connect()
         self._control = self._scheduler()
+        self.tables.use(self._admin, self._control)
 
     def blockers(self, session: Session) -> list[int]:
         """Backends that a session waits for (`pg_blocking_pids`); empty where it does not wait."""
         return [found for pid in session.waiting for found in self._control.blocking(pid)]
-
-    def reads_tables(self, session: Session) -> bool:
-        """Whether the open transaction of a session has come upon one of the queue's tables."""
-        found = self._admin.execute(_TOUCHED, [session.pid, self.tables]).fetchone()
-        return found == (True,)
 
     def now(self) -> float:
         """Seconds on the database's clock since an arbitrary moment."""
@@ -811,13 +650,6 @@ class Lab:
         row = self._admin.execute(_BUFFERS).fetchone()
         assert row is not None
         return int(row[0])
-
-    def unlogged(self) -> list[str]:
-        """The queue's tables that a crash of the server empties."""
-        emptied = "SELECT oid::regclass::text FROM pg_class WHERE relpersistence = 'u'"
-        return [
-            table for (table,) in self._admin.execute(emptied).fetchall() if table in self.tables
-        ]
 
     def execute(self, statement: str, seconds: float | None = None) -> Sequence[tuple[object, ...]]:
         """Run a statement of the harness's own, outside the queue's sessions.

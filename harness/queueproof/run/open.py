@@ -11,8 +11,9 @@ from queueproof.errors import QueueError, ServerError, ServerUnavailableError
 from queueproof.postgres import Server, open_server
 from queueproof.queues.model import Queue
 from queueproof.queues.worker import WorkerQueue
-from queueproof.run.lab import HINDERED, Lab
+from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
+from queueproof.run.tables import HINDERED
 from queueproof.run.workers import ClientLab
 
 CONNECTIONS = 20  # that an installed queue may come to have at once

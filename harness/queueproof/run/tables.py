@@ -1,16 +1,23 @@
-"""The tables of a queue: which there are, and SQL that brings them back to the beginning."""
+"""The tables of a queue, and how they come back to the beginning."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+import psycopg
 from psycopg.sql import Literal
 
 from queueproof import waits
+from queueproof.errors import QueueError, ServerError
+from queueproof.queues.model import T
+from queueproof.run import gates
+from queueproof.run.session import Session
+from queueproof.schedule.conditions import Gate
 
-TABLES = """
+_TABLES = """
 SELECT c.oid::regclass::text, c.relkind, c.relispartition
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't'
@@ -20,7 +27,7 @@ ORDER BY c.oid
 """
 """Each with its kind, and whether it is a partition."""
 
-NEW = """
+_NEW = """
 SELECT format('DROP %%s IF EXISTS %%s CASCADE', CASE c.relkind WHEN 'v' THEN 'VIEW'
               WHEN 'm' THEN 'MATERIALIZED VIEW' WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END,
               c.oid::regclass)
@@ -56,13 +63,30 @@ FROM pg_rewrite WHERE rulename <> '_RETURN'
 ORDER BY 1, 2
 """
 _HIDING = "SELECT oid::regclass::text FROM pg_class WHERE relforcerowsecurity"
+_HOLDERS = """
+SELECT DISTINCT l.relation::regclass::text, l.pid, a.state, left(a.query, 200)
+FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND l.relation = ANY (%s::text[]::regclass[])
+  AND l.pid IS DISTINCT FROM %s AND l.pid IS DISTINCT FROM pg_backend_pid()
+ORDER BY 1, 2
+"""
+_TOUCHED = """
+SELECT EXISTS (
+  SELECT FROM pg_locks
+  WHERE locktype = 'relation' AND pid = %s AND relation = ANY (%s::text[]::regclass[])
+)
+"""
+_UNLOGGED = "SELECT oid::regclass::text FROM pg_class WHERE relpersistence = 'u'"
+_LOCKED = "55P03"  # lock_not_available: lock_timeout is over
+HINDERED = frozenset({"P0001", "25006", "42501"})  # raised by SQL, read-only, not allowed
+_ALTERED = frozenset({"0A", "23", "3F", "42"})  # classes: not as it was, not there, not allowed
 _FOREIGN_KEYS = """
 SELECT DISTINCT conrelid::regclass::text, confrelid::regclass::text
 FROM pg_constraint WHERE contype = 'f' AND conrelid <> confrelid
 """
 
 
-def columns_of(admin: waits.LimitedConnection, table: str) -> str:
+def _columns_of(admin: waits.LimitedConnection, table: str) -> str:
     """The columns that hold data of their own, as SQL.
 
     Args:
@@ -73,14 +97,14 @@ def columns_of(admin: waits.LimitedConnection, table: str) -> str:
     return str(row[0]) if row and row[0] else ""  # of a table that is only locked, for example
 
 
-class Calm(NamedTuple):
+class _Calm(NamedTuple):
     """Statements between which no trigger, rule or policy of the queue's acts on its tables."""
 
     begin: Sequence[str]
     end: Sequence[str]
 
 
-def calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool) -> Calm:
+def _calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bool) -> _Calm:
     """What has to be switched off where the harness changes the tables itself, and on again.
 
     Args:
@@ -99,7 +123,7 @@ def calm(admin: waits.LimitedConnection, tables: Sequence[str], *, superuser: bo
         if table in tables:
             begin.append(f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY")
             end.append(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
-    return Calm(begin, end)
+    return _Calm(begin, end)
 
 
 # A sequence that may count beyond an int4, as the column that it fills can.
@@ -113,7 +137,7 @@ WHERE seqmax > %s AND seqincrement > 0 AND refobjid::regclass::text = ANY (%s)
 LAST_NEAR = 2**31 - 3  # two more are an int4 yet
 
 
-def far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
+def _far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
     """SQL that has the tables' sequences go on where an int4 ends; empty where none can.
 
     Args:
@@ -127,8 +151,8 @@ def far_sequences(admin: waits.LimitedConnection, tables: Sequence[str]) -> str:
     )
 
 
-def back_to_the_beginning(
-    admin: waits.LimitedConnection, tables: Sequence[str], calm: Calm, *, superuser: bool
+def _back_to_the_beginning(
+    admin: waits.LimitedConnection, tables: Sequence[str], calm: _Calm, *, superuser: bool
 ) -> tuple[str, str]:
     """SQL that brings every table and sequence back to what they hold now.
 
@@ -151,7 +175,7 @@ def back_to_the_beginning(
             continue
         if run(f"SELECT EXISTS (SELECT FROM ONLY {table})").fetchone() != (True,):
             continue
-        columns = columns_of(admin, table)
+        columns = _columns_of(admin, table)
         run(f"CREATE TABLE clock.saved_{number} AS SELECT {columns} FROM ONLY {table}")
         into = f"{table} ({columns})" if columns else table
         restore.append(
@@ -183,3 +207,188 @@ def _parents_first(admin: waits.LimitedConnection, tables: Sequence[str]) -> Seq
         return list(sorter.static_order())
     except CycleError:
         return tables
+
+
+class Tables:
+    """The tables of an installed queue, which hold what they do when this is made.
+
+    Attributes:
+        names: As regclass text.
+
+    Args:
+        admin: A connection as the tables' owner.
+        control: The scheduler's.
+        superuser: Whether the harness may keep the queue's triggers from acting.
+        make_way: Ends sessions that hold locks and are not needed; False where there are none.
+    """
+
+    def __init__(
+        self,
+        admin: waits.LimitedConnection,
+        control: gates.Scheduler,
+        *,
+        superuser: bool,
+        make_way: Callable[[], bool],
+    ) -> None:
+        self.use(admin, control)
+        self._superuser, self._make_way = superuser, make_way
+        found = admin.execute(_TABLES).fetchall()
+        self.names = [table for table, _, _ in found]
+        # A trigger of a partitioned table is its partitions' too.
+        self._gated = [table for table, _, partition in found if not partition]
+        self._heaps = {table: _columns_of(admin, table) for table, kind, _ in found if kind == "r"}
+        for table in self._heaps:
+            admin.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        self._calm = _calm(admin, self.names, superuser=superuser)
+        self._swift, self._renewing = _back_to_the_beginning(
+            admin, self.names, self._calm, superuser=superuser
+        )
+        self._far = _far_sequences(admin, self.names)
+        self._latest = control.latest()  # of the relations that were there
+
+    def use(self, admin: waits.LimitedConnection, control: gates.Scheduler) -> None:
+        """Take other connections."""
+        self._admin, self._control = admin, control
+
+    # --- back to the beginning ------------------------------------------------------------------
+
+    def go_back(self, more: str, *, full: bool, far: bool, drop_new: bool) -> None:
+        """Bring the tables back to the beginning.
+
+        Args:
+            more: SQL that is sent with it.
+            full: Whether they are made as small as new ones, which takes longer.
+            far: Whether ids go on where an int4 ends.
+            drop_new: Whether tables that came later are dropped.
+
+        Raises:
+            QueueError: Somebody holds a lock on one, or an operation has altered or dropped one.
+        """
+        begin = self._renewing if full else self._swift
+        begin = "; ".join(filter(None, [begin, self._far if far else "", more]))
+        if drop_new and (full or not self._superuser):
+            self._drop_new(self._control.latest())  # TRUNCATE fails where one has a foreign key
+        latest = self._locked(partial(self._restore, begin))
+        if drop_new:
+            self._drop_new(latest)
+
+    def _drop_new(self, latest: int) -> None:
+        """Drop tables, partitions, views and sequences of the last run: each makes its own.
+
+        Args:
+            latest: The oid of the relation that was made last.
+        """
+        if latest == self._latest:
+            return
+        for (drop,) in self._admin.execute(_NEW, [self._latest]).fetchall():
+            self._locked(partial(self._restore, drop))
+
+    def refuse_new(self) -> None:
+        """See that no worker has made a table: what it holds would go from run to run.
+
+        It cannot be dropped, as with a queue of statements: a worker may remember that it is there.
+        A new partition is emptied with its table.
+
+        Raises:
+            QueueError: One has.
+        """
+        found = self._admin.execute(_TABLES).fetchall()
+        new = [table for table, _, partition in found if not partition and table not in self.names]
+        if new:
+            raise QueueError(
+                f"an operation has created a table while it ran: {', '.join(new)}. Only"
+                " those that are there after install can be emptied between two runs, and their"
+                " partitions: create it in install, as a partition, or as a temporary table"
+            )
+
+    def _restore(self, reset: str) -> int:
+        """Run statements that lock tables; the oid of the relation that was made last."""
+        try:
+            return self._control.restore(reset)
+        except ServerError:
+            self._control.run("ROLLBACK")
+            raise
+
+    def _locked(self, act: Callable[[], T]) -> T:
+        """Do something that takes locks on the tables while nobody should hold any.
+
+        Raises:
+            QueueError: Somebody holds one, and does not let go; or what `schema` made is altered.
+        """
+        try:
+            try:
+                return act()
+            except (ServerError, psycopg.Error) as error:
+                if error.sqlstate != _LOCKED or not self._make_way():
+                    raise
+                return act()
+        except (ServerError, psycopg.Error) as error:
+            state = error.sqlstate or ""
+            if state[:2] in _ALTERED and state not in HINDERED:
+                told = str(error).removeprefix(f"{state}: ").partition("\n")[0]
+                raise QueueError(
+                    f"the queue's tables cannot be brought back to the beginning: {told} ({state})."
+                    " Its operations must neither drop, rename nor alter what its schema made"
+                ) from None
+            if state != _LOCKED:
+                raise
+            raise QueueError(
+                f"waited {waits.LOCK:g} s for a lock on the queue's tables, between two runs: "
+                + (" and ".join(self.holders()) or "somebody has held one")
+            ) from None
+
+    def holders(self) -> list[str]:
+        """Who has a lock on one of them, and what it did last."""
+        found = self._admin.execute(_HOLDERS, [self.names, self._control.pid]).fetchall()
+        return [
+            f"a prepared transaction has one on {table}"
+            if pid is None
+            else f"backend {pid} has one on {table} ({state}, last statement: {query})"
+            for table, pid, state, query in found
+        ]
+
+    # --- other things that may happen to them ---------------------------------------------------
+
+    def stop_at(self, gate: Gate | None) -> None:
+        """Make statements on the tables stop inside, or let them run through.
+
+        Args:
+            gate: Where they stop.
+        """
+        views = [view for (view,) in self._admin.execute(gates.TRIGGER_VIEWS).fetchall()]
+        anywhere = (*self.names, *views)
+        changes = *gates.without(anywhere), *gates.within(gate, anywhere, self._gated)
+        self._locked(lambda: [self._admin.execute(change) for change in changes])
+
+    def rewrite(self) -> None:
+        """Turn the rows' physical order round, as pg_repack or dump and restore may.
+
+        Without superuser rights foreign keys and triggers would act: then nothing is done.
+        """
+        if self._superuser:
+            for statements in self.rewriting:
+                self._locked(partial(self._restore, statements))
+
+    @property
+    def rewriting(self) -> list[str]:
+        """For each table the statements that turn its rows' physical order round."""
+        before = "; ".join(["BEGIN", *self._calm.begin])
+        after = "; ".join([*self._calm.end, "COMMIT"])
+        return [
+            f"{before}; "
+            f"CREATE TEMP TABLE turned ON COMMIT DROP AS SELECT {columns} FROM ONLY {table} "
+            f"ORDER BY ctid DESC; DELETE FROM ONLY {table}; "
+            f"INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE "
+            f"SELECT * FROM turned; {after}"
+            for table, columns in self._heaps.items()
+            if columns
+        ]
+
+    def read_by(self, session: Session) -> bool:
+        """Whether the open transaction of a session has come upon one of them."""
+        found = self._admin.execute(_TOUCHED, [session.pid, self.names]).fetchone()
+        return found == (True,)
+
+    def unlogged(self) -> list[str]:
+        """Those that a crash of the server empties."""
+        return [name for (name,) in self._admin.execute(_UNLOGGED) if name in self.names]
