@@ -91,7 +91,7 @@ HOSTILE = {  # what is added to the schema
         " WHERE public.attack(); CREATE VIEW evil.pg_locks AS SELECT * FROM pg_catalog.pg_locks"
         " WHERE public.attack(); CREATE VIEW evil.pg_trigger AS SELECT * FROM"
         " pg_catalog.pg_trigger WHERE public.attack();"
-        " DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = evil, queue, public,"
+        " DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = evil, public,"
         " clock, pg_catalog', current_database()); END $$;"
     ),
     "operator": (
@@ -134,7 +134,7 @@ HOSTILE = {  # what is added to the schema
         "ALTER TABLE jobs ADD CHECK (attack());"
         " SELECT set_config('search_path',"
         " 'public;ALTER/**/ROLE/**/queueproof/**/SUPERUSER', false);"
-        " CREATE FUNCTION queue.pinned() RETURNS int LANGUAGE sql SET search_path FROM CURRENT"
+        " CREATE FUNCTION public.pinned() RETURNS int LANGUAGE sql SET search_path FROM CURRENT"
         " AS 'SELECT 1';"
     ),
 }

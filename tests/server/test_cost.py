@@ -357,7 +357,7 @@ def test_jobs_have_the_payload_that_was_asked_for(paced: Ground) -> None:
     """At least so many bytes of JSON."""
     paced.pace = Pace(payload=5000)
     assert measured(paced, strategy("skip_locked"), jobs=10).exactly_once
-    sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM queue.jobs").fetchone()
+    sizes = paced._admin.execute("SELECT min(length(payload::text)) FROM public.jobs").fetchone()
     assert sizes
     assert 5000 <= sizes[0] < 5100
 
@@ -376,7 +376,7 @@ def test_pgbench_runs_the_same_sql(ground: Ground, name: str, batch: int) -> Non
     """It claims and completes as many jobs, each once: the table shows them."""
     rate = pgbench(ground, strategy(name), Shape(batch, 2), 100)
     assert rate
-    states = ground._admin.execute("SELECT status, count(*) FROM queue.jobs GROUP BY 1").fetchall()
+    states = ground._admin.execute("SELECT status, count(*) FROM public.jobs GROUP BY 1").fetchall()
     assert ("completed", 100) in states
 
 

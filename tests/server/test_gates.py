@@ -296,8 +296,8 @@ def test_a_statement_that_names_a_partition_stops(lab_of: LabOf) -> None:
 def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
     """A SECURITY DEFINER function that finds nothing by a bare name stops as any other."""
     body = (
-        "BEGIN RETURN QUERY UPDATE queue.jobs SET status = 'running' WHERE id = ("
-        "SELECT id FROM queue.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"
+        "BEGIN RETURN QUERY UPDATE public.jobs SET status = 'running' WHERE id = ("
+        "SELECT id FROM public.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"
     )
     definer = function("plpgsql", body).replace(
         "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"

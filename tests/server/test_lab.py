@@ -121,7 +121,7 @@ def test_functions_move(moved: Lab, function: str) -> None:
 
     Nor does an empty path, with which nothing is found by a bare name, as for SECURITY DEFINER.
     """
-    assert is_moved(ahead(moved.session("w1"), f"SELECT queue.{function}()"))
+    assert is_moved(ahead(moved.session("w1"), f"SELECT public.{function}()"))
 
 
 def test_a_rejected_schema_leaves_no_connection_open(server: Server) -> None:

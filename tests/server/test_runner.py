@@ -335,4 +335,4 @@ def test_a_large_payload_is_one_that_no_index_takes(lab_of: LabOf) -> None:
     lab = lab_of(SKIP_LOCKED)
     Runner(lab).run(play("w1 claims", [JobSpec(payload="large")]))
     with pytest.raises(errors.ProgramLimitExceeded, match="index row"):
-        lab.execute("CREATE INDEX ON queue.jobs (payload)")
+        lab.execute("CREATE INDEX ON public.jobs (payload)")

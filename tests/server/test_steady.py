@@ -67,7 +67,7 @@ def finish(lab: Lab, count: int) -> list[str]:
 
 def states(lab: Lab) -> dict[str, int]:
     """How many jobs are in each state."""
-    rows = lab.execute("SELECT status, count(*) FROM queue.jobs GROUP BY status")
+    rows = lab.execute("SELECT status, count(*) FROM public.jobs GROUP BY status")
     return {str(status): int(str(count)) for status, count in rows}
 
 
@@ -120,9 +120,9 @@ def test_references_follow_the_keys_that_they_name(lab_of: LabOf) -> None:
     lab = lab_of(queue(more=more, complete=complete))
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
     for table, rows in {"runs": MANY, "log": MANY * 2}.items():
-        counted = f"SELECT count(*), count(DISTINCT job) FROM queue.{table}"
+        counted = f"SELECT count(*), count(DISTINCT job) FROM public.{table}"
         assert lab.execute(counted) == [(rows, MANY)]
-        found = f"SELECT count(*) FROM queue.{table} JOIN queue.jobs ON jobs.id = job::bigint"
+        found = f"SELECT count(*) FROM public.{table} JOIN public.jobs ON jobs.id = job::bigint"
         assert lab.execute(found) == [(rows,)]
 
 
@@ -155,7 +155,7 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
     assert states(lab) == {"completed": MANY}
     smallest = lab.execute(
-        "SELECT min(n) FROM (SELECT count(*) AS n FROM queue.jobs GROUP BY tableoid) AS counts"
+        "SELECT min(n) FROM (SELECT count(*) AS n FROM public.jobs GROUP BY tableoid) AS counts"
     )
     assert int(str(smallest[0][0])) > MANY // 8
 
@@ -381,7 +381,7 @@ def test_nothing_is_left_behind(lab_of: LabOf) -> None:
     lab = lab_of(queue())
     slope(lab, "finished", MANY)
     known = "SELECT count(*) FROM pg_stats WHERE schemaname = 'queue' AND tablename = 'jobs'"
-    size = "SELECT pg_relation_size('queue.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
+    size = "SELECT pg_relation_size('public.jobs'), reltuples FROM pg_class WHERE relname = 'jobs'"
     assert lab.execute(known) == [(0,)]
     assert lab.execute(size) == [(0, -1.0)]
     assert drive(lab.session("w1"), lab.start("enqueue", **lab.defaults())) == ["1"]

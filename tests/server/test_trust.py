@@ -162,8 +162,8 @@ def test_a_queue_that_terminates_backends_is_told_so(
 
 
 ALTERED = {
-    "DROP TABLE jobs": 'relation "queue.jobs" does not exist (42P01)',
-    "ALTER TABLE jobs RENAME TO tasks": 'relation "queue.jobs" does not exist (42P01)',
+    "DROP TABLE jobs": 'relation "public.jobs" does not exist (42P01)',
+    "ALTER TABLE jobs RENAME TO tasks": 'relation "public.jobs" does not exist (42P01)',
 }
 
 

@@ -143,7 +143,7 @@ def test_somebody_holds_a_lock_between_two_runs(
         with pytest.raises(
             QueueError,
             match=rf"waited 0.1 s for a lock .*: backend {stranger.info.backend_pid} has one on "
-            r"queue.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)",
+            r"public.jobs \(idle in transaction, last statement: LOCK TABLE jobs\)",
         ):
             lab.reset()
         with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):

@@ -289,7 +289,7 @@ def test_somebodys_server_gets_a_verdict_without_kills(server: Server) -> None:
         with open_lab(load_text(UNLOGGED, "queue.sql"), theirs) as lab:
             judgement = judged(lab)
             assert judgement.verdict == "inconclusive"
-            assert "UNLOGGED (queue.jobs)" in judgement.reason
+            assert "UNLOGGED (public.jobs)" in judgement.reason
 
 
 def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(

@@ -311,19 +311,21 @@ def test_jobs_of_one_transaction_have_equal_times(lab_of: LabOf, most: str, verd
     assert ("in one transaction" in (found.story or "")) == (verdict == "broken")
 
 
-PINNED = queue_file(
-    more="""
-CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = public AS $$
+PINNED = """
+CREATE FUNCTION take() RETURNS SETOF bigint LANGUAGE plpgsql SET search_path = {path} AS $$
 BEGIN
-  RETURN QUERY DELETE FROM jobs WHERE id = (
-    SELECT id FROM jobs ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
-END $$;""",
-    claim="SELECT take AS id FROM take();",
-    complete="",
-    jobs="",
-)
+  RETURN QUERY DELETE FROM {jobs} WHERE id = (
+    SELECT id FROM {jobs} ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING id;
+END $$;
+CREATE SCHEMA queue;"""
 
 
-def test_a_function_that_is_pinned_to_public_finds_the_tables(lab_of: LabOf) -> None:
-    """What names no schema is meant for public."""
-    assert judged(lab_of(PINNED), "single-claim")["single-claim"].verdict == "holds"
+@pytest.mark.parametrize(("path", "jobs"), [("public", "jobs"), ("''", "public.jobs")])
+def test_what_names_no_schema_is_meant_for_public(lab_of: LabOf, path: str, jobs: str) -> None:
+    """So a function finds the tables that is pinned there, and one that names it; so does a block.
+
+    And no name of a schema is taken.
+    """
+    more, claim = PINNED.format(path=path, jobs=jobs), "SELECT take AS id FROM public.take();"
+    lab = lab_of(queue_file(more=more, claim=claim, complete="", jobs=""))
+    assert judged(lab, "single-claim")["single-claim"].verdict == "holds"

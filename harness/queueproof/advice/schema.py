@@ -27,7 +27,7 @@ SELECT i.indrelid::int, pg_get_indexdef(i.indexrelid) FROM pg_index i
 JOIN pg_class c ON c.oid = i.indrelid AND c.relnamespace <> 'pg_catalog'::regnamespace
 WHERE NOT i.indisprimary ORDER BY i.indexrelid
 """
-_PATH = "SET search_path = queue, public, pg_catalog"
+_PATH = "SET search_path = public, pg_catalog"
 _CONSTRAINT = """
 SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'c' AND conname = {}
 """

@@ -41,7 +41,7 @@ from queueproof.schedule.conditions import PLAIN, Conditions, Gate
 
 HARNESS = frozenset({"filler", "snapshot", "explainer"})  # sessions that are no worker's
 DEFAULT_BOUND = 3  # what `:max_attempts` is bound to where the header has no such key
-SEARCH_PATH = "queue, public, clock, pg_catalog"  # public: where a dump's tables are
+SEARCH_PATH = "public, clock, pg_catalog"  # what names no schema is meant for public
 _EMPTY = Step("DISCARD ALL")
 _RESET = "RESET ALL"
 _PLANS = "DISCARD PLANS"  # those of statements inside functions, which outlive a change of settings
@@ -193,7 +193,6 @@ class Lab:
         if self.server.superuser:  # the last that is done as one: nothing of the queue's is there
             with waits.LimitedConnection.open(conninfo) as ours:
                 ours.execute(files("queueproof.run").joinpath("rights.sql").read_text())
-        run("CREATE SCHEMA queue")
         for setting in (
             sql.SQL("search_path = {}").format(sql.SQL(SEARCH_PATH)),
             sql.SQL("default_transaction_isolation = {}").format(self.queue.isolation),
@@ -207,8 +206,6 @@ class Lab:
             raise QueueError(message, self.queue.source_of("install"))
         for function, path in run(_PINNED).fetchall():
             rest = "" if path == '""' else f", {path}"  # it was SET search_path = ''
-            # What names no schema is meant for public, and its tables are in the queue's here.
-            rest = re.sub(r"\bpublic\b", "queue, public", rest)
             with self._admin.transaction():  # a path is kept as it was set: it may be any text
                 run(_SET_PATH, [f"clock, pg_catalog{rest}"])
                 run(f"ALTER ROUTINE {function} SET search_path FROM CURRENT")
