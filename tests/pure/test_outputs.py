@@ -72,6 +72,7 @@ HARMS = {
     "by a link": ["check", "q.sql", "--badge", "link"],
     "through a link": ["check", "link", "--json", "q.sql"],
     "by a hard link": ["check", "q.sql", "--json", "hard"],
+    "what it says of mutants": ["mutate", "q.sql", "--json", "q.equivalent.toml"],
     "an included file": ["check", "includes.sql", "--json", "schema.sql"],
     "the other version": ["check", "q.sql", "--with", "other.sql", "--json", "other.sql"],
     "the story's file": ["replay", "q.sql", "TOKEN", "--export", "link.spec"],

@@ -122,13 +122,23 @@ def test_a_temporary_table_is_told_as_one(lab_of: LabOf) -> None:
         calibrate(lab)
 
 
-def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf) -> None:
-    """What a schema names and nobody made is told as stubs, with which it can be installed."""
+@pytest.mark.parametrize("schema", [HOSTED, f"BEGIN;{HOSTED}COMMIT;"], ids=["", "in one"])
+def test_all_that_a_host_would_bring_is_told_at_once(lab_of: LabOf, schema: str) -> None:
+    """What a schema names and nobody made is told as stubs, with which it can be installed.
+
+    Also where it is one transaction, which the first of them ends.
+    """
     with pytest.raises(QueueError, match=r'q.*sql:\d+: .*type "citext" does not') as refused:
-        lab_of(queue_file(more=HOSTED))
+        lab_of(queue_file(more=schema))
     told = str(refused.value).partition("as they are there:")[2]
     assert len(told.splitlines()) == 1 + 3 + 1 + 3 + 4  # schemas, types, tables, functions
-    assert lab_of(queue_file(more=told + HOSTED)).tables.names
+    assert lab_of(queue_file(more=told + schema)).tables.names
+
+
+def test_a_role_is_the_server_s(lab_of: LabOf) -> None:
+    """What is granted to one that a host brings is to be left out."""
+    with pytest.raises(QueueError, match=r'role "anon" does not .*\n.*: leave this line out'):
+        lab_of(queue_file(more="GRANT SELECT ON jobs TO anon;"))
 
 
 def test_what_no_stub_helps_is_told_as_it_is(lab_of: LabOf) -> None:

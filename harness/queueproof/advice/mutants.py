@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import unified_diff
-from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
@@ -21,6 +20,7 @@ from queueproof.errors import QueueError, QueueproofError, Source, nearest
 from queueproof.queues import sqltext
 from queueproof.queues.block import Block, Statement
 from queueproof.queues.model import Queue
+from queueproof.queues.resolve import equivalents
 from queueproof.queues.sqlfile import SqlFileQueue
 from queueproof.queues.sqltree import Parsed, applied, quoted, sites
 from queueproof.schedule.programs import DoKind
@@ -218,7 +218,7 @@ def _equivalents(queue: SqlFileQueue, names: Sequence[str]) -> dict[str, Equival
     Raises:
         QueueError: The file is malformed, or names a mutant that there is none.
     """
-    path = Path(queue.name).with_suffix(".equivalent.toml")
+    path = equivalents(queue)
     try:
         text = path.read_text(encoding="utf-8")
         known = tomllib.loads(text)

@@ -62,10 +62,15 @@ def sql_file(name: str, asked: str) -> sqlfile.SqlFileQueue:
     return queue
 
 
+def equivalents(queue: sqlfile.SqlFileQueue) -> Path:
+    """The file beside a queue's that may say which of its mutants are no defects."""
+    return Path(queue.name).with_suffix(".equivalent.toml")
+
+
 def files_of(queue: Queue) -> list[Path]:
     """The files that a queue is made of, as far as its kind tells them."""
     if isinstance(queue, sqlfile.SqlFileQueue):
-        return [*queue.files]
+        return [*queue.files, equivalents(queue)]
     if not isinstance(queue, WorkerQueue):
         return [Path(file) for kind in type(queue).__mro__ if (file := _source_file(kind))]
     module = sys.modules.get(queue.name.partition(":")[0])  # of a class with a process per worker

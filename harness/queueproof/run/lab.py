@@ -224,7 +224,7 @@ class Lab:
                     result = execute(installer, step)
                 except ServerError as error:
                     more = hint(error, self.schema, self._admin, self.server)
-                    more += stubs(installer, steps, step, error)
+                    more += stubs(installer, steps, self.schema[:-1], step, error)
                     raise rejected(step, error, more) from error
                 step = steps.send(result)
         except StopIteration:

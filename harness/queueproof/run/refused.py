@@ -56,6 +56,8 @@ def hint(
         return _UNTRUSTED
     if error.sqlstate not in _MISSING:
         return ""
+    if error.message.startswith('role "'):
+        return "\nA role is the whole server's, and no check asks for one: leave this line out."
     steps = list(schema)
     for name in (name for step in steps for name in _TEMPORARY.findall(step.sql)):
         if f'"{name}"' in error.message:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 
 from queueproof.errors import ServerError
 from queueproof.queues.model import Operation, Step
+from queueproof.queues.sqltext import first_keyword
 from queueproof.run.session import LibpqSession, execute
 
 _LACKS = re.compile(
@@ -21,7 +23,13 @@ MOST = 40  # stubs; more is another database
 _KINDS = ("schema", "type", "relation", "function")  # in the order in which they are written
 
 
-def stubs(installer: LibpqSession, steps: Operation[None], step: Step, error: ServerError) -> str:
+def stubs(
+    installer: LibpqSession,
+    steps: Operation[None],
+    ran: Sequence[Step],
+    step: Step,
+    error: ServerError,
+) -> str:
     """What to write ahead of a schema so that it can be installed, as far as that helps.
 
     Each stub is made, and the installation goes on: the database is good for nothing else then.
@@ -29,19 +37,25 @@ def stubs(installer: LibpqSession, steps: Operation[None], step: Step, error: Se
     Args:
         installer: The session in which the statement failed.
         steps: What follows upon the statement.
+        ran: The statements before it.
         step: The statement.
         error: What the server said of it.
     """
-    made = _Stubs()
+    made, ran, undone = _Stubs(), list(ran), tuple[Step, ...]()
     with suppress(StopIteration):
-        while not installer.in_transaction and len(made) < MOST:
+        while len(made) < MOST:
             made.text += f"\n{step.sql}"
             try:
+                undone = _roll_back(installer, ran) or undone
                 installer.run(made.add(step, error))
-                step = steps.send(execute(installer, step))
+                for one in undone:
+                    execute(installer, one)
+                undone = ()
                 while True:
+                    result = execute(installer, step)
+                    ran.append(step)
+                    step = steps.send(result)
                     made.text += f"\n{step.sql}"
-                    step = steps.send(execute(installer, step))
             except ServerError as again:
                 if str(again) == str(error):
                     break
@@ -53,6 +67,15 @@ def stubs(installer: LibpqSession, steps: Operation[None], step: Step, error: Se
         "\nWhat a host or another part of the program makes is not there. If the queue can do with"
         f" empty ones, write first in `schema#`, with the types as they are there:{lines}"
     )
+
+
+def _roll_back(installer: LibpqSession, ran: Sequence[Step]) -> tuple[Step, ...]:
+    """End the transaction that a statement has failed in; the statements that are undone so."""
+    if not installer.in_transaction:
+        return ()
+    installer.run("ROLLBACK")
+    begins = (n for n, step in enumerate(ran) if first_keyword(step.sql) in {"BEGIN", "START"})
+    return tuple(ran[max(begins, default=len(ran)) :])
 
 
 class _Stubs:
