@@ -30,8 +30,8 @@ from queueproof.judge.checker import check
 from queueproof.judge.lives import Hindrances, Life
 from queueproof.judge.spec import Declared
 from queueproof.queues.model import State
-from queueproof.schedule.moments import DAY, grace
-from tests.fix_histories import LEASE, Case, Told, cases
+from queueproof.schedule.moments import DAY, PRECISION, grace
+from tests.fix_histories import LEASE, TICK, Case, Told, cases
 
 declared = partial(
     Declared,
@@ -317,6 +317,15 @@ def test_free_jobs_are_claimed_in_the_declared_order(
     """Rule 9: order binds jobs whose enqueue order and due order agree; priority comes first."""
     told = Told(f"enqueue 1 {first}; enqueue 2 {second}; +10; w1 runs 2 1; all completed")
     assert broken(told.history, declared(order=order)) == ([] if free else ["order"])
+
+
+@pytest.mark.parametrize(("apart", "breaks"), [(0.9, []), (1.1, ["order"])])
+def test_jobs_of_one_moment_have_no_order(apart: float, breaks: list[str]) -> None:
+    """Rule 33: a queue may keep times by the millisecond."""
+    told = Told("enqueue 1")
+    told.wait(apart * PRECISION - TICK)  # of which one passes as the next begins
+    told.tell("enqueue 2; +10; w1 runs 2 1; all completed")
+    assert broken(told.history, declared(order="fifo")) == breaks
 
 
 @cases("""
