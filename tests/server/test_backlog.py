@@ -51,12 +51,17 @@ def test_what_no_program_is_long_enough_for_is_seen_behind_a_crowd(
 
 
 def test_behind_whom_a_job_was_claimed_is_counted(lab_of: LabOf) -> None:
-    """Each backlog that the queue can have counts once; one that it cannot have, not at all."""
+    """Each backlog that the queue can have counts once; one that it cannot have, not at all.
+
+    Before each it is told how far it is.
+    """
     lab = lab_of(SKIP_LOCKED)
+    told: list[float] = []
     counted = {
-        name: dict(PROBES[name].watch(lab, offered(lab), 0, untold).evidence)
+        name: dict(PROBES[name].watch(lab, offered(lab), 0, told.append).evidence)
         for name in ("order", "no-starvation")
     }
+    assert told == [0, 0, 1 / 2]
     assert counted == {
         "order": {f"claims behind {MOST} ready jobs of priority 0": 1},
         "no-starvation": {

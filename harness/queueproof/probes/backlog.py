@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from queueproof.errors import ServerError
-from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue
+from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue, telling
 from queueproof.queues.model import Claim
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import Lab
@@ -86,11 +86,11 @@ class Behind(Probe):
         return [Backlog(kind, JOBS[level]) for kind in self._kinds if able[kind]]
 
     def look(
-        self, lab: Lab, offer: Offer, points: Sequence[Backlog], _level: int, _tell: Tell, /
+        self, lab: Lab, offer: Offer, points: Sequence[Backlog], _level: int, tell: Tell, /
     ) -> Seen:
         """Claim behind each backlog the one job that must be claimed first."""
         evidence: Counter[str] = Counter()
-        for one in points:
+        for one in telling(points, tell):
             found = _behind(lab, offer, one)
             if found.broken:
                 return Seen(evidence, found.broken, found, data=list(one))

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from queueproof.errors import ServerError
-from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue
+from queueproof.probes.probe import Probe, Seen, Tell, asked, enqueue, telling, untold
 from queueproof.queues.model import FAILURE, TRACEBACK, Claim, JobRow, Queue
 from queueproof.queues.offer import Offer
 from queueproof.run.lab import DEFAULT_BOUND, Lab
@@ -115,25 +115,26 @@ class Backoff(Probe):
         return [True]
 
     def look(
-        self, lab: Lab, offer: Offer, _points: Sequence[bool], _level: int, _tell: Tell, /
+        self, lab: Lab, offer: Offer, _points: Sequence[bool], _level: int, tell: Tell, /
     ) -> Seen:
         """Measure the waits of one job, and see what ends one early."""
-        waits = measure(lab, offer)
+        waits = measure(lab, offer, tell)
         evidence = {"waits measured": sum(wait.most < float("inf") for wait in waits.found)}
         if waits.broken:
             return Seen(evidence, broken=waits.broken, found=waits, data=True)
         return Seen(evidence, remark=_unasked(offer, waits))
 
 
-def measure(lab: Lab, offer: Offer) -> RetryWaits:
+def measure(lab: Lab, offer: Offer, tell: Tell = untold) -> RetryWaits:
     """Fail one job again and again, and others once, and measure how long they stay away.
 
     Args:
         lab: Where the queue is installed; it is reset.
         offer: What the queue brings.
+        tell: Told how far it is.
     """
     waits = RetryWaits()
-    _fail_again_and_again(lab, offer, waits)
+    _fail_again_and_again(lab, offer, waits, tell)
     for case in _cases(offer.queue) if waits.found else ():
         if waits.broken:
             break
@@ -145,7 +146,7 @@ def measure(lab: Lab, offer: Offer) -> RetryWaits:
     return waits
 
 
-def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
+def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits, tell: Tell) -> None:
     lab.reset()
     queue = offer.queue
     takes_bound = "max_attempts" in queue.takes("enqueue")
@@ -153,7 +154,7 @@ def _fail_again_and_again(lab: Lab, offer: Offer, waits: RetryWaits) -> None:
     enqueue(lab)
     lab.promote(1)
     job = _claim(lab)
-    for attempt in range(1, min(bound, LATER[-1] + 1)):
+    for attempt in telling(range(1, min(bound, LATER[-1] + 1)), tell):
         if job is None:
             return
         if attempt == BEATEN:

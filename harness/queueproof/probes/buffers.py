@@ -454,6 +454,7 @@ class _Meter:
     def finish(self, count: int) -> list[str]:
         """Enqueue, claim and complete jobs, batch by batch, and fail some for good; their ids."""
         session = self.lab.session("w1")
+        session.stepped = False
         once = {"max_attempts": 1} if self._fails_at_once else {}
         ids: list[str] = []
         while len(ids) < count:
@@ -462,6 +463,7 @@ class _Meter:
             ids += batch
             if count > FEW:  # of few, whoever asks for them tells
                 self._so_far(len(ids) / count)
+        session.stepped = True
         return ids
 
     def _finish_batch(self, session: Session, left: int) -> None:

@@ -18,7 +18,16 @@ from typing import Annotated, NamedTuple
 from queueproof import waits
 from queueproof.errors import ServerError
 from queueproof.guarantees.catalogue import CATALOGUE
-from queueproof.probes.probe import Probe, Seen, Tell, asked, claimed, enqueue, stepped
+from queueproof.probes.probe import (
+    Probe,
+    Seen,
+    Tell,
+    asked,
+    claimed,
+    enqueue,
+    stepped,
+    telling,
+)
 from queueproof.queues.model import Claim, Result, Step
 from queueproof.queues.offer import Offer
 from queueproof.queues.sqltext import first_keyword
@@ -128,12 +137,12 @@ class PlanGrid(Probe):
         ]
 
     def look(
-        self, lab: Lab, offer: Offer, points: Sequence[Cell], _level: int, _tell: Tell, /
+        self, lab: Lab, offer: Offer, points: Sequence[Cell], _level: int, tell: Tell, /
     ) -> Seen:
         """Claim once in every cell, until a claim takes more than its limit."""
         claims, plans = 0, set[tuple[str, ...]]()
         filled = None
-        for number, cell in enumerate(points):
+        for number, cell in enumerate(telling(points, tell)):
             if filled != (cell.operation, cell.filling):
                 _fill(lab, offer, cell.filling)
                 filled = (cell.operation, cell.filling)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from queueproof.errors import ServerUnavailableError
 from queueproof.judge.checker import declare
 from queueproof.postgres.pooler import MISSING, WAITED, Pooler, find_pgbouncer, open_pooler
-from queueproof.probes.probe import Probe, Seen, Tell
+from queueproof.probes.probe import Probe, Seen, Tell, telling
 from queueproof.queues.offer import Offer
 from queueproof.queues.worker import WorkerError
 from queueproof.run.lab import Lab
@@ -59,7 +59,7 @@ class ThroughPgbouncer(Probe):
             return Seen({}, unable=str(error))
 
     def look(
-        self, lab: Lab, offer: Offer, points: Sequence[Program], _level: int, _tell: Tell, /
+        self, lab: Lab, offer: Offer, points: Sequence[Program], _level: int, tell: Tell, /
     ) -> Seen:
         """Run every program, until one breaks something."""
         pgbouncer = find_pgbouncer()
@@ -68,7 +68,7 @@ class ThroughPgbouncer(Probe):
             return Seen({_NOT_THROUGH: 0}, lacks=MISSING, partial=lab.chooses_connections)
         with open_pooler(lab.conninfo, pgbouncer) as pooler:
             evidence = Counter({f"transactions through {pooler.name}": 0, _SPREAD: 0})
-            for program in points:
+            for program in telling(points, tell):
                 failure = _break(lab, offer, pooler, program, evidence)
                 if failure is not None:
                     if len(points) > 1:  # what is replayed was made as short as it goes

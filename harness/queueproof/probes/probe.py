@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -21,6 +21,18 @@ Tell: TypeAlias = Callable[[float], None]
 
 def untold(_fraction: float) -> None:
     """Nobody."""
+
+
+def telling(points: Sequence[T], tell: Tell) -> Iterator[T]:
+    """Points, each with a word of how many are done before it.
+
+    Args:
+        points: At which a queue is asked.
+        tell: Who is told.
+    """
+    for number, point in enumerate(points):
+        tell(number / len(points))
+        yield point
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,7 @@ def enqueue(lab: Lab, count: int = 1, /, **facts: object) -> list[str]:
         **facts: In what they differ from jobs that nothing depends on.
     """
     session = lab.session("producer")
+    session.stepped = False  # nobody else acts, and there may be thousands
     ids: list[str] = []
     for _ in range(count):
         ids += drive(session, lab.start("enqueue", **{**lab.defaults(), **facts}))
