@@ -16,15 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queueproof.history.calls import (
-    Answer,
-    Call,
-    CallKind,
-    History,
-    LockWait,
-    Ref,
-    Timeline,
-)
+from queueproof.history.calls import Answer, Call, CallKind, History, LockWait, Ref, Timeline
 from queueproof.judge import checker
 from queueproof.judge.checker import check
 from queueproof.judge.lives import Hindrances, Life

@@ -356,11 +356,7 @@ MADE = {
     "listed": ("final-state", {"claim": LISTED}, "WHERE id = ANY (:ids) AND ended IS NULL"),
     "of another table": ("single-claim", {"claim": JOINED}, "FOR UPDATE OF j SKIP LOCKED"),
     "of all": ("no-starvation", {"claim": WHOLE_JOIN}, "FOR UPDATE OF j SKIP LOCKED"),
-    "or": (
-        "routing",
-        {"claim": EITHER, "enqueue": LANED},
-        "OR beat < now())\n  AND lane = :queue",
-    ),
+    "or": ("routing", {"claim": EITHER, "enqueue": LANED}, "OR beat < now())\n  AND lane = :queue"),
     "met": ("stale-recovery", {"recover": NOTED}, "FROM gone ON CONFLICT DO NOTHING RETURNING"),
     "upserted": (
         "single-claim",

@@ -26,12 +26,7 @@ from queueproof.search.shrink import Failure, one_by_one, shrink, smaller
 from tests.fix_plays import play
 
 DECLARED = Declared(
-    lease=None,
-    held=False,
-    worker_heartbeat=False,
-    recovers=False,
-    observable=True,
-    order="none",
+    lease=None, held=False, worker_heartbeat=False, recovers=False, observable=True, order="none"
 )
 
 

@@ -14,8 +14,7 @@ from queueproof.waits import StoppedError
 
 
 @pytest.mark.parametrize(
-    ("codes", "worst"),
-    [([0, 1, 2], 1), ([0, 2, 0], 2), ([1, 4, 2], 4), ([0, 0], 0)],
+    ("codes", "worst"), [([0, 1, 2], 1), ([0, 2, 0], 2), ([1, 4, 2], 4), ([0, 0], 0)]
 )
 def test_the_exit_code_is_the_worst(codes: list[int], worst: int) -> None:
     """What cannot be used goes before what is broken, that before what is unknown."""

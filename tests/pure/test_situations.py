@@ -119,8 +119,7 @@ def test_nothing_meets_that_the_rules_exclude(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "between"),
-    [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})],
+    ("name", "between"), [("broken/fencing_token_seconds.sql", {0, 1}), ("skip_locked.sql", {1})]
 )
 def test_a_failed_job_is_claimed_again_at_once_where_it_need_not_wait(
     name: str, between: set[int]

@@ -74,10 +74,7 @@ AGAIN = story(
     Turn("w1", claim("job 1 (attempt 1)")),
     Turn("clock", (Passed(33.401),)),
     Turn("reaper", (Asked("recover", 0, (), 0.0), SQL, Answered("answer", "job 1"))),
-    Turn(
-        "w1",
-        claim("job 1 (attempt 2)") + complete("accepted", Claimed(1, "attempt 1")),
-    ),
+    Turn("w1", claim("job 1 (attempt 2)") + complete("accepted", Claimed(1, "attempt 1"))),
     cause="complete",
     alone=True,
 )

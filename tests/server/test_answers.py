@@ -17,16 +17,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.judge.answers import contradiction
 from queueproof.judge.checker import check, declare
 from queueproof.queues import model
-from queueproof.queues.model import (
-    FAILURE,
-    Claim,
-    JobRow,
-    Operation,
-    Queue,
-    Result,
-    Step,
-    Value,
-)
+from queueproof.queues.model import FAILURE, Claim, JobRow, Operation, Queue, Result, Step, Value
 from queueproof.report.text import remedy
 from queueproof.run.runner import Runner
 from tests.fix_histories import Case, Told, cases

@@ -203,11 +203,7 @@ def test_arguments_are_what_python_expects() -> None:
         (
             "claim",
             [{"id": UUID(int=7), "at": datetime(2024, 2, 29, tzinfo=UTC), "n": Decimal("1.50")}],
-            {
-                "jobs": [
-                    {"id": str(UUID(int=7)), "at": "2024-02-29 00:00:00+00:00", "n": "1.50"},
-                ]
-            },
+            {"jobs": [{"id": str(UUID(int=7)), "at": "2024-02-29 00:00:00+00:00", "n": "1.50"}]},
         ),
         ("complete", True, {"accepted": True}),
         ("complete_many", (1, 2), {"ids": ["1", "2"]}),

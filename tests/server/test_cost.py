@@ -414,8 +414,7 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
     own = queue(
-        header='[states]\ndone = "completed"',
-        complete=COMPLETE.replace("completed", "done"),
+        header='[states]\ndone = "completed"', complete=COMPLETE.replace("completed", "done")
     )
     found = measured(ground, own)
     assert found.exactly_once

@@ -104,7 +104,7 @@ DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
         "a function that selects, then updates": queue(CALL, in_plpgsql()),
     },
     ("non-blocking", None): {
-        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};"),
+        "a statement that waits": queue(f"{one_statement(f'{FREE} FOR UPDATE')};")
     },
     ("single-claim", "statement"): {
         "a statement that does not ask again": queue(f"{one_statement(LISTED)};"),
@@ -125,9 +125,7 @@ DEFECTS: dict[tuple[str, Gate | None], dict[str, str]] = {
         "a procedure that waits": queue(CALLED, PROCEDURE.format(lock="FOR UPDATE", commit="")),
         "a mutex within a function": queue(CALL, MUTEX),
     },
-    ("single-claim", "query"): {
-        "a query that does not ask again": queue(two_statements(LISTED)),
-    },
+    ("single-claim", "query"): {"a query that does not ask again": queue(two_statements(LISTED))},
 }
 
 

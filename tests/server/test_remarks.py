@@ -14,14 +14,7 @@ from queueproof.guarantees.catalogue import CATALOGUE
 from queueproof.report.card import Card, Judgement, Verdict
 from scenarios.matrix import PROGRAMS, REMARKS, STORIES, StoryLine, peers, read_remarks, stories
 from tests.fix_places import SKIP_LOCKED, STRATEGIES
-from workshop.conformance import (
-    Failure,
-    Row,
-    _said,
-    recorded,
-    render,
-    write,
-)
+from workshop.conformance import Failure, Row, _said, recorded, render, write
 
 GOOD = """
 [other]
@@ -85,10 +78,7 @@ def test_a_mistake_is_told_with_its_place(tmp_path: Path, old: str, new: str, me
     [
         ({"fencing": "broken"}, "yes"),
         ({"crash-safe": "inconclusive"}, "?"),
-        (
-            {"crash-safe": "broken", "no-lost-job": "inconclusive"},
-            "no: `crash-safe` ✗",
-        ),
+        ({"crash-safe": "broken", "no-lost-job": "inconclusive"}, "no: `crash-safe` ✗"),
     ],
 )
 def test_a_promise_is_kept_by_what_it_rests_on(

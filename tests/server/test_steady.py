@@ -359,9 +359,7 @@ def test_a_deduplicating_queue_is_filled_with_distinct_jobs(lab_of: LabOf, more:
     assert found.evidence["waiting jobs"] == MANY
 
 
-def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(
-    lab_of: LabOf,
-) -> None:
+def test_of_a_queue_that_deletes_what_is_completed_what_failed_is_multiplied(lab_of: LabOf) -> None:
     """What a queue keeps of its finished jobs may be few of them."""
     found = slope(lab_of(STRATEGIES / "sound" / "delete_on_complete.sql"), "finished", MANY)
     assert not found.short

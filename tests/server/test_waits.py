@@ -111,9 +111,7 @@ def worker_that(opens: str, tmp_path: Path) -> Queue:
     ids=["that it ends", "that it leaves open"],
 )
 def test_a_worker_started_ahead_is_in_a_transaction(
-    lab_of: LabOf,
-    tmp_path: Path,
-    opens: str,
+    lab_of: LabOf, tmp_path: Path, opens: str
 ) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
     lab = lab_of(worker_that(opens, tmp_path))

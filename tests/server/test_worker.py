@@ -340,9 +340,7 @@ def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
         assert {"op": "x", "n": number} == worker.ask({"op": "x", "n": number})
 
 
-def test_a_scheduler_reads_when_there_is_something_to_read(
-    spawn: Spawn,
-) -> None:
+def test_a_scheduler_reads_when_there_is_something_to_read(spawn: Spawn) -> None:
     """Nothing waits: an answer is there once its whole line has been received."""
     worker = spawn(ECHO)
     worker.receive()

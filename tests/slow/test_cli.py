@@ -515,11 +515,7 @@ def test_a_signal_ends_a_check_in_order(
     ],
 )
 def test_interrupted_mutants_are_told_as_far_as_they_came(
-    command: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    stop: BaseException,
-    code: int,
-    message: str,
+    command: Command, monkeypatch: pytest.MonkeyPatch, stop: BaseException, code: int, message: str
 ) -> None:
     """The card, what became of the mutants so far, and how many there would have been."""
 
@@ -724,11 +720,7 @@ def test_a_watched_file_is_checked_again_after_each_change(
     file.write_text(broken, encoding="utf-8")
     told: list[str] = []
     edits = iter(
-        [
-            broken + "\n-- edited\n",
-            broken.replace("-- name: claim", "-- name: clam"),
-            queue_file(),
-        ]
+        [broken + "\n-- edited\n", broken.replace("-- name: claim", "-- name: clam"), queue_file()]
     )
 
     def edited(_: Stamps) -> None:

@@ -284,10 +284,7 @@ def test_a_worker_that_leaves_its_transaction_open_is_told_so(lab_of: LabOf) -> 
 
 def test_a_worker_without_a_word_is_told_with_its_exit_status(server: Server) -> None:
     """Neither order of init and install works; the message says what each came to."""
-    with (
-        pytest.raises(WorkerError, match="exit"),
-        open_lab(from_command("exec: true"), server),
-    ):
+    with pytest.raises(WorkerError, match="exit"), open_lab(from_command("exec: true"), server):
         pass
 
 

@@ -79,10 +79,7 @@ def source(request: pytest.FixtureRequest, server: Server) -> str:
 
 def test_a_restart_keeps_what_was_committed(source: str) -> None:
     """A killed server comes back with what it had acknowledged, and without its sessions."""
-    with (
-        open_server(source) as own,
-        own.database(settings={"synchronous_commit": "on"}) as first,
-    ):
+    with open_server(source) as own, own.database(settings={"synchronous_commit": "on"}) as first:
         conninfo = first
         connection = psycopg.connect(conninfo, autocommit=True)
         connection.execute("CREATE TABLE kept AS SELECT 1 AS one")

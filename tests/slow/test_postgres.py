@@ -244,8 +244,7 @@ class TestEmbedded:
         assert ask(admin, "SHOW listen_addresses") == ""
 
     @pytest.mark.parametrize(
-        ("setting", "value"),
-        [("autovacuum", "off"), ("deadlock_timeout", "1min"), ("jit", "off")],
+        ("setting", "value"), [("autovacuum", "off"), ("deadlock_timeout", "1min"), ("jit", "off")]
     )
     def test_does_nothing_behind_the_runs_back(self, admin: str, setting: str, value: str) -> None:
         """No timer or worker of the server takes part in a run."""

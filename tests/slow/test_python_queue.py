@@ -169,11 +169,7 @@ class OwnClock(SkipLocked):
 def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server) -> None:
     """A class that asks its process for the time recovers in time, and steals once it is wrong."""
     verdicts = verdicts_of(OwnClock(), server, "stale-recovery", "retry-bound", "server-clock")
-    assert verdicts == {
-        "stale-recovery": "holds",
-        "retry-bound": "holds",
-        "server-clock": "broken",
-    }
+    assert verdicts == {"stale-recovery": "holds", "retry-bound": "holds", "server-clock": "broken"}
 
 
 def test_a_clock_that_cannot_be_set_leaves_the_question_open(
