@@ -43,8 +43,7 @@ class PeerLab(Lab):
     def _run_install(self) -> None:
         assert isinstance(self.queue, WorkerQueue)
         with self.queue.spawn("the installer") as process:
-            message = self.queue.request("install", dsn=self.conninfo)
-            assert process.ask(message, seconds=60) == {}
+            assert process.ask(self.queue.request("install", dsn=self.conninfo), seconds=60) == {}
 
 
 class Worker:
@@ -203,8 +202,7 @@ def test_a_worker_says_what_went_wrong_and_goes_on(
     """What the server refuses has its SQLSTATE, and the next message is heard."""
     _, worker, _ = workers_of(peer)
     message = worker.queue.request("enqueue", payload="{}", priority=10**12, queue="default")
-    answer = worker._process.ask(message)
-    assert answer["error"]["sqlstate"] == "22003"
+    assert worker._process.ask(message)["error"]["sqlstate"] == "22003"
     assert {worker.enqueue()} == set(worker.claim())
 
 

@@ -183,8 +183,7 @@ def test_what_was_not_answered_may_have_been_done_or_not(case: Case) -> None:
 
 def test_a_job_that_a_lost_claim_need_not_have_taken_is_no_evidence_of_recovery() -> None:
     """What is explained without a call whose answer was lost is not explained with it."""
-    history = Told().tell(f"enqueue 1 bound=1; {CLAIM_LOST}+31; {AGAIN}")
-    found = check(history, declared())
+    found = check(Told().tell(f"enqueue 1 bound=1; {CLAIM_LOST}+31; {AGAIN}"), declared())
     assert found.violations == []
     assert found.evidence["stale-recovery", "jobs of crashed workers claimed again"] == 0
 
@@ -754,8 +753,7 @@ def test_only_what_comes_after_the_next_claim_puts_fencing_to_the_test(case: Cas
     """A holder that repeats itself and is refused shows nothing of a worker that lost its job."""
     found = check(Told(case.story).history, declared())
     assert not found.violations
-    refused = found.evidence["fencing", "operations with a lost claim refused"]
-    assert [str(refused)] == case.breaks
+    assert [str(found.evidence["fencing", "operations with a lost claim refused"])] == case.breaks
 
 
 @cases("""
@@ -846,8 +844,7 @@ def test_the_work_of_a_check_grows_with_the_history(
     """A history ten times as long is ten times the work, be its claims alone or overlapping."""
 
     def work(told: History) -> float:
-        lines = lines_run(lambda: check(told, facts))
-        return lines / len(told.calls)
+        return lines_run(lambda: check(told, facts)) / len(told.calls)
 
     short, long = history(100), history(1000)
     assert check(long, facts).violations == []
@@ -1127,8 +1124,7 @@ def test_a_sound_queue_is_never_accused(
     history = Model(rng, patient=patient).run(steps)
     if not observable:
         history.final = None
-    facts = declared(order="priority, fifo", observable=observable)
-    assert check(history, facts).violations == []
+    assert check(history, declared(order="priority, fifo", observable=observable)).violations == []
 
 
 DEFECTS = (
@@ -1149,8 +1145,7 @@ DEFECTS = (
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_queue_with_one_defect_is_accused_of_that_alone(defect: str) -> None:
     """Each planted defect is found, and blamed on its guarantee only (rule 21)."""
-    found = accusations(defect, range(60))
-    assert found == {defect}
+    assert accusations(defect, range(60)) == {defect}
 
 
 def accusations(defect: str, seeds: Iterable[int]) -> set[str]:
@@ -1312,12 +1307,10 @@ def test_order_is_judged_as_if_every_pair_of_jobs_were_compared(
     history: History, order: str
 ) -> None:
     """The first passed-over job that precedes a taken one is named, whichever are compared."""
-    facts = declared(order=order)
-    found = check(history, facts)
+    found = check(history, declared(order=order))
     bad = {v.job for v in check(history, declared()).violations}
     expected, compared = first_out_of_order(history, order, bad)
-    told = [(v.call, v.because) for v in found.violations if v.guarantee == "order"]
-    assert expected == told
+    assert expected == [(v.call, v.because) for v in found.violations if v.guarantee == "order"]
     assert compared == (found.evidence["order", "pairs of jobs compared"] > 0)
 
 
@@ -1378,8 +1371,7 @@ def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
             if attempts[job] and job not in done
         ]
         waiting = sum(call.began + call.delay > claim.ended for call in enqueued)
-        expected = (waiting, tried.count(False), tried.count(True), 0)
-        assert expected == hindrances[claim.index]
+        assert (waiting, tried.count(False), tried.count(True), 0) == hindrances[claim.index]
 
 
 def test_a_cleanup_keeps_what_has_ended_lately() -> None:

@@ -233,8 +233,7 @@ def test_a_time_that_is_a_number_is_compared_with_one(written: Written) -> None:
     assert "due_at <= extract(epoch FROM now()) * 1000`." in own["not-early"]
     assert "due_at = ceil(extract(epoch FROM clock_timestamp() + least(" in own["backoff"]
     assert "- 1, 16))) * 1000)`. What" in own["backoff"]
-    in_seconds = written(text.replace(" * 1000", ""))
-    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, in_seconds)
+    seconds = in_own_names(CATALOGUE["stale-recovery"].safe, written(text.replace(" * 1000", "")))
     assert "vt < extract(epoch FROM now())`, and end" in seconds
 
 

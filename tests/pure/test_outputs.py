@@ -91,8 +91,7 @@ def test_an_output_that_is_read_is_refused_before_anything_starts(
     before = {path: path.read_bytes() for path in place.iterdir() if path.is_file()}
     ran = command(*(one.format(place=place) for one in arguments))
     assert (ran.code, "it is read here: name another file" in ran.err) == (4, True)
-    after = {path: path.read_bytes() for path in before}
-    assert after == before
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("second", ["card.json", "./card.json", "{place}/card.json", "card_link"])

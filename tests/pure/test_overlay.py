@@ -132,8 +132,7 @@ def test_what_an_edit_means_is_seen_in_the_digest(base: Path) -> None:
 
 def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed text is a queue file, and the same queue."""
-    path = over(base, 'lease = "1 minute"')
-    assert run(["show", str(path)]) == 0
+    assert run(["show", str(over(base, 'lease = "1 minute"'))]) == 0
     shown = base.parent.parent / "shown.sql"
     shown.write_text(capsys.readouterr().out)
     assert isinstance(whole := load(shown), SqlFileQueue)
@@ -150,13 +149,11 @@ def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) 
 def test_files_that_extend_one_another_without_end_are_refused(tmp_path: Path) -> None:
     """Also in a circle that goes over links."""
     for n in range(60):
-        lines = f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n'
-        (tmp_path / f"{n}.sql").write_text(lines)
+        (tmp_path / f"{n}.sql").write_text(f'-- /// queue\n-- extends = "{n + 1}.sql"\n-- ///\n')
     with pytest.raises(FormatError, match="more than 50 files extend one another"):
         load(tmp_path / "0.sql")
 
 
 def test_a_file_that_extends_nothing_is_as_it_was() -> None:
     """Byte for byte."""
-    path = Path(__file__).parents[2] / "strategies" / "skip_locked.sql"
-    assert load(path).whole == SKIP_LOCKED
+    assert load(Path(__file__).parents[2] / "strategies" / "skip_locked.sql").whole == SKIP_LOCKED

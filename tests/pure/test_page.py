@@ -123,8 +123,7 @@ def hostile() -> Card:
         Judgement("routing", "inconclusive", EVIL),
     )
     mutant = MutantJudgement(EVIL, "survived", EVIL, EVIL, EVIL)
-    told = Card(EVIL, EVIL, 0, 1.0, judgements, (mutant,), (EVIL,))
-    return read_card(told.to_json())
+    return read_card(Card(EVIL, EVIL, 0, 1.0, judgements, (mutant,), (EVIL,)).to_json())
 
 
 @pytest.mark.parametrize("cards", [1, 2])

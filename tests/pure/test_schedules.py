@@ -113,8 +113,7 @@ def test_of_too_many_schedules_those_with_few_preemptions_are_tried(
     """Beyond a limit only schedules with at most two preemptions are run, and all of these."""
     everything = words((3, 4))
     monkeypatch.setattr("queueproof.search.explore.EXHAUSTIVE", 10)
-    some = words((3, 4))
-    assert set(some) == {word for word in everything if preemptions(word) <= 2}
+    assert set(words((3, 4))) == {word for word in everything if preemptions(word) <= 2}
 
 
 def test_a_schedule_is_reported_as_it_is_replayed() -> None:

@@ -21,8 +21,7 @@ LEADER = "sound/leader_promotes.sql"
 
 def offered(name: str) -> Offer:
     """What a queue of strategies/ brings."""
-    queue = load(STRATEGIES / name)
-    return Offer(queue, held=name == "hold_open.sql", retries=True)
+    return Offer(load(STRATEGIES / name), held=name == "hold_open.sql", retries=True)
 
 
 @cache
@@ -52,8 +51,7 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
     acts = Suite(offer).alone(ALL)
     alone = {do.kind for one in acts for stage in one.stages for _, dos in stage for do in dos}
     assert wanted <= alone
-    met = {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
-    assert wanted <= met
+    assert wanted <= {kind for one in meetings(name) for _, kinds in races(one) for kind in kinds}
 
 
 def test_a_late_worker_meets_its_jobs_next_life() -> None:

@@ -382,8 +382,7 @@ def test_what_strays_to_another_job_of_its_worker_is_fencing_once_it_shows() -> 
     held = life(LEASED, enqueued(), act(CLAIM))
     hit = steps(held, Act(call("complete", 3.0), "complete", named=False))
     assert not blamed(LEASED, hit, act(call("complete", 4.0), CLAIM))
-    refused = act(call("complete", 4.0), CLAIM, "rejected")
-    assert blamed(LEASED, hit, refused) == {"fencing"}
+    assert blamed(LEASED, hit, act(call("complete", 4.0), CLAIM, "rejected")) == {"fencing"}
     assert blamed(LEASED, hit, act(call("claim", 4.0, actor="w2"))) == {"fencing"}
 
 
@@ -391,8 +390,7 @@ def test_what_strays_to_another_job_of_its_worker_is_fencing_once_it_shows() -> 
 @pytest.mark.parametrize("late", ["complete", "fail", "heartbeat"])
 def test_a_claim_that_was_taken_over_is_refused(late: CallKind, owner: str) -> None:
     """A worker that lost its job is refused, even if the same worker has claimed it again."""
-    again = act(call("claim", AFTER + 1, actor=owner))
-    taken = life(TAKES_OVER, enqueued(), act(CLAIM), again)
+    taken = life(TAKES_OVER, enqueued(), act(CLAIM), act(call("claim", AFTER + 1, actor=owner)))
     assert blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM)) == {"fencing"}
     assert not blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM, "rejected"))
 
@@ -407,8 +405,7 @@ def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: CallK
     if kind == "enqueue":
         before = [Job()]
     late = Act(call(kind, AFTER + 1), kind, "unknown", CLAIM)
-    after = [job for state in before for job in legal(step(LEASED, state, late))]
-    assert set(before) < set(after)
+    assert set(before) < {job for state in before for job in legal(step(LEASED, state, late))}
 
 
 # --- crashes ------------------------------------------------------------------------------------
@@ -437,8 +434,7 @@ def test_another_operation_may_beat_for_what_its_worker_holds() -> None:
 def test_a_claim_that_answers_what_runs_out_meanwhile_may_begin_no_attempt() -> None:
     """Rule 4: what its worker held while the lease ran is no retry."""
     taken = life(LEASED, act(call("enqueue", 0, bound=1)), act(call("claim", 1)))
-    across = act(call("claim", 20, 60))
-    assert {job.claims for job in legal(step(LEASED, taken[0], across))} == {1}
+    assert {job.claims for job in legal(step(LEASED, taken[0], act(call("claim", 20, 60))))} == {1}
 
 
 def test_a_worker_of_one_job_may_be_handed_it_again() -> None:

@@ -83,8 +83,7 @@ def run(operation: Operation[Any], *results: Result) -> tuple[list[Step], Any]:
 
 def job(number: str = "7") -> Claim:
     """A job as claim answers it."""
-    token = {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)}
-    return Claim(number, token)
+    return Claim(number, {"id": Value(number.encode(), INT8), "attempt": Value(b"1", INT4)})
 
 
 def test_header_facts_become_the_queues() -> None:
@@ -399,8 +398,7 @@ def test_a_file_is_loaded_as_its_text(tmp_path: Path) -> None:
 
 def test_takes_names_the_arguments_a_block_uses() -> None:
     """A job is taken where a parameter is not the operation's own."""
-    beat = "\n-- name: heartbeat!\nUPDATE jobs SET a = :lease WHERE locked_by = :worker;"
-    loaded = queue(beat)
+    loaded = queue("\n-- name: heartbeat!\nUPDATE jobs SET a = :lease WHERE locked_by = :worker;")
     assert frozenset() == loaded.takes("install")
     assert {"worker", "limit"} == loaded.takes("claim")
     assert {"worker", "job"} == loaded.takes("complete")
@@ -431,8 +429,7 @@ def test_parameters_have_the_contracts_types() -> None:
 def test_max_attempts_without_the_header_key_binds_three() -> None:
     """A file that is silent about attempts counts on 3."""
     loaded = load_text(FILE.replace("-- max_attempts = 5\n", ""), PATH)
-    arguments = {"payload": "{}", "priority": 0, "delay": timedelta()}
-    operation = loaded.begin("enqueue", **arguments)
+    operation = loaded.begin("enqueue", payload="{}", priority=0, delay=timedelta())
     assert Value(b"3", INT4) == next(operation).params["max_attempts"]
 
 
@@ -611,8 +608,7 @@ def test_complete_and_claim_answers_both() -> None:
     loaded = queue(BOTH.format(""))
     assert {"worker", "limit", "jobs"} == loaded.takes("complete_and_claim")
     operation = loaded.begin("complete_and_claim", worker="w", limit=2, jobs=[job("7"), job("8")])
-    result = rows(id=["8", "9"], completed=["1", "0"])
-    (step,), (accepted, (claimed,)) = run(operation, result)
+    (step,), (accepted, (claimed,)) = run(operation, rows(id=["8", "9"], completed=["1", "0"]))
     assert Values((b"7", b"8"), INT8) == step.params["ids"]
     assert frozenset({"8"}) == accepted
     assert (claimed.id, list(claimed.token)) == ("9", ["id"])
@@ -901,8 +897,7 @@ def test_now_is_what_the_worker_s_clock_shows() -> None:
     file = queue(claim="(now)\nSELECT 1 AS id WHERE :now > now();")
     assert file.sends_time
     assert not queue().sends_time
-    moment = datetime(2030, 1, 2, 3, 4, 5, 678900, UTC)
-    step = next(file.begin("claim", now=moment))
+    step = next(file.begin("claim", now=datetime(2030, 1, 2, 3, 4, 5, 678900, UTC)))
     assert step.params == {"now": Value(b"2030-01-02 03:04:05.678900+00:00", TIMESTAMPTZ)}
     shown = datetime.fromisoformat(str(next(file.begin("claim")).params["now"]))
     assert abs(shown - datetime.now(UTC)) < timedelta(minutes=1)

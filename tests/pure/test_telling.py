@@ -282,8 +282,7 @@ def test_waits_that_are_alike_are_told_once() -> None:
         RetryWait(42, 3.2e8, float("inf")),
     ]
     sent = ["BEGIN", "\n  UPDATE jobs\n    SET run_at = 'infinity'", "COMMIT"]
-    told = tell_found(RetryWaits(waits, "it had not come back", sent=sent), "backoff")
-    text = to_text(told)
+    text = to_text(tell_found(RetryWaits(waits, "it had not come back", sent=sent), "backoff"))
     figures = text.partition("again and again.\n\n")[2].partition("\n\nWhy")[0]
     assert [line.strip() for line in figures.splitlines()] == [
         "attempt 1 failed after 18 s of work; the job came back within 5 s",
@@ -310,8 +309,7 @@ def test_waits_that_are_alike_are_told_once() -> None:
 )
 def test_why_it_matters_fits_the_operation(facts: dict[str, object], why: str) -> None:
     """What a breach does depends on the operation that breaks it, and on whom it hurts."""
-    read = to_text(story(**facts)).rpartition("\n\nWhy it matters: ")[2]
-    assert why.lower() in read.lower()
+    assert why.lower() in to_text(story(**facts)).rpartition("\n\nWhy it matters: ")[2].lower()
 
 
 def fail(answer: str) -> tuple[Fact, ...]:

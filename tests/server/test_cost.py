@@ -134,8 +134,7 @@ def test_a_claim_without_a_limit_takes_one_job() -> None:
 )
 def test_an_open_transaction_is_seen(block: str, *, is_open: bool) -> None:
     """A block ends inside a transaction if it begins one and does not end it."""
-    claim = queue(claim=f"\n{block}").blocks["claim"]
-    assert is_open == ends_open(claim)
+    assert is_open == ends_open(queue(claim=f"\n{block}").blocks["claim"])
 
 
 @pytest.mark.parametrize(
@@ -690,8 +689,7 @@ def report() -> BenchReport:
 
 def test_a_rate_is_the_median_of_the_rounds() -> None:
     """100, 50 and 100 jobs/s are 100."""
-    entry = Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0))
-    assert entry.rate == pytest.approx(100)
+    assert Series("first", Shape(1, 1), runs(1.0, 2.0, 1.0)).rate == pytest.approx(100)
 
 
 def test_ratios_are_taken_round_by_round() -> None:

@@ -175,8 +175,7 @@ def assert_same(failure: Failure, sent: Recorder, spec: str, server: Server) -> 
             until = starts[number + 1] if number + 1 < len(starts) else None
             events = {beat.event for beat in beats[starts[number] : until]}
             assert actual.waited == bool(events & {"waits", "stops"}), (step, events)
-            expected = answers[key][number]
-            compared += _same_answer(expected, actual, step)
+            compared += _same_answer(answers[key][number], actual, step)
     assert compared
 
 
@@ -311,8 +310,7 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 
     def exported(queue: str, program: Program, conditions: Conditions = PLAIN) -> str:
         lab = lab_of(queue if "\n" in queue else STRATEGIES / queue)
-        offer = Offer(lab.queue, held=queue == "hold_open.sql")
-        runner = runner_under(lab, offer, conditions)
+        runner = runner_under(lab, Offer(lab.queue, held=queue == "hold_open.sql"), conditions)
         with monkeypatch.context() as patch:
             recorder = Recorder(patch)
             done = runner.run(program)
@@ -326,21 +324,18 @@ def exported(monkeypatch: pytest.MonkeyPatch, server: Server, lab_of: LabOf) -> 
 
 def test_a_crash_ends_the_session(exported: Exported) -> None:
     """A worker that dies in the transaction of its claim gives the job back at once."""
-    spec = exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
-    assert "step terminate_w1\n" in spec
+    assert "step terminate_w1\n" in exported("hold_open.sql", play("w1 claims, crashes; w2 claims"))
 
 
 def test_a_worker_that_waits_may_die(exported: Exported) -> None:
     """A statement that is running when its worker dies ends with its backend."""
-    program = play("w1 claims, completes | w2 claims | reaper crashes 2")
-    spec = exported("for_update.sql", program)
+    spec = exported("for_update.sql", play("w1 claims, completes | w2 claims | reaper crashes 2"))
     assert "step terminate_w2\n" in spec
 
 
 def test_an_ended_backend_is_replaced(exported: Exported) -> None:
     """A worker whose backend was ended acts again, in a session of its own."""
-    program = play("w1 claims; nemesis terminates 1; w1 completes")
-    spec = exported("skip_locked.sql", program)
+    spec = exported("skip_locked.sql", play("w1 claims; nemesis terminates 1; w1 completes"))
     assert "session w1_life2\n" in spec
 
 
@@ -387,8 +382,7 @@ RETURNING id;""",
 
 def test_a_function_with_a_search_path_of_its_own_sees_the_clock(exported: Exported) -> None:
     """The lab lets such a function see the moved clock, and so does the spec."""
-    spec = exported(PINNED, play("w1 claims; +lease; w2 claims"))
-    assert "#     w2_claim_1: => job 1\n" in spec
+    assert "#     w2_claim_1: => job 1\n" in exported(PINNED, play("w1 claims; +lease; w2 claims"))
 
 
 def test_a_killed_server_is_refused(lab_of: LabOf) -> None:

@@ -190,8 +190,7 @@ def test_a_wait_with_an_old_snapshot_is_no_breach(lab_of: LabOf) -> None:
         if any(call.waits for call in run.history.calls)
     )
     declared = declare(offered(lab))
-    found = [v.guarantee for v in check(waited.history, declared).violations]
-    assert found == ["non-blocking"]
+    assert [v.guarantee for v in check(waited.history, declared).violations] == ["non-blocking"]
     calls = [
         replace(call, waits=tuple(wait._replace(stale=True) for wait in call.waits))
         for call in waited.history.calls
@@ -238,8 +237,7 @@ END $$;
 def test_a_function_stops_where_its_snapshot_is_old(lab_of: LabOf, level: Isolation | None) -> None:
     """Where all of a transaction has one snapshot, a query that only calls a function stops."""
     text = queue_file(more=TAKES, claim="SELECT take() AS id;")
-    conditions = Conditions(gate="query", isolation=level)
-    run = Runner(lab_of(text), conditions=conditions).run(RACE)
+    run = Runner(lab_of(text), conditions=Conditions(gate="query", isolation=level)).run(RACE)
     assert any(beat.event == "stops" for beat in run.trace) == (level is not None)
 
 
@@ -300,8 +298,7 @@ def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
     definer = function("plpgsql", body).replace(
         "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"
     )
-    run = stopped(lab_of(queue(CALL, definer)))
-    assert any(beat.event == "stops" for beat in run.trace)
+    assert any(beat.event == "stops" for beat in stopped(lab_of(queue(CALL, definer))).trace)
 
 
 @pytest.mark.parametrize(

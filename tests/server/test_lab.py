@@ -520,8 +520,7 @@ def test_a_transaction_of_somebody_elses_keeps_its_now(lab_of: LabOf) -> None:
 
 def test_a_dead_workers_backend_goes_where_the_queue_can_see_it(lab_of: LabOf) -> None:
     """A queue that reads pg_stat_activity sees the death."""
-    looks = GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n"
-    lab = lab_of(looks)
+    lab = lab_of(GATED + "\n-- name: recover\nSELECT pid AS id FROM pg_stat_activity LIMIT 0;\n")
     dead = lab.session("w1")
     lab.drop("w1")
     assert dead.closed

@@ -29,8 +29,7 @@ MANY = 40  # crowds
 
 def failures(lab: Lab, conditions: Conditions = PLAIN) -> Iterator[Failure]:
     """What some crowds break."""
-    work = Work(lab, calibrate(lab), 0)
-    for tried in work.tries(Draws(0, MANY, conditions)):
+    for tried in Work(lab, calibrate(lab), 0).tries(Draws(0, MANY, conditions)):
         yield from tried.broken
 
 

@@ -83,8 +83,7 @@ def test_no_transaction_runs_on_the_connection_of_the_one_before(
     """Each transaction of a worker is sent on another connection than its last."""
     lab = lab_of(queue())
     work = "w1 claims, completes 0, claims, completes 1, claims, completes 2"
-    run = pooled(lab, policy).run(play(work, 3))
-    ran_on = connections(run, "w1")
+    ran_on = connections(pooled(lab, policy).run(play(work, 3)), "w1")
     assert len(ran_on) == 6
     assert all(one != other for one, other in itertools.pairwise(ran_on))
 
@@ -104,16 +103,14 @@ def test_workers_share_the_connections(lab_of: LabOf) -> None:
 def test_an_open_transaction_keeps_its_connection(lab_of: LabOf, policy: Pooled) -> None:
     """A claim that is held in its transaction is completed on its own connection."""
     lab = lab_of(HELD)
-    both = play("w1 claims, completes | w2 claims, completes", 2)
-    run = pooled(lab, policy, held=True).run(both)
+    run = pooled(lab, policy, held=True).run(play("w1 claims, completes | w2 claims, completes", 2))
     assert [len(connections(run, worker)) for worker in ("w1", "w2")] == [1, 1]
     assert breaches(run, declare(Offer(lab.queue, held=True))) == []
 
 
 def test_a_crash_rolls_back_and_leaves_the_session_of_others(lab_of: LabOf) -> None:
     """A dead client's transaction is rolled back; what it left in an idle session stays there."""
-    gone = play("w1 claims, crashes; w2 claims")
-    run = pooled(lab_of(HELD), "first idle", held=True).run(gone)
+    run = pooled(lab_of(HELD), "first idle", held=True).run(play("w1 claims, crashes; w2 claims"))
     first, second = (c for c in run.history.of_kind("claim") if c.actor in {"w1", "w2"})
     assert first.ids == second.ids != ()
 
@@ -145,8 +142,7 @@ def test_what_lives_in_a_session_breaks(
     lab = lab_of(queue(**defect))
     program = play("w1 claims")
     assert breaches(Runner(lab).run(program), declare(offered(lab))) == []
-    through = pooled(lab, policy).run(program)
-    (first, *_) = through.history.of_kind("claim")
+    (first, *_) = pooled(lab, policy).run(program).history.of_kind("claim")
     assert first.error.startswith(error)
 
 
@@ -166,8 +162,7 @@ def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
         "BEGIN; SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
         "SELECT pg_advisory_xact_lock(1);"
     )
-    also = "AND current_setting('app.name') = 'x'"
-    lab = lab_of(queue(before=safe, also=also, after="COMMIT;"))
+    lab = lab_of(queue(before=safe, also="AND current_setting('app.name') = 'x'", after="COMMIT;"))
     program = play("w1 claims, completes; w2 claims", 2)
     for policy in POLICIES:
         assert breaches(pooled(lab, policy).run(program), declare(offered(lab))) == []
@@ -206,8 +201,7 @@ def test_without_pgbouncer_the_harness_own_dealing_decides(lab_of: LabOf) -> Non
     itself = [what for what in judgement.evidence if "PgBouncer itself" in what]
     assert [judgement.evidence[what] for what in itself] == [0]
     assert "not installed: apt-get install pgbouncer" in judgement.reason
-    lab = lab_of(queue(**PREPARES))
-    (judgement,) = check_queue(lab, select(ONLY), profile="glance").guarantees
+    (judgement,) = check_queue(lab_of(queue(**PREPARES)), select(ONLY), profile="glance").guarantees
     assert judgement.verdict == "broken", judgement.reason
     assert judgement.story is not None
     assert "A pooler in transaction mode stands between" in judgement.story

@@ -162,8 +162,7 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
 
 def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
     """A queue that reports other numbers than it was filled to says so."""
-    text = queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n")
-    lab = lab_of(text)
+    lab = lab_of(queue().replace("FROM jobs;\n", "FROM jobs LIMIT 70;\n"))
     filling = Filling(lab, lambda count: finish(lab, count), MANY)
     with pytest.raises(NotMultipliedError, match="the queue reports"):
         filling.grow(MANY)
@@ -270,8 +269,7 @@ def test_what_has_failed_was_due_before_what_is_ready(lab_of: LabOf) -> None:
     assert "finished jobs" in found.broken
     assert found.guilty is not None
     assert "pg_catalog.now() + CASE" not in found.guilty[1]
-    without = LATE.replace("<> 'completed'", "= 'queued'")
-    assert not slope(lab_of(without), "finished", MANY).broken
+    assert not slope(lab_of(LATE.replace("<> 'completed'", "= 'queued'")), "finished", MANY).broken
 
 
 DELAYED = queue(
@@ -437,8 +435,7 @@ SELECT id, CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN receipt IS NOT NULL 
 
 def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> None:
     """Completed jobs' space in an index, left until the end, would have tables read whole."""
-    lab = lab_of(DELETING)
-    assert not slope(lab, "churned", 2_000).grown
+    assert not slope(lab_of(DELETING), "churned", 2_000).grown
 
 
 # --- an old snapshot, and stories ---------------------------------------------------------------

@@ -91,9 +91,7 @@ GOLDEN = """\
 
 def double_claim(lab: Lab) -> Failure:
     """The first run in which two claims get one job."""
-    runner = Runner(lab)
-    declared = declare(offered(lab))
-    failure = find(runner, declared, RACE, "single-claim", budget=100)
+    failure = find(Runner(lab), declare(offered(lab)), RACE, "single-claim", budget=100)
     assert failure is not None
     return failure
 

@@ -219,8 +219,7 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
     lab_of: LabOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sending is a wait as well."""
-    lab = lab_of(SKIP_LOCKED, fresh=True)
-    session = lab.session("w1")
+    session = lab_of(SKIP_LOCKED, fresh=True).session("w1")
     assert isinstance(session, LibpqSession)
     monkeypatch.setattr(waits, "OWN", 0.2)
     with (

@@ -130,8 +130,7 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
         Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
         COMMIT,
     ]
-    answers = ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
-    assert holding.finish(client) == answers
+    assert holding.finish(client) == ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
 
 
 # --- pipelines and their transactions -----------------------------------------------------------
@@ -193,8 +192,7 @@ def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
 )
 def test_a_sync_is_a_step_where_it_commits(holding: Bench, sent: list[str], steps: int) -> None:
     """A Sync passes with its group in a transaction, after an error, and behind mere settings."""
-    client = holding.start(libpq, holding.dsn, pipeline(sent))
-    found = holding.let_all(client)
+    found = holding.let_all(holding.start(libpq, holding.dsn, pipeline(sent)))
     assert [step.sql for step in found[: len(sent)]] == sent
     assert len(found) == steps
 
@@ -246,8 +244,7 @@ def test_groups_without_an_execute_pass(holding: Bench) -> None:
         low.pgconn.send_flush_request()
         return [*answers, *map(said, low.results())]
 
-    client = holding.start(libpq, holding.dsn, act)
-    assert holding.finish(client) == ["COMMAND_OK", "COMMAND_OK"]
+    assert holding.finish(holding.start(libpq, holding.dsn, act)) == ["COMMAND_OK", "COMMAND_OK"]
 
 
 def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
@@ -349,8 +346,7 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
 
 def test_encryption_is_declined(bench: Bench) -> None:
     """Requests for TLS and GSSAPI are answered with N, and the client goes on without."""
-    client = bench.start(by_psycopg, make_conninfo(bench.dsn, sslmode="prefer"), [INSERT])
-    bench.finish(client)
+    bench.finish(bench.start(by_psycopg, make_conninfo(bench.dsn, sslmode="prefer"), [INSERT]))
     raw = Raw(bench)
     for code in (protocol.TLS, protocol.GSS):
         raw._parser = protocol.Parser("backend")
@@ -386,8 +382,7 @@ def test_connections_are_known_by_owner(bench: Bench) -> None:
     """Each owner has connections of its own, numbered as they were opened."""
     other = bench.wire.listen("w2")
     first, second = Raw(bench).log_in(), Raw(bench).log_in()
-    client = bench.start(by_psycopg, other, [INSERT])
-    bench.finish(client)
+    bench.finish(bench.start(by_psycopg, other, [INSERT]))
     found = bench.wire.connections(OWNER)
     assert [connection.number for connection in found] == [1, 2]
     assert len({connection.pid for connection in found}) == 2
@@ -410,8 +405,7 @@ def test_a_client_that_dies_while_held(holding: Bench) -> None:
 
 def test_a_client_that_leaves_at_once(bench: Bench) -> None:
     """What a client has sent before it went reaches the server, with nothing held."""
-    raw = Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X"))
-    raw.close()
+    Raw(bench).log_in(protocol.query("INSERT INTO jobs VALUES (1)") + protocol.message("X")).close()
     bench.until_server("SELECT count(*) = 1 FROM jobs")
 
 
@@ -434,8 +428,7 @@ def test_cancel_is_forwarded(holding: Bench, version: str) -> None:
         low.pgconn.flush()
         assert cancelling.wait(PATIENCE)
         low.connection.cancel_safe(timeout=PATIENCE)
-        state = low.results()[-1].error_field(pq.DiagnosticField.SQLSTATE)
-        return (state or b"").decode()
+        return (low.results()[-1].error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
 
     with psycopg.connect(holding.conninfo) as other:
         other.execute("LOCK jobs")

@@ -288,8 +288,7 @@ def test_an_answer_is_read_as_the_operation_returns_it(
     described: WorkerQueue, operation: str, answer: object, expected: object
 ) -> None:
     """A worker's answers mean what a Python queue's mean."""
-    request = {"op": operation, "jobs": [{"id": "1"}]}
-    assert expected == described.read(operation, request, answer)
+    assert expected == described.read(operation, {"op": operation, "jobs": [{"id": "1"}]}, answer)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,7 @@ def test_each_operation_that_breaks_a_guarantee_is_told_once(lab_of: LabOf, *, w
     judgement, _ = check_queue(lab, select(("fencing", "routing")), profile="quick").guarantees
     late = re.compile(r"w1 was allowed to (\w+) a job with a claim .*: w2 has the job now")
     found = [late.fullmatch(one.reason) for one in judgement.stories]
-    told = [match[1] for match in found if match]
-    assert sorted(told) == ["complete", "extend", "fail"]
+    assert sorted(match[1] for match in found if match) == ["complete", "extend", "fail"]
     assert (judgement.reason, judgement.story) == astuple(judgement.stories[0])[:2]
     for one in judgement.stories:
         happens_again(lab, one)
@@ -76,8 +75,7 @@ def test_a_story_says_why_a_claim_may_wait(lab_of: LabOf) -> None:
     assert (one.verdict, other.verdict) == ("broken", "holds")
     waits = re.search(r"waits for (w\d)", one.story or "")
     assert waits is not None
-    told = f"claim waits for {waits[1]}'s because both take the same job."
-    assert told in (one.story or "")
+    assert f"claim waits for {waits[1]}'s because both take the same job." in (one.story or "")
 
 
 def test_a_pass_comes_with_evidence(lab_of: LabOf) -> None:
@@ -134,8 +132,7 @@ def test_a_declared_break_is_accepted_where_it_is_seen(
     lab_of: LabOf, claim: dict[str, str], verdict: str, reason: str
 ) -> None:
     """With the declared reason; else it holds, with that as its reason."""
-    text = queue_file(header=LESSON, **claim)
-    card = check_queue(lab_of(text), select(ONLY), profile="glance")
+    card = check_queue(lab_of(queue_file(header=LESSON, **claim)), select(ONLY), profile="glance")
     (judgement,) = card.guarantees
     assert (judgement.verdict, card.verdict) == (verdict, "holds")
     assert reason in judgement.reason

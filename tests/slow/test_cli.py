@@ -118,8 +118,7 @@ def test_a_broken_queue_exits_1_with_its_story(broken: tuple[Ran, Path]) -> None
 
 def test_the_json_card_has_the_public_shape(card: dict[str, Any]) -> None:
     """As written down in the contract, key by key."""
-    expected = ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
-    assert expected == list(card)
+    assert list(card) == ["schema", "queue", "postgres", "verdict", "seed", "seconds", "guarantees"]
     assert (card["queue"], card["verdict"], card["seed"]) == (BROKEN, "broken", 0)
     keys = {"id", "verdict", "reason", "story", "replay", "evidence", "more"}
     keys |= {"told", "place", "remedy", "seconds"}

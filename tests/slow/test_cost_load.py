@@ -85,8 +85,7 @@ def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
     assert "Three phases of 0.1 s" in text
     assert "0 round" not in text
     assert text.count("| old snapshot |") == 2
-    panels = [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")]
-    assert panels == [3]
+    assert [len(c.panels) for c in chart.charts(again) if c.title.startswith("Endurance")] == [3]
 
 
 def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
@@ -173,8 +172,7 @@ def test_several_workers_of_a_process_keep_a_rate(crowd: Ground) -> None:
 def test_a_worker_program_stands_beside_a_queue_file(dsn: str) -> None:
     """In the same rounds, with what asking it costs where it can say; a hold it has not."""
     both = [strategy("skip_locked"), scripted(operations='"complete", "clock"')]
-    plan = groups(both, [10], [2], [0.0, HOLD])
-    report = measure(plan, Setting(0.2, postgres=dsn), rounds=1)
+    report = measure(groups(both, [10], [2], [0.0, HOLD]), Setting(0.2, postgres=dsn), rounds=1)
     text = render.markdown(report)
     assert [len(entry.runs) for entry in report.entries] == [1, 1, 1, 0]
     assert [entry.queue for entry in report.entries] == ["skip_locked", "exec: it"] * 2

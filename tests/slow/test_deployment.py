@@ -93,8 +93,7 @@ def test_the_story_of_a_deployment_is_told_again(
 ) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
-    found = broken_by(path.stem)
-    ran = command("replay", OLD, found.replay, "--with", path)
+    ran = command("replay", OLD, broken_by(path.stem).replay, "--with", path)
     assert (ran.code, "It happened again: live-lease is broken." in ran.out) == (1, True)
 
 
@@ -113,8 +112,7 @@ def test_of_two_ways_the_worse_verdict_counts() -> None:
             card("broken", "inconclusive", "accepted", "holds"),
         ]
     )
-    found = [one.verdict for one in both.guarantees]
-    assert found == ["broken", "broken", "inconclusive", "holds"]
+    assert [one.verdict for one in both.guarantees] == ["broken", "broken", "inconclusive", "holds"]
     assert (both.seconds, both.guarantees[0].seconds) == (4.0, 2.0)
 
 

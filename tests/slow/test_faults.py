@@ -121,8 +121,7 @@ def test_nothing_is_left_of_a_run_killed_while_it_restarts_its_server(
 ) -> None:
     """Whatever the watchdog is at, the server and its directory go with the run."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    code = textwrap.dedent(RESTARTS)
-    process = begin(sys.executable, "-c", code, env=environment)
+    process = begin(sys.executable, "-c", textwrap.dedent(RESTARTS), env=environment)
     directory = Path(process.line())
     assert process.line() == "again"
     process.kill()
@@ -325,5 +324,4 @@ def test_a_story_tells_whose_answer_was_lost(lab_of: LabOf) -> None:
 
 def test_without_faults_a_program_is_its_plain_counterpart() -> None:
     """What breaks there as well is not counted here."""
-    disturbed = play("w1 claims | nemesis loses 1; nemesis restarts")
-    assert disturbed.undisturbed == play("w1 claims")
+    assert play("w1 claims | nemesis loses 1; nemesis restarts").undisturbed == play("w1 claims")

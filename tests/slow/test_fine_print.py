@@ -34,8 +34,7 @@ def test_a_crashed_worker_is_asked_after_where_no_lease_is_declared(
     lab_of: LabOf, header: str, claimed: str, recover: str, verdict: str
 ) -> None:
     """A job that nobody takes back is `stale-recovery`'s break, unless the header says so."""
-    lab = lab_of(forgets(header, claimed, recover))
-    found = judged(lab, "stale-recovery", "crash-safe")
+    found = judged(lab_of(forgets(header, claimed, recover)), "stale-recovery", "crash-safe")
     assert found["stale-recovery"].verdict == verdict
     assert (found["stale-recovery"].story is not None) == (verdict in {"broken", "accepted"})
     if verdict == "accepted":
@@ -51,8 +50,7 @@ def test_a_claim_that_ends_its_job_hands_it_out_once(lab_of: LabOf) -> None:
         "no-lost-job",
     }
     twice = text.replace("FOR UPDATE SKIP LOCKED", "")
-    found = judged(lab_of(twice), "single-claim")["single-claim"]
-    assert found.verdict == "broken"
+    assert judged(lab_of(twice), "single-claim")["single-claim"].verdict == "broken"
 
 
 WORKERS_CLOCK = queue_file(

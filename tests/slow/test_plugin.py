@@ -132,8 +132,7 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
 ) -> None:
     """Each queue is judged by one of them, and the summary tells of all."""
     for name in ("broken/server_clock_local_timestamp", "skip_locked"):
-        text = text_of(name)
-        pytester.makefile(".sql", **{Path(name).name: text})
+        pytester.makefile(".sql", **{Path(name).name: text_of(name)})
     queues = "--queue", "server_clock_local_timestamp.sql", "--queue", "skip_locked.sql"
     arguments = "-k", "test_server_clock or test_concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]

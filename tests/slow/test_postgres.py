@@ -419,8 +419,7 @@ class TestLocal:
 
     def test_unknown_source(self, refusal: Refusal) -> None:
         """A word that is no source is answered with those that are."""
-        message = refusal("mysql://root:s3cret@host/db")
-        assert "begins with 'mysql': write embedded" in message
+        assert "begins with 'mysql': write embedded" in refusal("mysql://root:s3cret@host/db")
 
 
 class TestDsn:
@@ -456,8 +455,7 @@ class TestDsn:
         assert GOOD.description == "fsync=on, synchronous_commit=on"
         hasty = GOOD._replace(synchronous_commit="off")
         assert not hasty.durable
-        expected = "fsync=on, synchronous_commit=off (fast, not crash-safe)"
-        assert expected == hasty.description
+        assert hasty.description == "fsync=on, synchronous_commit=off (fast, not crash-safe)"
 
     def test_without_createdb(self, door: Door, refusal: Refusal) -> None:
         """A role that may not create databases is told the statement that lets it."""
@@ -509,8 +507,7 @@ class TestDsn:
 
     def test_read_only(self, door: Door, refusal: Refusal) -> None:
         """A read-only role is refused."""
-        message = refusal(uri(door, "carol"))
-        assert "default_transaction_read_only = off for role 'carol'" in message
+        assert "default_transaction_read_only = off for role 'carol'" in refusal(uri(door, "carol"))
 
     def test_standby(self) -> None:
         """A standby is refused."""
@@ -563,8 +560,7 @@ class TestDsn:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
-            dsn = f"postgresql://alice:s3cret@127.0.0.1:{port}/postgres"
-            message = refusal(dsn)
+            message = refusal(f"postgresql://alice:s3cret@127.0.0.1:{port}/postgres")
         how = "start PostgreSQL there, or correct the address"
         assert f"nobody listens at 127.0.0.1:{port}: {how}" == message
 

@@ -219,8 +219,7 @@ def test_a_clock_of_its_own_that_cannot_be_moved_accuses_nobody(
     with open_lab(OwnClock(), server) as lab:
         asked = select(["single-claim", "stale-recovery", "retry-bound"])
         card = check_queue(lab, asked, profile="glance")
-    verdicts = [one.verdict for one in card.guarantees]
-    assert verdicts == ["holds", "not-offered", "holds"]
+    assert [one.verdict for one in card.guarantees] == ["holds", "not-offered", "holds"]
     assert "pip install 'queueproof[clock]'" in card.guarantees[1].reason
     assert card.exit_code == 0
 
