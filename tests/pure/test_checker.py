@@ -49,8 +49,6 @@ def judged(case: Case) -> list[str]:
     return sorted({one.guarantee + "?" * bool(one.doubts) for one in found})
 
 
-# --- real time and overlap ----------------------------------------------------------------------
-
 AGAIN = "w2 runs 1; all completed"
 
 
@@ -100,8 +98,6 @@ def test_one_violation_counts_once(case: Case) -> None:
     call = history.calls[found.call]
     assert case.breaks == [f"{found.guarantee}: {call.kind} of {found.job} by {call.actor}"]
 
-
-# --- answers that were lost: rule 7 -------------------------------------------------------------
 
 CLAIM_LOST = "begin w1 claims -> unknown; w1 crashes; "
 
@@ -243,9 +239,6 @@ def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
     assert broken(told.history) == found
 
 
-# --- limits: rule 13, backoff: rule 11 ----------------------------------------------------------
-
-
 @cases("""
     rule 13: a claim that asks for nothing may take one job
         enqueue 1; w1 claims 1; w1 completes 1; all completed => holds
@@ -283,9 +276,6 @@ def test_a_crashed_workers_job_ends_at_its_last_attempt_only(
 def test_how_many_jobs_a_claim_takes_and_when_a_failed_one(case: Case) -> None:
     """No more than it asked for; and what has failed from the moment on that backoff sets."""
     assert judged(case) == case.breaks
-
-
-# --- order: rule 9 ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -341,9 +331,6 @@ def test_what_completes_and_claims_is_no_other_worker(
     told.completing_and_claiming(told.claims["w1", "1"], taken)
     told.tell(f"w1 completes {taken}; w2 runs {left}; all completed")
     assert broken(told.history, declared(order="fifo")) == found
-
-
-# --- waits: rule 10 -----------------------------------------------------------------------------
 
 
 def is_blocked(story: str) -> bool:
@@ -433,8 +420,6 @@ def test_who_may_wait_for_whom(case: Case) -> None:
     """Rule 10: a wait is judged by what both sides are about."""
     assert judged(case) == case.breaks
 
-
-# --- jobs that do not come back: rules 15 and 21 ------------------------------------------------
 
 CRASHED = "w1 claims 1; w1 crashes; "
 
@@ -685,8 +670,6 @@ def test_a_job_lives_and_counts_by_its_heartbeats(case: Case) -> None:
     assert [v.guarantee for v in found if v.guarantee == "concurrency-limit"] == case.breaks
 
 
-# --- errors that are refusals: rule 7 -----------------------------------------------------------
-
 REFUSED = "error: 23505: duplicate key value violates unique constraint"
 
 
@@ -729,9 +712,6 @@ def test_an_error_of_a_fail_is_the_job_s_where_others_fail_at_that_attempt() -> 
     """Where a wait is declared, what fails at an attempt for every job is backoff's to judge."""
     told = Told(f"enqueue 1 2; w1 claims 1; w1 fails 1; w2 claims 2; w2 fails 2 -> {REFUSED}")
     assert broken(told.history, declared(paced=True)) == ["live-lease"]
-
-
-# --- who has lost or ended a job: rules 6 and 7 -------------------------------------------------
 
 
 @cases(
@@ -780,9 +760,6 @@ def test_a_completion_that_nobody_was_told_of_is_not_told_as_accepted() -> None:
     assert found.guarantee == "stale-recovery"
     assert "accepted" not in found.because
     assert "nobody was told" in found.because
-
-
-# --- cost of the check --------------------------------------------------------------------------
 
 
 def in_turn(rounds: int) -> History:
@@ -861,9 +838,6 @@ def test_a_history_is_judged_the_same_every_time() -> None:
 
     kept = [(judged(), [object() for _ in range(n)]) for n in range(100)]
     assert len({text for text, _ in kept}) == 1
-
-
-# --- a queue in memory --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -1155,9 +1129,6 @@ def accusations(defect: str, seeds: Iterable[int]) -> set[str]:
         for seed in seeds
     ]
     return {guarantee for history in histories for guarantee in broken(history, MODELLED)}
-
-
-# --- what is counted in one pass, counted plainly -----------------------------------------------
 
 
 def modelled(rng: random.Random, defect: str, steps: int) -> History:

@@ -92,9 +92,6 @@ def test_a_summary_stays_below_github_s_limit() -> None:
     assert told.endswith("Further stories stand in the reports.\n")
 
 
-# --- the badge ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("verdicts", "told"),
     [

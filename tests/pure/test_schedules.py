@@ -129,9 +129,6 @@ def test_a_schedule_is_reported_as_it_is_replayed() -> None:
     assert counter.words == again.words
 
 
-# --- shrinking ----------------------------------------------------------------------------------
-
-
 class DoubleClaims:
     """Stands in for a runner on a queue that gives its first job to every worker that claims."""
 

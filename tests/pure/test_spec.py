@@ -93,9 +93,6 @@ def acts(story: str) -> list[Act]:
     ]
 
 
-# --- what is blamed, and what is not ------------------------------------------------------------
-
-
 @cases("""
     a claim that ended before the delay was over came too early
         enqueue 1 delay=5; w1 claims 1 => not-early
@@ -259,15 +256,9 @@ def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
     assert life(TAKES_OVER, *acts("enqueue 1" + "; w1 claims 1; w1 crashes; +99" * 50))
 
 
-# --- enqueue and claim --------------------------------------------------------------------------
-
-
 def test_a_claim_before_the_enqueue_is_early() -> None:
     """A job whose enqueue has not been committed is not there to be claimed."""
     assert blamed(LEASED, [Job()], act(CLAIM)) == {"not-early"}
-
-
-# --- leases: rules 3, 4 and 5 -------------------------------------------------------------------
 
 
 def test_at_exactly_its_end_a_lease_counts_either_way() -> None:
@@ -316,9 +307,6 @@ def test_a_job_that_recover_ended_refuses_its_old_holder() -> None:
     assert phases(states) == {Phase.QUEUED, Phase.FAILED}
     ended = [job for job in states if job.phase == Phase.FAILED]
     assert blamed(LEASED, ended, act(call("complete", AFTER + 1), CLAIM)) == {"fencing"}
-
-
-# --- the end of a claim: rules 6 and 21 ---------------------------------------------------------
 
 
 ENDED = [
@@ -395,9 +383,6 @@ def test_a_claim_that_was_taken_over_is_refused(late: CallKind, owner: str) -> N
     assert not blamed(TAKES_OVER, taken, act(call(late, AFTER + 2), CLAIM, "rejected"))
 
 
-# --- answers that were lost: rules 7 and 16 -----------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["complete", "fail", "heartbeat", "recover", "enqueue"])
 def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: CallKind) -> None:
     """After an unknown answer the job may still be what it was."""
@@ -408,16 +393,11 @@ def test_an_operation_whose_answer_was_lost_may_have_happened_or_not(kind: CallK
     assert set(before) < {job for state in before for job in legal(step(LEASED, state, late))}
 
 
-# --- crashes ------------------------------------------------------------------------------------
-
-
 def test_a_crash_of_somebody_else_changes_nothing() -> None:
     """Only the holder's crash counts."""
     running = life(LEASED, enqueued(), act(CLAIM))
     assert life(LEASED, enqueued(), act(CLAIM), act(call("crash", 3.0, actor="w2"))) == running
 
-
-# --- the header's words -------------------------------------------------------------------------
 
 ONE_EACH = replace(LEASED, one_each=True)
 

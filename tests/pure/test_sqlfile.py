@@ -835,8 +835,6 @@ def test_copy_has_its_line(block: str, copy: str) -> None:
     load_text(FILE.replace("INSERT", "COPY jobs FROM '/file'; INSERT"), "q.sql")
 
 
-# --- `-- else` between two statements of a block, and `:now`, the worker's own clock --------------
-
 THREE = """
 SELECT 1 AS id; -- else: a remark
 -- else
@@ -904,8 +902,6 @@ def test_now_is_what_the_worker_s_clock_shows() -> None:
     with pytest.raises(QueueError, match=r"schema takes no parameters, and uses :now"):
         load_text("-- name: schema#\nSELECT :now;", PATH)
 
-
-# --- accepted breaks ----------------------------------------------------------------------------
 
 ENTRY = "-- order = {}\n"
 HEADERS = {

@@ -28,9 +28,6 @@ from tests.fix_plays import play
 JOBS = "SELECT id, status AS state, attempts\nFROM jobs"
 
 
-# --- in histories -------------------------------------------------------------------------------
-
-
 @cases("""
     an id that is answered for two jobs, none of which was ever claimed, is enqueue's fault
         enqueue 7; enqueue 7 => enqueue: enqueue answered the id 7 for two jobs
@@ -105,9 +102,6 @@ def test_what_contradicts_what_in_a_history(case: Case) -> None:
         assert found is None
 
 
-# --- in queues ----------------------------------------------------------------------------------
-
-
 ENQUEUED = "RETURNING id;\n\n-- name: claim"
 LIST = {
     "left out job 2": " ORDER BY id LIMIT 1",
@@ -156,9 +150,6 @@ def test_a_recovery_that_answers_wrong_ids_is_named_when_it_first_recovers(lab_o
     words = "RETURNING jobs.id, jobs.status", "RETURNING jobs.id + 9 AS id, jobs.status"
     with pytest.raises(QueueError, match=r"queue\.sql:\d+: recover answered the id 10"):
         check_queue(lab_of(reference(*words)), [CATALOGUE["stale-recovery"]], profile="glance")
-
-
-# --- of a Python class --------------------------------------------------------------------------
 
 
 class Answering(Queue):

@@ -118,9 +118,6 @@ def raising(error: BaseException) -> type[Client]:
     return type("Raising", (Asked,), {"raises": error})
 
 
-# --- from the class to a process ----------------------------------------------------------------
-
-
 def test_a_class_is_described_before_it_runs(write: Write) -> None:
     """What it offers, takes and promises is read from its attributes and signatures."""
     name = f"{write(SOUND)}:Mine"
@@ -186,9 +183,6 @@ def test_the_host_started_by_hand_says_what_is_missing(arguments: list[str]) -> 
     assert b"Error: " in ran.stderr
 
 
-# --- answers ------------------------------------------------------------------------------------
-
-
 def test_arguments_are_what_python_expects() -> None:
     """Seconds arrive as a timedelta, the payload as an object; what is not taken is not passed."""
     message = {"op": "enqueue", "jobs": [{"payload": {"a": 1}, "delay": 1.5, "priority": 3}]}
@@ -234,9 +228,6 @@ def test_a_wrong_return_value_is_told(operation: str, value: object, message: st
     error = answer_of(returning(value), {"op": operation})["error"]
     assert error["sqlstate"] == "XX000"
     assert message in error["message"]
-
-
-# --- errors -------------------------------------------------------------------------------------
 
 
 class DriverError(Exception):
@@ -308,9 +299,6 @@ def test_what_is_no_message_is_answered_all_the_same() -> None:
         assert "KeyError: 'op'" in str(host.answer(b"{}"))
         assert "claim before init" in str(host.answer(b'{"op": "claim"}'))
         assert describe(Asked) == host.answer(b'{"op": "init", "dsn": "x"}')
-
-
-# --- its event loop and its clock ---------------------------------------------------------------
 
 
 class Ticking(Asked):
@@ -407,8 +395,6 @@ def test_a_class_may_set_its_own_clock() -> None:
     answer = answer_of(OwnClock, {"op": "clock", "ahead": 5}, {"op": "claim"})
     assert answer == {"jobs": [{"id": "5"}]}
 
-
-# --- on a server --------------------------------------------------------------------------------
 
 ON_PSYCOPG = """
 import psycopg

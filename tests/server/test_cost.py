@@ -58,8 +58,6 @@ from tests.fix_places import ROOT, STRATEGIES
 from workshop.__main__ import HOLD, main, pages, peers, plan, strategies
 from workshop.yardstick import compared, pgbench
 
-# What is sent
-
 
 @pytest.mark.parametrize(
     ("text", "sent"),
@@ -151,9 +149,6 @@ def test_arrays_are_written_as_postgres_reads_them(
 ) -> None:
     """Elements are quoted unless they are numbers; NULL is not the text NULL."""
     assert literal == array_literal(texts, plain=plain)
-
-
-# What is counted
 
 
 @pytest.mark.parametrize("batch", [1, 10])
@@ -407,9 +402,6 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
         pgbench(ground, failing, Shape(1, 1), 10)
 
 
-# How it ends
-
-
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
     own = queue(
@@ -538,9 +530,6 @@ def test_queues_have_short_names() -> None:
     assert names_of(twice) == {"a:Q": "a:Q", "b:Q": "b:Q"}
 
 
-# Worker programs
-
-
 @pytest.mark.parametrize("batch", [1, 7])
 def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: int) -> None:
     """Its processes are asked for jobs until there are none."""
@@ -630,8 +619,6 @@ def test_a_failing_command_line_has_no_traceback(capsys: pytest.CaptureFixture[s
     assert main(["--quick", "--postgres", "nowhere"]) == Exit.UNUSABLE
     assert "nowhere" in capsys.readouterr().err
 
-
-# What is reported
 
 RUN = Measured(
     jobs=100,

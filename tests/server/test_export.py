@@ -49,9 +49,6 @@ LOST = Violation("no-lost-job", "it is a test", None, -2)
 TIMES = {1114, 1184}  # pg_type.oid of timestamp and timestamptz: these differ from run to run
 
 
-# --- isolationtester beside the run -------------------------------------------------------------
-
-
 @dataclass
 class Answer:
     """What one statement was answered."""
@@ -203,9 +200,6 @@ def _same_answer(expected: Result | ServerError | None, actual: Answer, step: st
     return True
 
 
-# --- specs --------------------------------------------------------------------------------------
-
-
 Told = Callable[..., tuple[Failure, str]]
 
 
@@ -296,9 +290,6 @@ def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
 def test_a_convoy(told: Told) -> None:
     """A claim that waits for another's job is shown as waiting."""
     told("broken/non_blocking_for_update", "non-blocking", RACE)
-
-
-# --- what else a run may hold -------------------------------------------------------------------
 
 
 Exported = Callable[..., str]
@@ -426,8 +417,6 @@ def test_every_permutation_is_measured(
     assert min(found.steps, found.whole, found.isolationtester) > 0
 
 
-# --- SQL ----------------------------------------------------------------------------------------
-
 NAMES = {17: "bytea", 20: "bigint", 23: "integer", 25: "text", 3802: "jsonb"}
 
 
@@ -478,9 +467,6 @@ def test_a_name_with_a_brace_is_refused() -> None:
     """A quoted name cannot be written without its brace."""
     with pytest.raises(QueueproofError, match="closing brace"):
         braced('SELECT 1 AS "}"')
-
-
-# --- tests --------------------------------------------------------------------------------------
 
 
 def written(path: Path, queue: str, **under: str) -> Callable[[], None]:
@@ -535,9 +521,6 @@ def test_an_unknown_guarantee_is_refused() -> None:
     """A guarantee that was misspelt by hand is the user's error."""
     with pytest.raises(QueueproofError, match="'single-clam' is no guarantee"):
         must_hold("single-clam", REFERENCE, program=RACE)
-
-
-# --- the command line ---------------------------------------------------------------------------
 
 
 def token(queue: Path, guarantee: str, **data: object) -> str:

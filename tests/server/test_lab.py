@@ -81,9 +81,6 @@ def is_moved(seconds: float) -> bool:
     return abs(seconds - MOVED) < SLACK
 
 
-# --- the clock ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "expression",
     [
@@ -159,8 +156,6 @@ def test_a_reset_brings_real_time_back(moved: Lab) -> None:
     moved.reset()
     assert abs(ahead(moved.session("w1"), "now()")) < SLACK
 
-
-# --- the reset ----------------------------------------------------------------------------------
 
 RESET = queue("""
 CREATE TABLE parents (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text,
@@ -388,8 +383,6 @@ def test_triggers_stay_as_the_schema_left_them(server: Server, humble: Server, w
         execute(lab.session("w1"), Step("INSERT INTO jobs DEFAULT VALUES"))
         assert value(lab.session("w1"), "SELECT count(*) FROM log") == "2"
 
-
-# --- gates --------------------------------------------------------------------------------------
 
 GATED = queue("""
 CREATE TABLE jobs (id bigserial PRIMARY KEY, state text NOT NULL DEFAULT 'queued');

@@ -73,9 +73,6 @@ def pooled(lab: Lab, policy: Pooled, *, held: bool = False) -> Runner:
     return Runner(lab, held=held, conditions=Conditions(pooled=policy))
 
 
-# --- the pooler that the scheduler plays --------------------------------------------------------
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_transaction_runs_on_the_connection_of_the_one_before(
     lab_of: LabOf, policy: Pooled
@@ -218,9 +215,6 @@ def test_without_pgbouncer_a_pass_that_was_asked_for_by_name_is_inconclusive(
     card = check_queue(lab, select(ONLY), profile="glance", named=named, required=required)
     assert (card.guarantees[0].verdict, card.exit_code) == ("inconclusive", 2)
     assert card.guarantees[0].reason.startswith(f"{MISSING}; without it: ")
-
-
-# --- PgBouncer itself ---------------------------------------------------------------------------
 
 
 @pytest.mark.pgbouncer

@@ -103,8 +103,6 @@ def test_a_fail_that_takes_its_time_makes_no_wait_longer(
     assert found.found[0].least <= 5
 
 
-# --- what works now and then is a break with its story; what never works cannot be judged ---------
-
 # Each looks into another sixth of the line: an offset that is drawn does so by chance.
 SOMEWHERE = SKIP_LOCKED.replace(
     "-- name: schema#\n", "-- name: schema#\nCREATE SEQUENCE turns;\n"

@@ -79,8 +79,6 @@ def test_how_far_it_is_is_told_within_what_is_done_one_by_one(lab_of: LabOf) -> 
     assert told == pytest.approx([0, 0, 1 / 2, 1 / 2, 2 / 3, 5 / 6])
 
 
-# --- jobs are multiplied ------------------------------------------------------------------------
-
 KEYS = {
     "a serial": "bigserial PRIMARY KEY",
     "one that goes down": "bigint GENERATED ALWAYS AS IDENTITY (INCREMENT BY -1) PRIMARY KEY",
@@ -166,9 +164,6 @@ def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None
     filling = Filling(lab, lambda count: finish(lab, count), MANY)
     with pytest.raises(NotMultipliedError, match="the queue reports"):
         filling.grow(MANY)
-
-
-# --- a claim's cost -----------------------------------------------------------------------------
 
 
 def test_a_partial_index_keeps_a_claim_cheap(lab_of: LabOf) -> None:
@@ -436,9 +431,6 @@ SELECT id, CASE WHEN dead_at IS NOT NULL THEN 'failed' WHEN receipt IS NOT NULL 
 def test_what_a_vacuum_frees_is_used_again_while_jobs_finish(lab_of: LabOf) -> None:
     """Completed jobs' space in an index, left until the end, would have tables read whole."""
     assert not slope(lab_of(DELETING), "churned", 2_000).grown
-
-
-# --- an old snapshot, and stories ---------------------------------------------------------------
 
 
 def test_dead_rows_that_a_snapshot_keeps_make_a_claim_dearer(lab_of: LabOf) -> None:

@@ -183,9 +183,6 @@ def test_an_operation_that_changes_the_schema_is_told_so(
     assert ran.err.startswith(f"{path}: ")
 
 
-# --- what the queue's own code may do while the harness sets it off ------------------------------
-
-
 @pytest.fixture(scope="module")
 def trusting() -> Iterator[Server]:
     """A server of our own on which a queue is a superuser."""

@@ -30,8 +30,6 @@ WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
 
 
-# --- where a queue's tables are -------------------------------------------------------------------
-
 IN_PUBLIC = """
 from queueproof import Client
 import psycopg
@@ -86,9 +84,6 @@ def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
         drive(lab.session("producer"), lab.start("enqueue", **lab.defaults()))
         lab.reset(renew=gate is None)
         assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
-
-
-# --- what the reset waits for ---------------------------------------------------------------------
 
 
 def worker_that(opens: str, tmp_path: Path) -> Queue:
@@ -147,9 +142,6 @@ def test_somebody_holds_a_lock_between_two_runs(
         with pytest.raises(QueueError, match=r"waited 0\.1 s for a lock"):
             lab.reset(Conditions(gate="row"))
     lab.reset()
-
-
-# --- what the server does not answer --------------------------------------------------------------
 
 
 def test_a_statement_that_does_not_end(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +219,6 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
         pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
     ):
         session.send(Step(f"SELECT length('{'x' * 2**22}')"))
-
-
-# --- signals --------------------------------------------------------------------------------------
 
 
 def test_a_signal_whose_exception_is_lost_has_its_code(

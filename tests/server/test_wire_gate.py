@@ -74,9 +74,6 @@ def logged_in(bench: Bench) -> tuple[Raw, Connection]:
     return raw, connection
 
 
-# --- what is shown ------------------------------------------------------------------------------
-
-
 def test_binary_parameters_of_unknown_type_are_hex(holding: Bench) -> None:
     """Without a type a binary parameter is shown as its bytes."""
 
@@ -131,9 +128,6 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
         COMMIT,
     ]
     assert holding.finish(client) == ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
-
-
-# --- pipelines and their transactions -----------------------------------------------------------
 
 
 def pipeline(statements: Sequence[str], *, syncs: Sequence[int] = ()) -> Callable[[Low], list[str]]:
@@ -278,9 +272,6 @@ def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
     assert raw.until("Z")
 
 
-# --- COPY ---------------------------------------------------------------------------------------
-
-
 def copy_by_psycopg(dsn: str) -> list[tuple[str, ...]]:
     """COPY in both directions as a simple query."""
     with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
@@ -339,9 +330,6 @@ def test_copy_that_fails(holding: Bench, by: str) -> None:
     steps = holding.let_all(client)
     assert holding.finish(client) == ["FATAL_ERROR", "SELECT 1"]
     assert [step.sql for step in steps] == ["COPY jobs FROM STDIN", "SELECT 1", "COMMIT"]
-
-
-# --- a connection's life ------------------------------------------------------------------------
 
 
 def test_encryption_is_declined(bench: Bench) -> None:
@@ -522,9 +510,6 @@ def guarded(bench: Bench) -> tuple[str, str]:
     return make_conninfo(bench.conninfo, user=role, password=password), method
 
 
-# --- the harness's own --------------------------------------------------------------------------
-
-
 def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
     """A new connection has its owner's settings, and its client hears nothing of them."""
     bench.wire.settings = lambda owner: [f"SET application_name = 'of {owner}'", "SET my.own = 'x'"]
@@ -687,9 +672,6 @@ def test_rewrite(holding: Bench, by: Callable[[str, Script], None]) -> None:
     assert holding.ids() == [7, 8]
 
 
-# --- the server -----------------------------------------------------------------------------------
-
-
 def test_a_server_that_is_not_there(bench: Bench) -> None:
     """A client that comes while the server is away is told so, and others are not disturbed."""
     raw = Raw(bench).log_in()
@@ -779,8 +761,6 @@ def test_a_server_that_does_not_let_us_in(bench: Bench) -> None:
         wire.listen("w2")
 
 
-# --- what no client should send -----------------------------------------------------------------
-
 HOSTILE = (
     struct.pack("!iiii", 16, protocol.CANCEL, 1, 1) * 2,
     b"GET / HTTP/1.1\r\n\r\n",
@@ -851,8 +831,6 @@ def test_what_stands_before_an_open_gate_is_read_too(holding: Bench) -> None:
     holding.wire.hold(OWNER, on=False)
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
-
-# --- large rows ---------------------------------------------------------------------------------
 
 BIG = 32 * 2**20
 
@@ -970,9 +948,6 @@ def test_a_group_without_end(holding: Bench, monkeypatch: pytest.MonkeyPatch) ->
     assert protocol.read_error(raw.until("E")[-1].body)[0] == "08P01"
 
 
-# --- what it costs ------------------------------------------------------------------------------
-
-
 def test_cost_is_measured(own: Server) -> None:
     """Each protocol is timed directly, twice, and through a gate that holds or does not."""
     found = cost.measure(own, rounds=2, statements=3)
@@ -982,9 +957,6 @@ def test_cost_is_measured(own: Server) -> None:
         ("extended", 1.0),
     }
     assert min(one.each for one in found) > 0
-
-
-# --- sockets ------------------------------------------------------------------------------------
 
 
 class Ends:

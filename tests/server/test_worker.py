@@ -61,9 +61,6 @@ def described() -> WorkerQueue:
     return queue
 
 
-# --- what the user types ------------------------------------------------------------------------
-
-
 def test_exec_names_a_worker_and_its_arguments() -> None:
     """The command line is split as a shell would, and nothing is started."""
     queue = resolve("exec: python3 'a worker.py' --fast")
@@ -111,9 +108,6 @@ def test_a_worker_cannot_be_run_as_steps() -> None:
     """What needs the statements of a queue says that a worker's are its own."""
     with pytest.raises(QueueproofError, match="needed as steps"):
         queue_of("").begin("claim")
-
-
-# --- what the worker says of itself ------------------------------------------------------------
 
 
 def test_init_tells_facts_and_operations() -> None:
@@ -187,9 +181,6 @@ def test_a_wrong_description_says_how_to_write_it(answer: dict[str, Any], messag
     right = {} if not answer or "operations" in answer else {"operations": ["enqueue", "claim"]}
     with pytest.raises(WorkerError, match=message):
         queue_of("").described_by({**right, **answer})
-
-
-# --- messages and answers -----------------------------------------------------------------------
 
 
 def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> None:
@@ -327,9 +318,6 @@ def test_an_error_is_the_servers(described: WorkerQueue) -> None:
     with pytest.raises(ServerError) as caught:
         described.read("claim", {}, {"error": {"sqlstate": "40001", "message": "try again"}})
     assert (caught.value.sqlstate, caught.value.message) == ("40001", "try again")
-
-
-# --- a process ----------------------------------------------------------------------------------
 
 
 def test_messages_are_answered_one_by_one(spawn: Spawn) -> None:
@@ -535,9 +523,6 @@ def test_a_worker_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     broken.chmod(0o700)
     with pytest.raises(WorkerError, match=r"exec: .*broken cannot be started: Exec format error"):
         resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
-
-
-# --- the templates ------------------------------------------------------------------------------
 
 
 def answered(

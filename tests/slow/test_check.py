@@ -187,8 +187,6 @@ def test_an_operation_that_never_works_makes_a_queue_unusable(
         check_queue(lab_of(SOUND.replace(part, instead)), select(ONLY), profile="glance")
 
 
-# --- blame --------------------------------------------------------------------------------------
-
 RECOVERS = """-- ///
 -- name: recover
 UPDATE jobs SET status = 'queued' WHERE status = 'running' RETURNING id;
@@ -244,9 +242,6 @@ def test_priority_alone_says_nothing_of_equals(
     text = text.replace("ORDER BY priority DESC, run_at, id", f"ORDER BY {first}")
     judgement = judged(lab_of(text), "order")["order"]
     assert judgement.verdict == verdict, judgement.reason
-
-
-# --- stories of probes: each measures for a second and more, and does so thrice -------------------
 
 
 def test_a_probe_tells_its_story_again(lab_of: LabOf) -> None:

@@ -62,9 +62,6 @@ def databases(dsn: str) -> set[str]:
         return {name for (name,) in connection.execute(query)}
 
 
-# --- verdicts -----------------------------------------------------------------------------------
-
-
 def test_a_sound_queue_exits_0_and_ends_with_its_verdict(check: Command) -> None:
     """Elsewhere than on a terminal each verdict is a plain line, and the whole is the last."""
     ran = check(SOUND, "--only", APART)
@@ -289,9 +286,6 @@ def test_nothing_judged_is_no_pass(
     assert verdicts["concurrency-limit"] == "not-offered"
 
 
-# --- mistakes -----------------------------------------------------------------------------------
-
-
 @pytest.mark.sample
 @pytest.mark.usefixtures("no_server")
 @pytest.mark.parametrize(
@@ -489,9 +483,6 @@ def test_an_internal_error_shows_its_traceback_on_demand(
     assert "Traceback" in check(SOUND).err
 
 
-# --- interruptions ------------------------------------------------------------------------------
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_check_in_order(
@@ -627,9 +618,6 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
     )
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
 @pytest.mark.sample
 def test_a_report_is_there_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -657,9 +645,6 @@ def test_a_link_is_followed_and_a_device_is_written_to(tmp_path: Path) -> None:
     refuse_unwritable(Path("/dev/null"))
     write(Path("/dev/null"), "text")
     assert Path("/dev/null").is_char_device()
-
-
-# --- the rest -----------------------------------------------------------------------------------
 
 
 def test_the_profiles_are_those_of_the_check() -> None:
@@ -705,9 +690,6 @@ def test_a_counter_gates_a_build(command: Command, tmp_path: Path) -> None:
     fewer = command(*only, "--fail-if", f"buffers_per_claim > 0.9 * {base}")
     assert fewer.code == 1
     assert "buffers_per_claim is" in fewer.err
-
-
-# --- while mending ------------------------------------------------------------------------------
 
 
 def test_a_watched_file_is_checked_again_after_each_change(

@@ -110,9 +110,6 @@ def judged(lab: ClientLab, name: str) -> Judgement:
     return fix_labs.judged(lab, name, profile="glance")[name]
 
 
-# --- a worker is a session ---------------------------------------------------------------------
-
-
 @pytest.mark.sample
 def test_a_statement_and_its_commit_are_steps_of_their_own(lab_of: LabOf) -> None:
     """Between the statement and the Sync behind it another worker acts, and passes the job over."""
@@ -186,9 +183,6 @@ def test_the_server_may_be_killed_under_workers(lab_of: LabOf) -> None:
     assert answers(made, "claim")[:2] == [("w1", "accepted", ("1",)), ("w2", "accepted", ("2",))]
 
 
-# --- what is found ------------------------------------------------------------------------------
-
-
 def test_a_race_of_a_worker_is_found_and_happens_again(lab_of: LabOf) -> None:
     """Select-then-update hands one job to two workers, in a story that its token repeats."""
     lab = lab_of((ONE_STEP, SELECT_THEN_UPDATE))
@@ -253,9 +247,6 @@ def test_a_wait_that_a_worker_measures_by_its_own_time_is_not_judged(lab_of: Lab
     found = judged(lab, "backoff")
     assert (found.verdict, found.reason) == ("inconclusive", lab.unmoved)
     assert "now()" in found.reason
-
-
-# --- what is said -------------------------------------------------------------------------------
 
 
 def test_a_worker_that_cannot_claim_is_unusable(lab_of: LabOf) -> None:

@@ -126,9 +126,6 @@ def test_what_was_taken_out_is_put_back() -> None:
     assert ran.stdout == "False stays\nAsia/Tokyo\n"
 
 
-# --- encodings ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1", "EUC_JP"])
 def test_a_cluster_in_another_encoding_is_used(
     encoding: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
@@ -166,9 +163,6 @@ def test_a_database_in_another_encoding_is_asked(server: Server) -> None:
                 assert connection.info.encoding == "utf-8"
     finally:
         tell(server._admin, "DROP DATABASE ascii")
-
-
-# --- temporary files ------------------------------------------------------------------------------
 
 
 @pytest.fixture

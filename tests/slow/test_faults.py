@@ -64,9 +64,6 @@ def judged(lab: Lab, profile: str = "glance") -> Judgement:
     return check_queue(lab, select(["crash-safe"]), profile=profile).guarantees[0]
 
 
-# --- the server ---------------------------------------------------------------------------------
-
-
 @pytest.fixture(
     params=["embedded", "local", pytest.param("container", marks=pytest.mark.container)]
 )
@@ -139,9 +136,6 @@ def serving(directory: Path) -> bool:
     return False
 
 
-# --- an answer that never arrives ---------------------------------------------------------------
-
-
 def test_what_was_lost_is_the_answer(lab_of: LabOf) -> None:
     """The server has completed the job; the worker is gone, and its call is unknown."""
     run = Runner(lab_of(REFERENCE)).run(play("w1 claims; nemesis loses 1; w1 completes"))
@@ -183,9 +177,6 @@ def test_who_waits_goes_on_without_its_client(lab_of: LabOf) -> None:
         assert calls(run, "recover", "reaper")[0].ids
 
 
-# --- a backend that ends ------------------------------------------------------------------------
-
-
 def test_a_terminated_worker_goes_on_with_its_lease(lab_of: LabOf) -> None:
     """Nothing of the call in progress has happened; the same worker then completes its job."""
     lab = lab_of(REFERENCE)
@@ -221,9 +212,6 @@ def test_a_claim_that_is_a_lock_of_the_session_is_not_accused(lab_of: LabOf, hea
 def test_a_lease_outlives_its_connection(lab_of: LabOf) -> None:
     """Where nothing rests on the session, a worker keeps its claims."""
     assert not calibrate(lab_of(REFERENCE)).tied
-
-
-# --- the server dies ----------------------------------------------------------------------------
 
 
 def killed(lab: Lab) -> Runner:
@@ -301,9 +289,6 @@ def test_a_story_with_a_kill_is_not_replayed_on_somebodys_server(
         pytest.raises(QueueproofError, match="not ours: replay it with"),
     ):
         replay(lab, token)
-
-
-# --- the verdict --------------------------------------------------------------------------------
 
 
 def test_every_kind_of_fault_is_evidence(lab_of: LabOf) -> None:

@@ -182,9 +182,6 @@ def test_a_python_queue_has_no_sql_to_mutate() -> None:
         mutants_of(Queue())
 
 
-# --- verdicts -----------------------------------------------------------------------------------
-
-
 def written(folder: Path, equivalents: str | None = None) -> Mutants:
     """The mutants of a queue in a folder, with the file beside it."""
     (folder / "queue.sql").write_text(QUEUE)

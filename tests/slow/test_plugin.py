@@ -42,9 +42,6 @@ def mine(pytester: pytest.Pytester) -> Path:
     return pytester.makefile(".sql", mine=text_of("skip_locked"))
 
 
-# --- in other projects --------------------------------------------------------------------------
-
-
 def test_other_projects_may_have_options_of_the_same_name(pytester: pytest.Pytester) -> None:
     """`--queue` and `--postgres` are not ours where the scenarios are not run."""
     pytester.makeconftest(
@@ -79,9 +76,6 @@ def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytes
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         (told,) = filter(None, [*result.outlines, *result.errlines])
         assert told.startswith("ERROR: queueproof is installed as a copy: pytest --pyargs ")
-
-
-# --- the scenarios ------------------------------------------------------------------------------
 
 
 def test_the_header_names_queues_server_and_seed(pytester: pytest.Pytester) -> None:
