@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import psycopg
@@ -11,7 +10,7 @@ import pytest
 
 from queueproof.errors import ServerUnavailableError
 from queueproof.postgres import container, open_server
-from tests.fix_programs import Begin, Eventually
+from tests.fix_programs import Begin, Eventually, finished
 
 RUN = """
 import signal
@@ -24,14 +23,8 @@ with open_server("container") as server, server.database() as conninfo:
 
 def containers(process: int) -> set[str]:
     """Return the names of a process' containers, running or not; other tests have theirs."""
-    mine = f"name=queueproof-{process}-"
-    told = subprocess.run(  # noqa: S603 - no shell, and a number
-        ["docker", "ps", "--all", "--format", "{{.Names}}", "--filter", mine],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(told.stdout.split())
+    mine = ("--format", "{{.Names}}", "--filter", f"name=queueproof-{process}-")
+    return set(finished("docker", "ps", "--all", *mine, check=True).stdout.split())
 
 
 @pytest.mark.container

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
 from tests.fix_commands import Command
-from tests.fix_programs import Begin
+from tests.fix_programs import Begin, finished
 from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
@@ -280,6 +279,4 @@ def test_who_helps_begins_without_what_it_does_not_need() -> None:
         "import queueproof.cluster.seat;"
         "print([m for m in ('hypothesis', 'distributed', 'rich', 'jinja2') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", code]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    assert out == "[]\n"
+    assert finished(sys.executable, "-c", code, check=True).stdout == "[]\n"

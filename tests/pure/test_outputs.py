@@ -17,6 +17,7 @@ from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
 from tests.fix_commands import Command
 from tests.fix_places import SKIP_LOCKED
+from tests.fix_programs import finished
 from tests.fix_queues import SOUND
 
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
@@ -202,5 +203,5 @@ def test_where_it_is_begun_with_what(
     """Before anything starts: what is wrong, and exit code 4."""
     command = f'mkdir here && cd here && {before} exec "$@"'
     asked = ["bash", "-c", command, "bash", sys.executable, "-m", "queueproof", *arguments]
-    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
+    done = finished(*asked, cwd=tmp_path)
     assert (done.returncode, told in done.stderr) == (4, True), done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import WorkerProcess, WorkerQueue
+from tests.fix_programs import finished
 from tests.fix_queues import Write
 
 DSN = "postgresql:///q"
@@ -177,10 +177,9 @@ def test_a_mistake_in_a_class_is_shown_with_its_line(
 @pytest.mark.parametrize("arguments", [[], ["no_such_module:Mine"], ["json:Mine"]])
 def test_the_host_started_by_hand_says_what_is_missing(arguments: list[str]) -> None:
     """One line, and exit code 4; a traceback is for those who ask for one."""
-    argv = [sys.executable, "-m", "queueproof.queues.client", *arguments]
-    ran = subprocess.run(argv, input=b"", capture_output=True, check=False, timeout=60)  # noqa: S603 - our own
-    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, b"", 1)
-    assert b"Error: " in ran.stderr
+    ran = finished(sys.executable, "-m", "queueproof.queues.client", *arguments, input="")
+    assert (ran.returncode, ran.stdout, len(ran.stderr.splitlines())) == (4, "", 1)
+    assert "Error: " in ran.stderr
 
 
 def test_arguments_are_what_python_expects() -> None:

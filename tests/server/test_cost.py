@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,6 +54,7 @@ from tests.fix_loads import (
     strategy,
 )
 from tests.fix_places import ROOT, STRATEGIES
+from tests.fix_programs import finished
 from workshop.__main__ import HOLD, main, pages, peers, plan, strategies
 from workshop.yardstick import compared, pgbench
 
@@ -730,14 +730,9 @@ def test_pytest_benchmark_reads_the_json(tmp_path: Path) -> None:
     pytest.importorskip("pytest_benchmark")
     path = tmp_path / "throughput.json"
     path.write_text(report().to_json())
-    told = subprocess.run(  # noqa: S603 - our own file
-        [sys.executable, "-m", "pytest_benchmark", "compare", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert "second[batch1-workers16-hold5ms]" in told.stdout
+    compare = (sys.executable, "-m", "pytest_benchmark", "compare", path)
+    told = finished(*compare, cwd=tmp_path, check=True).stdout
+    assert "second[batch1-workers16-hold5ms]" in told
 
 
 def test_markdown_begins_with_the_answer() -> None:

@@ -9,18 +9,12 @@ import tomllib
 from pathlib import Path
 
 from queueproof.doctor import EXTRAS
+from tests.fix_programs import finished
 
 
 def doctor(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """Ask it in a process of its own."""
-    return subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "queueproof", "doctor", *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    return finished(sys.executable, "-m", "queueproof", "doctor", *arguments, env=environment)
 
 
 def test_what_is_here_and_what_is_missing_is_told(tmp_path: Path) -> None:

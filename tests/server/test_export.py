@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,6 +38,7 @@ from tests.fix_commands import Command
 from tests.fix_labs import LabOf
 from tests.fix_places import BROKEN, DOUBLE_CLAIM, REFERENCE, STRATEGIES
 from tests.fix_plays import play
+from tests.fix_programs import finished
 from tests.fix_queues import queue_file
 from workshop.permutations import find_isolationtester, measure
 
@@ -67,14 +67,7 @@ _TABLE = re.compile(r"([^\n]*)\n-+(?:\+-+)*\n((?:[^\n]*\n)*?)\(\d+ rows?\)\n")
 def isolationtester(server: Server, spec: str) -> dict[str, list[Answer]]:
     """Run a spec on an empty database: by step, what it was answered each time it was taken."""
     with server.database() as conninfo:
-        done = subprocess.run(  # noqa: S603 - PostgreSQL's own program
-            [find_isolationtester(), str(conninfo)],
-            input=spec,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = finished(find_isolationtester(), conninfo, input=spec)
     assert done.returncode == 0, done.stdout + done.stderr
     answers: dict[str, list[Answer]] = {}
     for part in re.split(r"^(?=step \w+: )", done.stdout, flags=re.MULTILINE)[1:]:

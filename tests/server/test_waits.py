@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from importlib.resources import files
@@ -24,7 +23,7 @@ from queueproof.run.workers import ClientLab
 from queueproof.schedule.conditions import Conditions
 from tests.fix_labs import LabOf
 from tests.fix_places import SKIP_LOCKED
-from tests.fix_programs import PATIENCE, Begin, ends, frozen
+from tests.fix_programs import PATIENCE, Begin, ends, finished, frozen
 
 WORKER = files("queueproof.queues").joinpath("templates/worker.py").read_text()
 OPENED = 'db = psycopg.connect(message["dsn"], autocommit=True, row_factory=dict_row)\n'
@@ -271,8 +270,7 @@ def test_what_is_raised_for_a_signal_where_python_ignores_it_is_raised_again(bef
 
     Also where the alarm for that comes while Python still tells what it ignores.
     """
-    command = [sys.executable, "-c", before + LOST]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    done = finished(sys.executable, "-c", before + LOST, check=True)
     assert (done.stdout, done.stderr) == ("stopped by SIGTERM\n", "")
 
 
@@ -294,8 +292,7 @@ except KeyboardInterrupt as stopped:
 
 def test_signals_that_come_at_once_are_told_as_one() -> None:
     """Python would say of the others that it ignored them due to a race condition."""
-    command = [sys.executable, "-c", ALL]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603 - our own program
+    done = finished(sys.executable, "-c", ALL, check=True)
     assert (done.stdout, done.stderr) == ("stopped by SIGHUP\n", "")
 
 

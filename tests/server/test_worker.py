@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -31,7 +30,7 @@ from queueproof.queues.worker import (
     WorkerQueue,
     as_uri,
 )
-from tests.fix_programs import Begin, Eventually, is_gone
+from tests.fix_programs import Begin, Eventually, finished, is_gone
 
 Spawn = Callable[..., WorkerProcess]
 DSN = "host=/tmp/socket dbname=q user=me"
@@ -594,11 +593,8 @@ def test_a_template_ends_with_its_stdin(suffix: str, tmp_path: Path) -> None:
     if suffix == ".mjs":
         (tmp_path / "node_modules" / "pg").mkdir(parents=True)
         (tmp_path / "node_modules" / "pg" / "index.js").write_text("")
-    argv = [sys.executable if suffix == ".py" else "node", str(worker)]
-    ended = subprocess.run(  # noqa: S603 - our own
-        argv, input=b"", capture_output=True, check=False, timeout=60
-    )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+    ended = finished(sys.executable if suffix == ".py" else "node", worker, input="")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_the_templates_run_the_same_statements() -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from queueproof.queues.sqlfile import load
+from tests.fix_programs import finished
 
 ROOT = Path(__file__).parents[2]
 BROKEN = ROOT / "strategies" / "broken" / "single_claim_select_then_update.sql"
@@ -29,15 +30,9 @@ def run(command: str, directory: Path, **environment: str) -> subprocess.Complet
     """Run a step as a CI runner does, with this queueproof ahead on PATH."""
     scripts = Path(sys.executable).parent
     path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(  # noqa: S603 - what is published
-        ["bash", "-eo", "pipefail", "-c", command],  # noqa: S607 - as a runner calls it
-        cwd=directory,
-        env={**os.environ, "PATH": path, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    step = ("bash", "-eo", "pipefail", "-c", command)
+    found = {**os.environ, "PATH": path, **environment}
+    return finished(*step, cwd=directory, env=found, timeout=300)
 
 
 @pytest.mark.sample

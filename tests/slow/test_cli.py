@@ -34,7 +34,7 @@ from queueproof.run.lab import Lab
 from queueproof.run.session import ConnectionLostError
 from tests.fix_commands import Command, Ran, without_progress
 from tests.fix_places import DOUBLE_CLAIM, REFERENCE, STRATEGIES
-from tests.fix_programs import Begin, Eventually, ends
+from tests.fix_programs import Begin, Eventually, ends, finished
 from tests.fix_queues import CLAIM, queue_file
 
 BROKEN, SOUND = str(DOUBLE_CLAIM), str(REFERENCE)
@@ -81,14 +81,8 @@ def broken(dsn: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Pat
     arguments = ["check", BROKEN, "--profile", "quick", "--only", f"single-claim,{APART}"]
     for form in ("json", "html", "junit"):
         arguments += [f"--{form}", str(directory / form)]
-    ran = subprocess.run(  # noqa: S603 - our own
-        [sys.executable, "-m", "queueproof", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "QUEUEPROOF_POSTGRES": dsn},
-        timeout=120,
-    )
+    environment = {**os.environ, "QUEUEPROOF_POSTGRES": dsn}
+    ran = finished(sys.executable, "-m", "queueproof", *arguments, env=environment)
     return Ran(ran.returncode, ran.stdout, without_progress(ran.stderr)), directory
 
 
@@ -565,7 +559,7 @@ def test_a_stream_that_cannot_be_written_changes_no_exit_code(
     """Closed by the shell, or on a disk that is full: 1 means broken and nothing else."""
     asked = ["check", queue, "--only", "single-claim", "--profile", "quick", "--postgres", dsn]
     shell = ["sh", "-c", f'exec "$0" "$@" {redirection}', sys.executable, "-m", "queueproof"]
-    ran = subprocess.run([*shell, *asked], capture_output=True, text=True, check=False)  # noqa: S603
+    ran = finished(*shell, *asked)
     assert (ran.returncode, "Traceback" in ran.stderr) == (code, False), ran.stderr
 
 
@@ -609,7 +603,7 @@ def test_a_report_on_stdout_is_lost_only_where_its_reader_has_not_left(
         os.close(writer)
         writer = os.open("/dev/full", os.O_WRONLY)
     command = [sys.executable, "-m", "queueproof", "doctor", "--json", "-"]
-    ran = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    ran = finished(*command, capture_output=False, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (ran.returncode, told in ran.stderr, "queueproof: " in ran.stderr) == (
         code,
@@ -667,10 +661,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from queueproof.cli import run; run(['--help']);"
         "print([m for m in ('psycopg', 'hypothesis', 'sqlglot', 'jinja2') if m in sys.modules])"
     )
-    out = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert out.stdout.splitlines()[-1] == "[]"
+    assert finished(sys.executable, "-c", code, check=True).stdout.splitlines()[-1] == "[]"
 
 
 def test_benchmarks_name_what_they_lack(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

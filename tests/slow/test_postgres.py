@@ -30,7 +30,7 @@ from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
-from tests.fix_programs import is_gone
+from tests.fix_programs import finished, is_gone
 from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
@@ -290,8 +290,7 @@ class TestEmbedded:
         programs = local.find_embedded("")
         assert programs.package
         copied = local._copy(programs.directory, programs.package, temporary)
-        told = subprocess.run([copied / "initdb", "--version"], capture_output=True, check=True)  # noqa: S603
-        assert b"(PostgreSQL) 18" in told.stdout
+        assert "(PostgreSQL) 18" in finished(copied / "initdb", "--version", check=True).stdout
 
     def test_unknown_version(self, refusal: Refusal) -> None:
         """A version that the package has not is answered with those that it has."""
