@@ -195,9 +195,8 @@ def test_a_class_goes_with_its_module(
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "queue_of_one.py").write_text(QUEUE.format(imports=CLAIM, claim="CLAIM"))
-    (folder / "queue_of_two.py").write_text(
-        QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
-    )
+    two = QUEUE.format(imports="import sql_of_two", claim="sql_of_two.CLAIM")
+    (folder / "queue_of_two.py").write_text(two)
     (folder / "sql_of_two.py").write_text(CLAIM)
     monkeypatch.syspath_prepend(folder)
     compare(resolve("queue_of_one:Mine"), server, cluster)

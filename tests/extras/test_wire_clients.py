@@ -60,11 +60,8 @@ def by_program(told: str, argv: Sequence[object], **environment: str) -> None:
 def by_node(dsn: str, script: Script, name: str | None = None) -> None:
     """node-postgres."""
     told = json.dumps({"statements": script, "name": name})
-    by_program(
-        "",
-        ["node", ROOT / "tests" / "node" / "client.cjs", dsn, told],
-        NODE_PATH=str(PEERS / "node_modules"),
-    )
+    argv = ["node", ROOT / "tests" / "node" / "client.cjs", dsn, told]
+    by_program("", argv, NODE_PATH=str(PEERS / "node_modules"))
 
 
 def by_pgbench(mode: str, dsn: str, script: Script) -> None:

@@ -258,6 +258,5 @@ def test_histograms_merge() -> None:
     pytest.importorskip("hdrh")
     seconds = [n / 1000 for n in range(1, 1001)]
     found = latency.percentiles([latency.encoded(seconds[start::2]) for start in (0, 1)])
-    assert found == pytest.approx(
-        {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}, rel=0.002
-    )
+    wanted = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
+    assert found == pytest.approx(wanted, rel=0.002)

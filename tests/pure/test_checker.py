@@ -346,9 +346,8 @@ BUSY = ["begin w2 claims", "begin w2 completes 2", "begin w2 fails 2", "begin w2
 @pytest.mark.parametrize("blocker", [*BUSY, pytest.param("", id="w2 between its calls")])
 def test_claim_heartbeat_and_recover_wait_for_nobody(asked: str, blocker: str) -> None:
     """Rule 10: waiting for another worker's claim, open job or a shared row breaks non-blocking."""
-    assert is_blocked(
-        f"{TWO}; {blocker}; begin {asked} waits=w2; end all; left 1=running 2=running"
-    )
+    told = f"{TWO}; {blocker}; begin {asked} waits=w2; end all; left 1=running 2=running"
+    assert is_blocked(told)
 
 
 @pytest.mark.parametrize("asked", ["w1 completes 1", "w1 fails 1", "enqueue", "cleanup"])
@@ -960,11 +959,8 @@ class Model:
     def _free(self) -> list[str]:
         """The jobs that a claim may take, in their order."""
         early = self.defect == "not-early"
-        free = [
-            job
-            for job, row in self.rows.items()
-            if row.state == "queued" and (row.due <= self.told.now or early)
-        ]
+        due = [job for job, row in self.rows.items() if row.due <= self.told.now or early]
+        free = [job for job in due if self.rows[job].state == "queued"]
         free.sort(key=lambda job: (-self.rows[job].priority, self.rows[job].due))
         return free[::-1] if self.defect == "order" else free
 
@@ -1009,11 +1005,8 @@ class Model:
         if self.defect == "stale-recovery":
             return ()
         again = {"running", "completed"} if self.defect == "final-state" else {"running"}
-        found = [
-            job
-            for job, row in self.rows.items()
-            if row.state in again and row.until < self.told.now
-        ]
+        stale = [job for job, row in self.rows.items() if row.until < self.told.now]
+        found = [job for job in stale if self.rows[job].state in again]
         for job in found:
             self._give_back(self.rows[job])
         return tuple(found)
@@ -1251,12 +1244,8 @@ def _lapses(history: History, held: Ref, until: int) -> float:
     """When the lease on a claimed job certainly runs out, as far as is known by then."""
     claim = history.calls[held.call]
     end = claim.began + LEASE
-    beats = [
-        call
-        for call in history.of_kind("heartbeat")
-        if held in call.refs and call.answer == "accepted"
-    ]
-    for beat in sorted(beats, key=_at):
+    beats = (call for call in history.of_kind("heartbeat") if held in call.refs)
+    for beat in sorted((call for call in beats if call.answer == "accepted"), key=_at):
         between = range(_at(claim) + 1, _at(beat))
         late = beat.ended > end and any(  # somebody else may have taken it, or ended it
             (held.job in other.ids and other.returned in between)

@@ -98,9 +98,8 @@ def floor(module: str) -> int:
 def test_every_part_has_its_place() -> None:
     """No folder or module of the package is missing in the list of floors, or twice in it."""
     listed = [one for parts in FLOORS for one in parts]
-    assert sorted(listed) == sorted(
-        {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
-    )
+    there = {part(module_of(path, PACKAGE.parent)) for path in files(PACKAGE)}
+    assert sorted(listed) == sorted(there)
 
 
 def test_imports_never_run_back() -> None:

@@ -313,9 +313,8 @@ def test_a_change_behind_the_last_line_is_told() -> None:
     before = "-- name: fail(id)\nUPDATE jobs SET x = 1 WHERE id = :id;"
     after = before.replace("\nUPDATE", "\nBEGIN;\nUPDATE") + "\nCOMMIT;\n"
     told = said(before, Fix("fail: BEGIN and COMMIT", "fail", after, 2, last=False), "q.sql")
-    assert told.startswith(
-        "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
-    )
+    begins = "Write `BEGIN;` after `-- name: fail(id)` (q.sql:1), and write `COMMIT;`"
+    assert told.startswith(begins)
 
 
 LISTED = """

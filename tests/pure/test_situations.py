@@ -56,14 +56,10 @@ def test_all_that_a_queue_offers_is_tried(name: str) -> None:
 
 def test_a_late_worker_meets_its_jobs_next_life() -> None:
     """A completion takes long: its lease is over, the job is taken back, and somebody has it."""
-    found = [races(one) for one in meetings("skip_locked.sql")]
-    late = [
-        (one, other)
-        for one, other in found
-        if one[1] == ["complete"] and other[1] == ["recover", "claim"]
-    ]
+    met = [zip(*races(one), strict=True) for one in meetings("skip_locked.sql")]
+    late = [actors for actors, acts in met if acts == (["complete"], ["recover", "claim"])]
     assert late
-    assert all(one[0] != other[0] for one, other in late)
+    assert all(one != other for one, other in late)
 
 
 @pytest.mark.parametrize("ends", ["complete", "fail"])

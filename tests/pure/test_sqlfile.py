@@ -114,17 +114,11 @@ def test_every_key_is_read() -> None:
 -- ///
 """
     loaded = load_text(FILE.replace("-- ///\n", header, 1).replace("y, f", "Y,F", 1), PATH)
-    assert (timedelta(minutes=5), 0.25, 4) == (
-        loaded.backoff,
-        loaded.jitter,
-        loaded.concurrency_limit,
-    )
+    assert (loaded.backoff, loaded.jitter) == (timedelta(minutes=5), 0.25)
+    assert (loaded.concurrency_limit, loaded.retry_on) == (4, frozenset({"55P03", "40001"}))
     assert (loaded.isolation, loaded.order) == ("repeatable read", "priority, fifo")
-    assert (frozenset({"old-snapshot"}), {"fencing": "no token"}) == (
-        loaded.promises,
-        loaded.breaks,
-    )
-    assert frozenset({"55P03", "40001"}) == loaded.retry_on
+    assert loaded.promises == {"old-snapshot"}
+    assert loaded.breaks == {"fencing": "no token"}
     assert (loaded.delivery, loaded.leader) == ("at-least-once", True)
     assert (loaded.jobs_per_worker, loaded.stale) == (1, "fails")
 
@@ -133,9 +127,7 @@ def test_a_lease_may_be_the_session() -> None:
     """Then a claim ends with its connection, no time is bound, and `:lease` is an error."""
     loaded = load_text(FILE.replace('"30 seconds"', '"session"'), PATH)
     assert (loaded.lease, loaded.lease_time) == ("session", None)
-    recovers = (
-        "\n-- name: recover(lease)\nUPDATE jobs SET id = id WHERE now() < :lease RETURNING id;"
-    )
+    recovers = "\n-- name: recover(lease)\nDELETE FROM jobs WHERE now() < :lease RETURNING id;"
     with pytest.raises(QueueError, match="without a lease in the header"):
         load_text(FILE.replace('"30 seconds"', '"session"') + recovers, PATH)
 
@@ -508,9 +500,8 @@ def test_void_columns_are_no_parameters() -> None:
 def test_no_row_skips_the_rest(in_transaction: bool) -> None:  # noqa: FBT001
     """A statement with columns and no row ends the block; an open transaction is rolled back."""
     empty = Result(("trie",), (INT4,), in_transaction=in_transaction)
-    steps, claims = run(
-        queue(claim=TWO_STEPS).begin("claim", worker="w"), changed(0), empty, changed(0)
-    )
+    claim = queue(claim=TWO_STEPS).begin("claim", worker="w")
+    steps, claims = run(claim, changed(0), empty, changed(0))
     assert claims == []
     assert ["ROLLBACK"] * in_transaction == [step.sql for step in steps[2:]]
 
@@ -528,12 +519,8 @@ def test_an_answer_without_id_is_an_error(operation: str) -> None:
 
 def test_the_last_statement_with_columns_is_said_to_answer() -> None:
     """As where a notification follows the jobs that it is about."""
-    loaded = queue(
-        enqueue="\nINSERT INTO jobs DEFAULT VALUES RETURNING id;\nSELECT pg_notify('', '');"
-    )
-    told = (
-        "returned pg_notify; of several statements the last one with columns answers: put id there"
-    )
+    loaded = queue(enqueue="\nINSERT INTO jobs RETURNING id;\nSELECT pg_notify('', '');")
+    told = "returned pg_notify; of several statements the last one with columns answers: put id"
     with pytest.raises(QueueError, match=told):
         run(loaded.begin("enqueue"), rows(id=["7"]), rows(pg_notify=[""]))
 
@@ -588,9 +575,8 @@ def test_complete_many_takes_arrays() -> None:
 )
 def test_complete_many_by_count(count: int, accepted: frozenset[str] | None) -> None:
     """With `!` the batch's size means all, 0 none, another count an unknown subset."""
-    operation = queue(MANY.format("!")).begin(
-        "complete_many", worker="w", jobs=[job("7"), job("8")]
-    )
+    loaded = queue(MANY.format("!"))
+    operation = loaded.begin("complete_many", worker="w", jobs=[job("7"), job("8")])
     assert accepted == run(operation, changed(count))[1]
 
 
@@ -654,13 +640,11 @@ def test_an_array_s_name_is_told_by_its_rule() -> None:
 def test_jobs_are_observed() -> None:
     """`jobs` answers id, state and attempts, which may be absent."""
     loaded = queue("\n-- name: jobs\nSELECT 1;")
-    _, seen = run(
-        loaded.begin("jobs"), rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
-    )
+    both = rows(id=["1", "2"], state=["queued", "failed"], attempts=["0", "3"])
+    _, seen = run(loaded.begin("jobs"), both)
     assert [JobRow("1", "queued", 0), JobRow("2", "failed", 3)] == seen
-    assert [JobRow("1", "running")] == run(loaded.begin("jobs"), rows(id=["1"], state=["running"]))[
-        1
-    ]
+    _, seen = run(loaded.begin("jobs"), rows(id=["1"], state=["running"]))
+    assert [JobRow("1", "running")] == seen
 
 
 @pytest.mark.parametrize(
@@ -728,9 +712,8 @@ def test_a_generated_file_comes_back(bodies: dict[str, list[str]]) -> None:
     assert list(bodies) == list(loaded.blocks)
     lines = text.split("\n")
     for name, block in loaded.blocks.items():
-        assert [s.partition("--")[0].strip() for s in bodies[name]] == [
-            s.text for s in block.statements
-        ]
+        written = [s.partition("--")[0].strip() for s in bodies[name]]
+        assert written == [s.text for s in block.statements]
         assert f"-- name: {name}" == lines[block.line - 1]
         for statement in block.statements:
             assert lines[statement.source.line - 1].startswith(statement.text)
@@ -791,19 +774,16 @@ def test_a_column_accepted_decides(text: str | None, oid: int, *, accepted: bool
 def test_a_column_accepted_that_says_neither_is_an_error() -> None:
     """Text is no answer: the message has the block's place."""
     loaded = queue(complete="(id)\nSELECT done(:id) AS accepted;")
-    with pytest.raises(
-        QueueError, match="returned accepted = maybe, neither a boolean nor a count"
-    ):
+    told = "returned accepted = maybe, neither a boolean nor a count"
+    with pytest.raises(QueueError, match=told):
         run(loaded.begin("complete", job=job()), rows(accepted=["maybe"]))
 
 
 def test_a_heartbeat_replaces_columns_of_the_claim() -> None:
     """What it answers under a claim's name is the token from then on; other columns are not."""
     loaded = queue("\n-- name: heartbeat(id, attempt)\nSELECT beat(:id, :attempt);")
-    _, renewed = run(
-        loaded.begin("heartbeat", job=job()),
-        rows(id=["6", "7"], attempt=["8", "9"], seen=["x", "y"]),
-    )
+    answer = rows(id=["6", "7"], attempt=["8", "9"], seen=["x", "y"])
+    _, renewed = run(loaded.begin("heartbeat", job=job()), answer)
     assert (str(renewed.token["attempt"]), renewed.id) == ("9", "7")
     assert renewed.token.keys() == job().token.keys()
     assert run(loaded.begin("heartbeat", job=job()), rows(seen=["x"]))[1] is True

@@ -232,9 +232,8 @@ def test_what_a_class_yields_is_checked() -> None:
     queue = Mine("", None)
     with pytest.raises(QueueError, match="install yielded 'SELECT 1', which is no Step"):
         answered(queue.begin("install"))
-    with pytest.raises(
-        QueueError, match=r"enqueue yielded Step\('SELECT %s', \['no name'\]\);.*:id"
-    ):
+    unnamed = r"enqueue yielded Step\('SELECT %s', \['no name'\]\);.*:id"
+    with pytest.raises(QueueError, match=unnamed):
         answered(queue.begin("enqueue"))
     with pytest.raises(QueueError, match=r"claim sent 10,000 statements without an answer"):
         answered(queue.begin("claim"))
@@ -341,12 +340,9 @@ def test_a_claim_that_answers_far_too_many_rows_is_refused_at_its_first(
     lab_of: LabOf, rows: str
 ) -> None:
     """Each row would be a job to complete; one message says what a claim answers."""
-    text = SKIP_LOCKED.replace(
-        "-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(", 1
-    )
-    with pytest.raises(
-        QueueError, match=r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
-    ):
+    text = reference("-- name: complete(", f"{rows} LIMIT 20000;\n\n-- name: complete(")
+    told = r"^queue\.sql:\d+: claim answered [\d,]+ rows, among them"
+    with pytest.raises(QueueError, match=told):
         calibrate(lab_of(text))
 
 
@@ -361,10 +357,9 @@ def test_a_worker_that_holds_nothing_may_be_refused_its_heartbeat(lab_of: LabOf)
     start = "-- name: start(worker)\nSELECT :worker AS registered;\n\n"
     text = f"{head}{start}-- name: heartbeat(worker)!{beat}-- name: recover{tail}"
     assert calibrate(lab_of(text)).queue.offers >= {"start", "heartbeat"}
-    never = text.replace(
-        "WHERE status = 'running'\n  AND locked_by = :worker;", "WHERE :worker = '';"
-    )
-    assert never != text
+    mine = "WHERE status = 'running'\n  AND locked_by = :worker;"
+    assert mine in text
+    never = text.replace(mine, "WHERE :worker = '';")
     with pytest.raises(QueueError, match="heartbeat was refused to the job's only holder"):
         calibrate(lab_of(never))
 

@@ -117,11 +117,9 @@ def test_advice_that_fails_costs_nothing_of_the_verdict(
     ):
         assert part in " ".join(said.out.split())
     (judged,) = json.loads(Path("card.json").read_text())["guarantees"]
-    assert (judged["verdict"], bool(judged["story"]), bool(judged["remedy"])) == (
-        "broken",
-        True,
-        True,
-    )
+    assert judged["verdict"] == "broken"
+    assert judged["story"]
+    assert judged["remedy"]
     assert not Path("card.html").exists()
 
 

@@ -404,10 +404,8 @@ def test_what_pgbench_rejects_is_told(ground: Ground) -> None:
 
 def test_states_have_the_names_that_the_header_gives_them(ground: Ground) -> None:
     """`done` is completed where [states] says so: here too, as in a check."""
-    own = queue(
-        header='[states]\ndone = "completed"', complete=COMPLETE.replace("completed", "done")
-    )
-    found = measured(ground, own)
+    done = COMPLETE.replace("completed", "done")
+    found = measured(ground, queue(header='[states]\ndone = "completed"', complete=done))
     assert found.exactly_once
     assert found.completed == found.jobs
 
@@ -447,9 +445,8 @@ def test_an_error_under_load_is_told_and_the_next_load_runs(ground: Ground) -> N
 
 def test_a_parameter_that_no_claim_returns_is_named(ground: Ground) -> None:
     """The message says which parameters there are."""
-    wrong = queue(
-        complete=COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
-    )
+    ends = COMPLETE.replace("(id)", "(id, attempt)").replace("= :id", "= :id + :attempt")
+    wrong = queue(complete=ends)
     with pytest.raises(QueueError, match="no parameter :attempt here, only id, now, worker"):
         ground.prepare(wrong, Shape(1, 1), 1)
 
@@ -482,9 +479,8 @@ def test_whoever_is_left_of_a_load_takes_nothing_of_the_next(ground: Ground) -> 
 
 def test_a_queue_without_complete_is_refused() -> None:
     """The message names the block that is missing."""
-    with pytest.raises(
-        QueueError, match=r"q\.sql: .* has no block complete; write `-- name: complete"
-    ):
+    told = r"q\.sql: .* has no block complete; write `-- name: complete"
+    with pytest.raises(QueueError, match=told):
         refuse(queue(complete="", fail=COMPLETE))
 
 
@@ -545,13 +541,9 @@ def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: 
 
 def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
     """A deadlock is counted and no failure; what else it says is told."""
-    error = (
-        'answer = {"error": {"sqlstate": "%s", "message": "told"}} if calls %% 3 == 0 else answer'
-    )
-    deadlocked = scripted(error % "40P01")
-    found = briefly(
-        ground, deadlocked, Shape(1, 1), 10, lambda found: found.completed and found.retries
-    )
+    error = 'if calls %% 3 == 0: answer = {"error": {"sqlstate": "%s", "message": "told"}}'
+    enough = lambda found: found.completed and found.retries  # noqa: E731
+    found = briefly(ground, scripted(error % "40P01"), Shape(1, 1), 10, enough)
     assert found.retries == found.deadlocks > 0
     assert found.completed > 0
     with pytest.raises(QueueError, match="claim failed: 42P01: told"):
@@ -886,9 +878,8 @@ def test_the_plan_has_every_strategy_and_load() -> None:
     for batch in (1, 10, 100):
         assert len(stems[Shape(batch, 4)]) == len(found) + 4
         for workers in (1, 16):
-            assert {"skip_locked", "lease_table", "at_most_once"} <= set(
-                stems[Shape(batch, workers)]
-            )
+            fast = {"skip_locked", "lease_table", "at_most_once"}
+            assert fast <= set(stems[Shape(batch, workers)])
     assert stems[Shape(1, 16, HOLD)] == ["skip_locked", "for_update", "nowait"]
     assert stems[Shape(1, 16)][:3] == ["skip_locked", "for_update", "nowait"]
 

@@ -103,9 +103,8 @@ class Recorder:
                 self.own.add(session)
             else:
                 self.own.discard(session)
-                self.sent.append(
-                    (session, session.name, [])
-                )  # a dead worker's is somebody else's later
+                # By name: a dead worker's session is somebody else's later.
+                self.sent.append((session, session.name, []))
             send(session, step, begin=begin)
 
         def answered(session: LibpqSession) -> Result:
@@ -186,10 +185,9 @@ def _same_answer(expected: Result | ServerError | None, actual: Answer, step: st
         return False
     assert actual.columns == expected.columns, step
     fixed = [n for n, oid in enumerate(expected.oids) if oid not in TIMES]
-    rows = [tuple(str(v) if v.text is not None else "" for v in r.values()) for r in expected.rows]
-    assert [[row[n] for n in fixed] for row in actual.rows] == [
-        [row[n] for n in fixed] for row in rows
-    ], step
+    rows = [[str(v) if v.text is not None else "" for v in r.values()] for r in expected.rows]
+    shown, known = ([[row[n] for n in fixed] for row in all_] for all_ in (actual.rows, rows))
+    assert shown == known, step
     return True
 
 
@@ -271,9 +269,8 @@ def test_a_deadlock_with_an_old_snapshot(told: Told) -> None:
     """A session stops at both gates, and passes those of the operations before."""
     between = f"w2 advances {past(30.0)}, wholly recovers, wholly claims 2, batches"
     program = play(f"w1 claims 2; w1 batches | {between}", 2)
-    failure, spec = told(
-        "broken/no_deadlock_one_statement", "no-deadlock", program, Conditions(gate="every")
-    )
+    every = Conditions(gate="every")
+    failure, spec = told("broken/no_deadlock_one_statement", "no-deadlock", program, every)
     stops = [(beat.actor, beat.text) for beat in failure.run.trace if beat.event == "stops"]
     assert stops[0] == ("w1", "statement")
     assert stops[-1] == ("w2", "row")
@@ -545,9 +542,8 @@ def test_a_story_is_written_where_it_happened_again(
     if form == "spec":
         assert isolationtester(server, text)["w2_claim_2"][0].rows[0][0] == "1"
     else:
-        assert (
-            f'QUEUE = Path(__file__).parent / "{os.path.relpath(DOUBLE_CLAIM, tmp_path)}"' in text
-        )
+        place = os.path.relpath(DOUBLE_CLAIM, tmp_path)
+        assert f'QUEUE = Path(__file__).parent / "{place}"' in text
 
 
 @pytest.mark.usefixtures("on_server")

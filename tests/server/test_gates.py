@@ -80,9 +80,8 @@ def in_plpgsql(lock: str = "", begin: str = "", end: str = "") -> str:
     return function("plpgsql", IN_PLPGSQL.format(lock=lock, begin=begin, end=end))
 
 
-MUTEX = in_plpgsql(
-    "FOR UPDATE SKIP LOCKED", "PERFORM pg_advisory_lock(7);", "PERFORM pg_advisory_unlock(7);"
-)
+SKIPS = "FOR UPDATE SKIP LOCKED"
+MUTEX = in_plpgsql(SKIPS, "PERFORM pg_advisory_lock(7);", "PERFORM pg_advisory_unlock(7);")
 PROCEDURE = """
 CREATE TABLE granted (pid int, id bigint);
 CREATE PROCEDURE take() LANGUAGE plpgsql AS $f$
@@ -94,7 +93,6 @@ DECLARE chosen bigint; BEGIN
 END $f$;
 """
 CALLED = "CALL take();\nDELETE FROM granted WHERE pid = pg_backend_pid() RETURNING id;"
-SKIPS = "FOR UPDATE SKIP LOCKED"
 
 # What a queue breaks, and where sessions must stop for that to show (None: between statements is
 # enough); what it does, with how it claims, and its schema's functions and views.
@@ -218,9 +216,8 @@ def test_a_gate_changes_no_answer(lab_of: LabOf, form: str, gate: Gate) -> None:
     plain = Runner(lab).run(program)
     gated = Runner(lab, conditions=Conditions(gate=gate)).run(program)
     assert told(plain) == told(gated)
-    assert any(beat.event == "stops" for beat in gated.trace) == (
-        gate != "query" or form == "two statements"
-    )
+    stops = gate != "query" or form == "two statements"
+    assert any(beat.event == "stops" for beat in gated.trace) == stops
 
 
 TAKES = """
@@ -295,9 +292,8 @@ def test_a_function_of_another_owner_and_path_stops(lab_of: LabOf) -> None:
         "BEGIN RETURN QUERY UPDATE queue.jobs SET status = 'running' WHERE id = ("
         "SELECT id FROM queue.jobs WHERE status = 'queued' LIMIT 1) RETURNING id; END"
     )
-    definer = function("plpgsql", body).replace(
-        "LANGUAGE", "SECURITY DEFINER SET search_path = '' LANGUAGE"
-    )
+    apart = "SECURITY DEFINER SET search_path = '' LANGUAGE"
+    definer = function("plpgsql", body).replace("LANGUAGE", apart)
     assert any(beat.event == "stops" for beat in stopped(lab_of(queue(CALL, definer))).trace)
 
 

@@ -70,10 +70,8 @@ def value(session: Session, sql: str) -> str:
 
 def ahead(session: Session, expression: str) -> float:
     """Seconds by which a time of the database is ahead of the real one."""
-    return (
-        float(value(session, f"SELECT extract(epoch FROM ({expression})::timestamptz)"))
-        - time.time()
-    )
+    shown = value(session, f"SELECT extract(epoch FROM ({expression})::timestamptz)")
+    return float(shown) - time.time()
 
 
 def is_moved(seconds: float) -> bool:

@@ -112,9 +112,8 @@ def test_what_is_in_a_story_explains_it_unless_it_is_accepted(
         assert (lost.verdict, starved.verdict) == ("accepted", "broken")
     else:
         assert (lost.verdict, starved.verdict) == ("broken", "inconclusive")
-        assert starved.reason == (
-            "its story holds that of no-lost-job, which is broken: mend that first"
-        )
+        told = "its story holds that of no-lost-job, which is broken: mend that first"
+        assert starved.reason == told
 
 
 COUNTING = {

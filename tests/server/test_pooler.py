@@ -155,10 +155,8 @@ def test_the_story_of_what_lives_in_a_session_replays(lab_of: LabOf) -> None:
 
 def test_what_lives_in_a_transaction_is_safe(lab_of: LabOf) -> None:
     """SET LOCAL, a lock and a temporary table of one transaction are not what a pooler breaks."""
-    safe = (
-        "BEGIN; SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
-        "SELECT pg_advisory_xact_lock(1);"
-    )
+    own = "SET LOCAL app.name = 'x'; CREATE TEMP TABLE t () ON COMMIT DROP;"
+    safe = f"BEGIN; {own} SELECT pg_advisory_xact_lock(1);"
     lab = lab_of(queue(before=safe, also="AND current_setting('app.name') = 'x'", after="COMMIT;"))
     program = play("w1 claims, completes; w2 claims", 2)
     for policy in POLICIES:

@@ -108,11 +108,9 @@ def test_a_replay_is_the_same_run(lab_of: LabOf, lock: str) -> None:
     third = " | w3 claims" if "SKIP" in lock else ""
     program = play(f"w1 claims, completes | w2 claims, completes{third}", 2)
     runs = [runner.run(program, (1, 2, 1, 0, 1, 1)) for _ in range(20)]
-    told = {
-        (tuple(run.trace), tuple((c.kind, c.answer, c.ids) for c in run.history.calls))
-        for run in runs
-    }
-    assert len(told) == 1
+    known = [[(c.kind, c.answer, c.ids) for c in run.history.calls] for run in runs]
+    assert known == known[:1] * 20
+    assert len({tuple(run.trace) for run in runs}) == 1
 
 
 def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
@@ -308,10 +306,8 @@ def test_a_leader_s_maintenance_meets_no_other_and_idle_workers_beat(lab_of: Lab
         kept = [call for call in run.history.calls if call.kind in MAINTENANCE]
         assert not any(one.overlaps(other) for one in kept for other in kept if one is not other)
         beats = run.history.of_kind("heartbeat")
-        assert {(beat.actor, beat.answer) for beat in beats} == {
-            ("w2", "accepted"),
-            (DRAINER, "accepted"),
-        }
+        beating = {(beat.actor, beat.answer) for beat in beats}
+        assert beating == {("w2", "accepted"), (DRAINER, "accepted")}
         assert [call.ids for call in run.history.of_kind("claim") if call.actor == "w2"] == [("1",)]
 
 

@@ -147,15 +147,12 @@ def test_copies_of_a_partitioned_table_go_where_they_belong(lab_of: LabOf) -> No
         f"CREATE TABLE jobs_{n} PARTITION OF jobs FOR VALUES WITH (MODULUS 4, REMAINDER {n});"
         for n in range(4)
     )
-    lab = lab_of(
-        queue().replace(");\nCREATE INDEX", f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX")
-    )
+    hashed = f") PARTITION BY HASH (id);{partitions}\nCREATE INDEX"
+    lab = lab_of(queue().replace(");\nCREATE INDEX", hashed))
     Filling(lab, lambda count: finish(lab, count), MANY).grow(MANY)
     assert states(lab) == {"completed": MANY}
-    smallest = lab.execute(
-        "SELECT min(n) FROM (SELECT count(*) AS n FROM queue.jobs GROUP BY tableoid) AS counts"
-    )
-    assert int(str(smallest[0][0])) > MANY // 8
+    shares = lab.execute("SELECT count(*) FROM queue.jobs GROUP BY tableoid")
+    assert min(int(str(share)) for (share,) in shares) > MANY // 8
 
 
 def test_copies_that_the_queue_does_not_count_are_refused(lab_of: LabOf) -> None:
@@ -220,9 +217,8 @@ def test_jobs_made_by_operations_are_enough_to_show_a_missing_index(
     lab_of: LabOf, kind: str
 ) -> None:
     """A claim that reads the whole table is found where no rows can be copied, too."""
-    found = slope(
-        lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;")), kind, 1_000_000
-    )
+    lab = lab_of(queue(more=NO_COPIES + "DROP INDEX jobs_enqueued_at_idx;"))
+    found = slope(lab, kind, 1_000_000)
     assert found.short
     assert str(ONE_BY_ONE[0] // 1_000) in found.broken
 
@@ -389,11 +385,8 @@ def test_without_finished_jobs_only_the_backlog_is_measured(lab_of: LabOf) -> No
     text = queue()
     start, end = text.index("-- name: complete"), text.index("-- name: jobs")
     lab = lab_of(text[:start] + text[end:])
-    assert slope(lab, "waiting", MANY).evidence == {
-        "finished jobs": 0,
-        "waiting jobs": MANY,
-        "claims measured": 6,
-    }
+    evidence = {"finished jobs": 0, "waiting jobs": MANY, "claims measured": 6}
+    assert slope(lab, "waiting", MANY).evidence == evidence
     assert "no job is finished" in slope(lab, "snapshot", CHURNED).unable
 
 
@@ -457,9 +450,8 @@ def test_the_story_shows_the_plan_and_the_remedy(lab_of: LabOf, kind: str) -> No
     story = " ".join(to_text(tell_found(found, guarantee)).split())
     assert found.broken in story
     assert "Update on jobs" in story
-    assert (
-        "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
-    ) in story
+    remedy = "idle_in_transaction_session_timeout" if kind == "snapshot" else "CREATE INDEX"
+    assert remedy in story
 
 
 def test_a_plan_that_hides_a_function_says_so() -> None:

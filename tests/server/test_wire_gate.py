@@ -122,11 +122,8 @@ def test_a_refused_parse_leaves_the_name_as_it_was(holding: Bench) -> None:
 
     client = holding.start(libpq, holding.dsn, act)
     steps = holding.let_all(client)
-    assert steps == [
-        Held("execute", "", ()),
-        Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",)),
-        COMMIT,
-    ]
+    added = Held("execute", "INSERT INTO jobs VALUES ($1)", ("1",))
+    assert steps == [Held("execute", "", ()), added, COMMIT]
     assert holding.finish(client) == ["COMMAND_OK", *["FATAL_ERROR"] * 3, "INSERT 0 1"]
 
 
@@ -163,12 +160,8 @@ def test_executes_of_a_pipeline_are_steps(holding: Bench) -> None:
     holding.let(connection)
     assert (connection.tag, holding.ids()) == ("COMMIT", [1, 2])
     assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
-    assert holding.finish(client) == [
-        *["INSERT 0 1"] * 2,
-        "PIPELINE_SYNC",
-        "INSERT 0 1",
-        "PIPELINE_SYNC",
-    ]
+    first, second = ["INSERT 0 1"] * 2, ["INSERT 0 1"]
+    assert holding.finish(client) == [*first, "PIPELINE_SYNC", *second, "PIPELINE_SYNC"]
 
 
 @pytest.mark.parametrize(
@@ -199,13 +192,8 @@ def test_a_pipeline_goes_on_after_an_error(holding: Bench) -> None:
     assert connection.error is not None
     assert (connection.error[0], connection.tag) == ("42601", "")
     assert holding.let_all(client) == [Held("execute", sent[2]), COMMIT]
-    assert holding.finish(client) == [
-        "FATAL_ERROR",
-        "PIPELINE_ABORTED",
-        "PIPELINE_SYNC",
-        "INSERT 0 1",
-        "PIPELINE_SYNC",
-    ]
+    failed = ["FATAL_ERROR", "PIPELINE_ABORTED"]
+    assert holding.finish(client) == [*failed, "PIPELINE_SYNC", "INSERT 0 1", "PIPELINE_SYNC"]
     assert holding.ids() == [2]
 
 
@@ -243,9 +231,8 @@ def test_groups_without_an_execute_pass(holding: Bench) -> None:
 
 def test_a_portal_that_is_left_in_the_middle(holding: Bench) -> None:
     """An Execute that was given fewer rows than there are has a commit too."""
-    raw, connection = sent(
-        holding, extended("SELECT generate_series(1, 3)", rows=2) + protocol.message("S")
-    )
+    two_of_three = extended("SELECT generate_series(1, 3)", rows=2)
+    raw, connection = sent(holding, two_of_three + protocol.message("S"))
     holding.let(connection)
     assert [m.kind for m in raw.until("s")] == ["1", "2", "D", "D", "s"]
     assert connection.held == COMMIT
@@ -263,9 +250,8 @@ def test_a_function_call_is_held(holding: Bench) -> None:
 
 def test_a_query_behind_an_unfinished_group(holding: Bench) -> None:
     """Messages that execute nothing pass before a simple query that follows them."""
-    raw, connection = sent(
-        holding, protocol.message("P", b"a\0SELECT 1\0\0\0") + protocol.query("SELECT 2")
-    )
+    unfinished = protocol.message("P", b"a\0SELECT 1\0\0\0")
+    raw, connection = sent(holding, unfinished + protocol.query("SELECT 2"))
     assert connection.held == Held("query", "SELECT 2")
     assert raw.until("1")
     holding.let(connection)
@@ -514,9 +500,8 @@ def test_settings_are_made_before_the_client_may_begin(bench: Bench) -> None:
     """A new connection has its owner's settings, and its client hears nothing of them."""
     bench.wire.settings = lambda owner: [f"SET application_name = 'of {owner}'", "SET my.own = 'x'"]
     raw = Raw(bench).log_in()
-    raw.send(
-        protocol.query("SELECT current_setting('application_name') || current_setting('my.own')")
-    )
+    both = "current_setting('application_name') || current_setting('my.own')"
+    raw.send(protocol.query(f"SELECT {both}"))
     assert [m.kind for m in raw.until("Z")] == ["T", "D", "C", "Z"]
     found = bench.direct.execute(
         "SELECT application_name FROM pg_stat_activity WHERE pid = %s",
@@ -952,10 +937,8 @@ def test_cost_is_measured(own: Server) -> None:
     """Each protocol is timed directly, twice, and through a gate that holds or does not."""
     found = cost.measure(own, rounds=2, statements=3)
     assert len(found) == 8
-    assert {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT} == {
-        ("simple", 1.0),
-        ("extended", 1.0),
-    }
+    direct = {(one.protocol, one.ratio) for one in found if one.way == cost.DIRECT}
+    assert direct == {("simple", 1.0), ("extended", 1.0)}
     assert min(one.each for one in found) > 0
 
 

@@ -201,9 +201,8 @@ def test_a_message_holds_what_the_operation_takes(described: WorkerQueue) -> Non
 def test_init_and_install_are_told_a_uri(described: WorkerQueue) -> None:
     """Client libraries outside libpq read nothing else."""
     uri = "postgresql:///q?user=me&host=/tmp/socket"
-    assert {"op": "init", "dsn": uri, "queue": "default"} == (
-        described.request("init", dsn=DSN, queue="default")
-    )
+    init = described.request("init", dsn=DSN, queue="default")
+    assert init == {"op": "init", "dsn": uri, "queue": "default"}
     assert {"op": "install", "dsn": uri} == described.request("install", dsn=DSN)
 
 
@@ -559,10 +558,9 @@ def live_through(queue: WorkerQueue, dsn: str) -> None:
         assert answered(queue, one, "recover", lease=queue.lease) == []
         rows = {row.id: (row.state, row.attempts) for row in answered(queue, two, "jobs")}
         assert dict(zip(ids, [("queued", 1), ("completed", 1), ("queued", 0)], strict=True)) == rows
+        never = timedelta(2 * 10**8)
         with pytest.raises(ServerError) as caught:
-            answered(
-                queue, one, "enqueue", payload="{}", priority=10**9, delay=timedelta(2 * 10**8)
-            )
+            answered(queue, one, "enqueue", payload="{}", priority=10**9, delay=never)
         assert caught.value.sqlstate == "22008"  # datetime_field_overflow
 
 
@@ -603,9 +601,8 @@ def test_the_templates_run_the_same_statements() -> None:
         files("queueproof.queues").joinpath(f"templates/worker.{suffix}").read_text()
         for suffix in ("py", "mjs")
     )
-    shared = [
-        line for line in python.splitlines() if line.startswith(("UPDATE", "  SELECT", "SET"))
-    ]
+    begins = ("UPDATE", "  SELECT", "SET")
+    shared = [line for line in python.splitlines() if line.startswith(begins)]
     assert len(shared) > 5
     assert not [line for line in shared if "%" not in line and line not in node]
 

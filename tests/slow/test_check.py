@@ -164,9 +164,8 @@ def test_a_token_does_not_fit_a_queue_without_its_operations(lab_of: LabOf) -> N
     with pytest.raises(QueueproofError, match="needs cleanup, which it no longer offers"):
         replay(sound, encode_token("0123456789ab", "order", 0, program=lacks, **data))
     strange = [[], [[["w1", [["juggle"]]]]], []]
-    with pytest.raises(
-        QueueproofError, match=r'\[0\]\.kind is "juggle", and not one of: enqueue, claim'
-    ):
+    told = r'\[0\]\.kind is "juggle", and not one of: enqueue, claim'
+    with pytest.raises(QueueproofError, match=told):
         replay(sound, encode_token("0123456789ab", "order", 0, program=strange, **data))
 
 

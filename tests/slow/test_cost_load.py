@@ -199,10 +199,9 @@ def test_a_small_run_from_queue_to_report() -> None:
 
 def test_only_failures_are_an_error() -> None:
     """A single queue that fails is an error with its reason, not an empty report."""
+    plan = groups([queue(claim=every_second_call("22012"))], [1], [1])
     with pytest.raises(QueueError, match=r"q: .*22012"):
-        measure(
-            groups([queue(claim=every_second_call("22012"))], [1], [1]), Setting(0.05), rounds=1
-        )
+        measure(plan, Setting(0.05), rounds=1)
 
 
 def test_a_queue_with_more_work_per_claim_is_slower(dsn: str) -> None:

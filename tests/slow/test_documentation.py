@@ -49,7 +49,6 @@ def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> N
                     typed = ("sh", "-c", command.replace("$?", str(code)))
                     ran = finished(*typed, cwd=tmp_path, env=environment, timeout=1200)
                     code, seen = ran.returncode, seen + 1
-                    assert said(output).fullmatch(ran.stdout), (
-                        f"$ {command}\n{ran.stdout}{ran.stderr}"
-                    )
+                    shown = f"$ {command}\n{ran.stdout}{ran.stderr}"
+                    assert said(output).fullmatch(ran.stdout), shown
     assert seen == commands

@@ -308,9 +308,8 @@ class TestDatabase:
     def test_is_empty_and_ours(self, server: Server) -> None:
         """A database has no tables, and belongs to the role that the queue's SQL runs as."""
         with server.database("queueproof_bench") as conninfo:
-            assert re.fullmatch(
-                r"queueproof_bench_[0-9a-f]{16}", str(ask(conninfo, "SELECT current_database()"))
-            )
+            name = str(ask(conninfo, "SELECT current_database()"))
+            assert re.fullmatch(r"queueproof_bench_[0-9a-f]{16}", name)
             assert ask(conninfo, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
             owner = "SELECT pg_get_userbyid(datdba) FROM pg_database"
             assert ask(conninfo, f"{owner} WHERE datname = current_database()") == "queueproof"

@@ -49,10 +49,8 @@ class SkipLocked(Queue):
     def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
         """Take some jobs: look, then mark."""
         yield Step("BEGIN")
-        found = yield Step(
-            f"SELECT id FROM jobs WHERE {self.free} ORDER BY id LIMIT :limit {self.lock}",
-            {"limit": limit},
-        )
+        look = f"SELECT id FROM jobs WHERE {self.free} ORDER BY id LIMIT :limit {self.lock}"
+        found = yield Step(look, {"limit": limit})
         claims = []
         for row in found.rows:
             result = yield Step(
@@ -94,10 +92,8 @@ class SkipLocked(Queue):
     def jobs(self) -> Operation[list[JobRow]]:
         """Look."""
         result = yield Step("SELECT id, state, attempts FROM jobs")
-        return [
-            JobRow(str(row["id"]), STATES[str(row["state"])], int(row["attempts"]))
-            for row in result.rows
-        ]
+        seen = [(str(row["id"]), str(row["state"]), int(row["attempts"])) for row in result.rows]
+        return [JobRow(job, STATES[state], attempts) for job, state, attempts in seen]
 
 
 class NoLock(SkipLocked):
