@@ -157,8 +157,7 @@ def acts(story: str) -> list[Act]:
     rule 12: after the last of three attempts no other begins
         enqueue 1 bound=3; w1 claims 1; w1 crashes; +99; w2 claims 1; w2 crashes; +99; w3 claims 1;
         w3 crashes; +99; w9 claims 1 => retry-bound where recovers=False
-    a job that failed at its last attempt and is claimed again breaks retry-bound only
-        enqueue 1 bound=1; w1 claims 1; w1 fails 1; w2 claims 1 => retry-bound
+
     who is gone holds nothing: a takeover may come early
         enqueue 1; w1 claims 1; w1 crashes; w2 claims 1 => holds where recovers=False
     who is gone holds nothing: a recovery may come early
@@ -254,11 +253,6 @@ def test_a_held_job_is_nobody_elses() -> None:
 def test_without_a_bound_a_job_may_be_attempted_for_ever() -> None:
     """Where the queue declares no max_attempts no number of attempts is too many."""
     assert life(TAKES_OVER, *acts("enqueue 1" + "; w1 claims 1; w1 crashes; +99" * 50))
-
-
-def test_a_claim_before_the_enqueue_is_early() -> None:
-    """A job whose enqueue has not been committed is not there to be claimed."""
-    assert blamed(LEASED, [Job()], act(CLAIM)) == {"not-early"}
 
 
 def test_at_exactly_its_end_a_lease_counts_either_way() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -156,19 +158,20 @@ def test_a_statement_that_does_not_end(lab_of: LabOf, monkeypatch: pytest.Monkey
         lab_of(text)
 
 
+@contextmanager
+def given_up(what: str, *pids: int) -> Iterator[None]:
+    """Processes do not answer, and a wait for something ends after 0.2 s."""
+    with frozen(*pids), pytest.raises(waits.LimitError, match=rf"waited 0\.2 s for {what}"):
+        yield
+
+
 def test_a_backend_that_is_frozen(lab_of: LabOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's own statements are given up with what was asked."""
     lab = lab_of(SKIP_LOCKED, fresh=True)
     monkeypatch.setattr(waits, "OWN", 0.2)
-    with (
-        frozen(lab.control_pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
-    ):
+    with given_up("PostgreSQL to answer", lab.control_pid):
         lab.advance(1.0)
-    with (
-        frozen(lab._admin.info.backend_pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to answer"),
-    ):
+    with given_up("PostgreSQL to answer", lab._admin.info.backend_pid):
         lab.execute("SELECT 1")
 
 
@@ -183,10 +186,7 @@ def test_a_server_that_is_frozen_is_not_the_queues_fault(
     with psycopg.connect(server._admin) as admin:
         (found,) = admin.execute("SELECT pg_read_file('postmaster.pid')").fetchall()
     postmaster = int(str(found[0]).split()[0])
-    with (
-        frozen(postmaster, session.pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL at .* to take a"),
-    ):
+    with given_up("PostgreSQL at .* to take a", postmaster, session.pid):
         execute(session, Step("SELECT 1"))
 
 
@@ -197,13 +197,12 @@ def test_a_cancelled_statement_that_does_not_end(
     lab = lab_of(SKIP_LOCKED, fresh=True)
     session = lab.session("w1")
     session.send(Step("SELECT pg_sleep(3600)"))
-    with frozen(session.pid):
-        monkeypatch.setattr(waits, "CANCEL", 0.2)
-        with pytest.raises(waits.LimitError, match=r"waited 0\.2 s for what w1 runs to end"):
-            session.cancel()
-        monkeypatch.setattr(waits, "GONE", 0.2)
-        with pytest.raises(waits.LimitError, match=rf"0\.2 s for backend {session.pid} to end"):
-            lab.discard(session)
+    monkeypatch.setattr(waits, "CANCEL", 0.2)
+    with given_up("what w1 runs to end", session.pid):
+        session.cancel()
+    monkeypatch.setattr(waits, "GONE", 0.2)
+    with given_up(f"backend {session.pid} to end", session.pid):
+        lab.discard(session)
 
 
 def test_a_statement_larger_than_what_a_frozen_backend_takes(
@@ -213,10 +212,7 @@ def test_a_statement_larger_than_what_a_frozen_backend_takes(
     session = lab_of(SKIP_LOCKED, fresh=True).session("w1")
     assert isinstance(session, LibpqSession)
     monkeypatch.setattr(waits, "OWN", 0.2)
-    with (
-        frozen(session.pid),
-        pytest.raises(waits.LimitError, match=r"waited 0\.2 s for PostgreSQL to read SELECT"),
-    ):
+    with given_up("PostgreSQL to read SELECT", session.pid):
         session.send(Step(f"SELECT length('{'x' * 2**22}')"))
 
 

@@ -202,14 +202,6 @@ def test_the_page_is_whole_in_itself(broken: tuple[Ran, Path]) -> None:
     assert not any(mark in page for mark in ("<script", "<link", "src=", "@import"))
 
 
-def test_report_puts_cards_on_one_page(broken: tuple[Ran, Path], command: Command) -> None:
-    """A card is read back from its JSON."""
-    directory = broken[1]
-    page = directory / "report.html"
-    assert command("report", directory / "json", directory / "json", "--html", page).code == 0
-    assert page.read_text().count('<h1 id="card-') == 2
-
-
 def test_a_replayed_story_exits_1_and_one_that_was_mended_0(
     card: dict[str, Any], command: Command, dsn: str
 ) -> None:
