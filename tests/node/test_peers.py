@@ -91,10 +91,11 @@ class Worker:
         return {job.id: job.state for job in self.ask("jobs")}
 
 
+WorkersOf = Callable[[str], tuple[Lab, Worker, Worker]]
+
+
 @pytest.fixture
-def workers_of(
-    server: Server, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], tuple[Lab, Worker, Worker]]]:
+def workers_of(server: Server, request: pytest.FixtureRequest) -> Iterator[WorkersOf]:
     """Installs a peer in a database of its own, and starts two of its workers."""
     with ExitStack() as stack:
 
@@ -160,9 +161,7 @@ def live(lab: Lab, first: Worker, second: Worker) -> None:
 
 
 @every_peer
-def test_jobs_live_through_claim_failure_and_recovery(
-    peer: str, workers_of: Callable[[str], tuple[Lab, Worker, Worker]]
-) -> None:
+def test_jobs_live_through_claim_failure_and_recovery(peer: str, workers_of: WorkersOf) -> None:
     """Each peer's workers do their part, and again once the tables are as after `install`."""
     lab, first, second = workers_of(peer)
     assert first.queue.order == "priority, fifo"
@@ -175,7 +174,7 @@ def test_jobs_live_through_claim_failure_and_recovery(
 
 @pytest.mark.slow
 def test_a_procrastinate_worker_that_begins_anew_has_a_row_of_its_own(
-    workers_of: Callable[[str], tuple[Lab, Worker, Worker]],
+    workers_of: WorkersOf,
 ) -> None:
     """After a reset ids begin anew: a heartbeat counts for the worker that sent it alone."""
     lab, first, second = workers_of(PROCRASTINATE)
@@ -196,9 +195,7 @@ def test_a_procrastinate_worker_that_begins_anew_has_a_row_of_its_own(
 
 @pytest.mark.node
 @pytest.mark.parametrize("peer", [PG_BOSS, GRAPHILE], ids=["pg-boss", "graphile-worker"])
-def test_a_worker_says_what_went_wrong_and_goes_on(
-    peer: str, workers_of: Callable[[str], tuple[Lab, Worker, Worker]]
-) -> None:
+def test_a_worker_says_what_went_wrong_and_goes_on(peer: str, workers_of: WorkersOf) -> None:
     """What the server refuses has its SQLSTATE, and the next message is heard."""
     _, worker, _ = workers_of(peer)
     message = worker.queue.request("enqueue", payload="{}", priority=10**12, queue="default")

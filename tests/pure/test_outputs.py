@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from queueproof.errors import QueueproofError
 from queueproof.queues.filetext import read
 from tests.fix_commands import Command
 from tests.fix_places import SKIP_LOCKED
-from tests.fix_programs import finished
+from tests.fix_programs import Begin, finished
 from tests.fix_queues import SOUND
 
 SCHEMA = "CREATE TABLE jobs (id bigint);\n"
@@ -142,9 +141,7 @@ def test_a_terminal_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> N
     os.close(slave)
 
 
-def test_a_pipe_with_a_reader_gets_all_of_it(
-    tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_pipe_with_a_reader_gets_all_of_it(tmp_path: Path, begin: Begin) -> None:
     """More than a pipe holds, to a reader who comes when he likes."""
     pipe, copy = tmp_path / "pipe", tmp_path / "copy"
     os.mkfifo(pipe)
@@ -156,7 +153,7 @@ def test_a_pipe_with_a_reader_gets_all_of_it(
 
 
 def test_a_queue_may_come_from_a_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Begin
 ) -> None:
     """As from `<(generate)`; one that nobody writes into ends, and so does one without an end."""
     pipe = tmp_path / "pipe"

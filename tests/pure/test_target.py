@@ -47,7 +47,6 @@ def test_a_class_is_found_from_where_the_user_stands(write: Write) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exec: no-such-program worker.mjs", "there is no command no-such-program"),
         ("", "no name"),
         ("nowhere.sql", "nowhere.sql: No such file or directory"),
         ("no_such_module:Queue", "no module no_such_module"),

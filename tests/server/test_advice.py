@@ -75,23 +75,15 @@ def advised(server: Server, path: Path, guarantee: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("text", "guarantee", "advice"),
     [
-        (
-            NEVER_BEAT,
-            "stale-recovery",
-            'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "b',
-        ),
+        (NEVER_BEAT, "stale-recovery", 'Write `SET "state" = \'RUNNING\', "lockedBy" = :worker, "'),
         (BY_NAME, "fencing", "and write `-- name: complete(id, worker, try)!` instead of"),
         (
             reference(f"{PASSES}\n  FOR UPDATE SKIP LOCKED\n", ""),
             "single-claim",
             "Write `FOR UPDATE SKIP LOCKED` after `LIMIT :limit` (q.sql:",
         ),
-        (
-            # That a failed job is never claimed again would end the story, too.
-            reference(WAITS, ""),
-            "backoff",
-            "run_at = clock_timestamp() + LEAST(",
-        ),
+        # That a failed job is never claimed again would end the story, too.
+        (reference(WAITS, ""), "backoff", "run_at = clock_timestamp() + LEAST("),
     ],
     ids=["quoted", "token", "lock", "plain life"],
 )

@@ -22,9 +22,9 @@ from queueproof.errors import QueueproofError, ServerError
 from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
-from queueproof.queues.worker import WorkerProcess, WorkerQueue
+from queueproof.queues.worker import WorkerQueue
 from tests.fix_programs import finished
-from tests.fix_queues import Write
+from tests.fix_queues import Write, answered
 
 DSN = "postgresql:///q"
 
@@ -50,8 +50,11 @@ class Mine(Client):
 """
 
 
+ResponderOf = Callable[[type[Client]], Responder]
+
+
 @pytest.fixture
-def responder_of() -> Iterator[Callable[[type[Client]], Responder]]:
+def responder_of() -> Iterator[ResponderOf]:
     """Hosts a class until the end of the test, in this process."""
     with ExitStack() as stack:
 
@@ -68,12 +71,6 @@ def hosted(name: str) -> WorkerQueue:
     queue = resolve(name)
     assert isinstance(queue, WorkerQueue)
     return queue
-
-
-def do(queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object) -> Any:  # noqa: ANN401
-    """One operation from its arguments to its result."""
-    request = queue.request(operation, **arguments)
-    return queue.read(operation, request, process.ask(request))
 
 
 class Asked(Client):
@@ -135,11 +132,11 @@ def test_a_class_works_in_a_process_of_its_own(write: Write) -> None:
     with queue.spawn("w1") as process:
         queue.described_by(process.ask(queue.request("init", dsn=DSN, queue="default")))
         assert timedelta(seconds=30) == queue.lease
-        assert do(queue, process, "enqueue", payload="{}") == ["7"]
-        (claim,) = do(queue, process, "claim", worker="u1", limit=1)
+        assert answered(queue, process, "enqueue", payload="{}") == ["7"]
+        (claim,) = answered(queue, process, "claim", worker="u1", limit=1)
         assert claim.job == {"id": "7", "worker": "u1"}
-        assert do(queue, process, "complete", worker="u1", job=claim) is True
-        assert do(queue, process, "complete", worker="u2", job=claim) is False
+        assert answered(queue, process, "complete", worker="u1", job=claim) is True
+        assert answered(queue, process, "complete", worker="u2", job=claim) is False
 
 
 def test_the_digest_is_the_class(write: Write) -> None:
@@ -320,9 +317,7 @@ class Ticking(Asked):
         return [{"id": self.ticks}]
 
 
-def test_one_event_loop_lives_as_long_as_the_worker(
-    responder_of: Callable[[type[Client]], Responder],
-) -> None:
+def test_one_event_loop_lives_as_long_as_the_worker(responder_of: ResponderOf) -> None:
     """What `open` began is there in every operation, and stands still between two."""
     host = responder_of(Ticking)
     client = host._client
@@ -361,7 +356,7 @@ class Clocked(Asked):
         return [{"id": 1, "time": time.time(), "now": now, "monotonic": time.monotonic()}]
 
 
-def test_the_clock_is_moved_and_set_back(responder_of: Callable[[type[Client]], Responder]) -> None:
+def test_the_clock_is_moved_and_set_back(responder_of: ResponderOf) -> None:
     """Each `ahead` counts from the real time; the clock by which event loops wait stays real."""
     host = responder_of(Clocked)
     for ahead in (0, 3600, -86400, 0.0):
@@ -449,12 +444,12 @@ def test_a_class_with_a_connection_of_its_own(server: Server, write: Write, kind
         with queue.spawn("the installer") as installer:
             assert "42P01" in str(installer.ask(init))
         with queue.spawn("the installer") as installer:
-            assert do(queue, installer, "install", dsn=dsn) is None
+            assert answered(queue, installer, "install", dsn=dsn) is None
         with queue.spawn("w1") as process:
             queue.described_by(process.ask(init))
-            (identifier,) = do(queue, process, "enqueue", payload='{"a": [1]}')
-            (claim,) = do(queue, process, "claim", worker="u1", limit=1)
+            (identifier,) = answered(queue, process, "enqueue", payload='{"a": [1]}')
+            (claim,) = answered(queue, process, "claim", worker="u1", limit=1)
             assert {"id": identifier, "payload": {"a": [1]}} == claim.job
-            assert do(queue, process, "claim", worker="u1", limit=1) == []
+            assert answered(queue, process, "claim", worker="u1", limit=1) == []
             with pytest.raises(ServerError, match="22012: division by zero"):
-                do(queue, process, "jobs")
+                answered(queue, process, "jobs")

@@ -64,10 +64,7 @@ from workshop.yardstick import compared, pgbench
     [
         ("SELECT 1 LIMIT :limit", "SELECT 1 LIMIT 10"),
         ("SELECT :limit::int + :limit", "SELECT 10::int + 10"),
-        (
-            "SELECT ':limit', :limits, :worker -- :limit",
-            "SELECT ':limit', :limits, :worker -- :limit",
-        ),
+        *[("SELECT ':limit', :limits, :worker -- :limit",) * 2],
         ("SELECT a[1:limit] LIMIT\n  :limit", "SELECT a[1:limit] LIMIT\n  10"),
     ],
 )
@@ -882,12 +879,6 @@ def test_the_plan_has_every_strategy_and_load() -> None:
             assert fast <= set(stems[Shape(batch, workers)])
     assert stems[Shape(1, 16, HOLD)] == ["skip_locked", "for_update", "nowait"]
     assert stems[Shape(1, 16)][:3] == ["skip_locked", "for_update", "nowait"]
-
-
-def test_a_comparison_is_of_two_queues() -> None:
-    """Before any server is started."""
-    with pytest.raises(BenchError, match="two queues, not 1"):
-        compare(groups([queue()], [10], [1])[0], Setting(postgres="nowhere"))
 
 
 def test_a_comparison_at_a_batch_that_a_claim_cannot_take_names_the_remedy() -> None:

@@ -17,7 +17,6 @@ from queueproof.examine.calibrate import calibrate
 from queueproof.examine.check import check_queue
 from queueproof.guarantees.catalogue import select
 from queueproof.judge.checker import declare
-from queueproof.postgres import Server
 from queueproof.postgres.pooler import MISSING, open_pooler
 from queueproof.probes.probe import untold
 from queueproof.probes.probes import PROBES
@@ -253,9 +252,9 @@ def test_claims_held_in_their_transaction_go_through(lab_of: LabOf) -> None:
 
 
 @pytest.mark.pgbouncer
-def test_transactions_take_turns(server: Server, pgbouncer: Path) -> None:
+def test_transactions_take_turns(database: str, pgbouncer: Path) -> None:
     """Consecutive transactions of one client run on different backends."""
-    with server.database() as conninfo, open_pooler(conninfo, pgbouncer) as pooler:
+    with open_pooler(database, pgbouncer) as pooler:
         with psycopg.connect(pooler.conninfo, autocommit=True) as client:
             pids = [client.execute("SELECT pg_backend_pid()").fetchone() for _ in range(4)]
         assert all(one != other for one, other in itertools.pairwise(pids))
@@ -265,24 +264,23 @@ def test_transactions_take_turns(server: Server, pgbouncer: Path) -> None:
 
 @pytest.mark.pgbouncer
 def test_a_password_goes_where_nobody_reads_it(
-    server: Server, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, pgbouncer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A password with quotes reaches PgBouncer in a private file, which goes with it."""
     monkeypatch.setenv("PGPASSWORD", "it's a 'secret'")
-    with server.database() as conninfo:
-        with open_pooler(conninfo, pgbouncer) as pooler:
-            socket = psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]
-            configuration = Path(str(socket)) / "pgbouncer.ini"
-            assert "password='it''s a ''secret'''" in configuration.read_text()
-            assert configuration.stat().st_mode & 0o777 == 0o600
-            assert Path(str(socket)).stat().st_mode & 0o777 == 0o700
-        assert not Path(str(socket)).exists()
+    with open_pooler(database, pgbouncer) as pooler:
+        socket = Path(str(psycopg.conninfo.conninfo_to_dict(pooler.conninfo)["host"]))
+        configuration = socket / "pgbouncer.ini"
+        assert "password='it''s a ''secret'''" in configuration.read_text()
+        assert configuration.stat().st_mode & 0o777 == 0o600
+        assert socket.stat().st_mode & 0o777 == 0o700
+    assert not socket.exists()
 
 
 @pytest.mark.pgbouncer
 @pytest.mark.usefixtures("pgbouncer")
 def test_nothing_is_left_behind_when_the_run_is_killed(
-    server: Server, begin: Begin, eventually: Eventually
+    database: str, begin: Begin, eventually: Eventually
 ) -> None:
     """A run that is killed takes PgBouncer and its directory with it."""
     code = (
@@ -291,23 +289,19 @@ def test_nothing_is_left_behind_when_the_run_is_killed(
         "    print(pooler.conninfo, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    with server.database() as conninfo:
-        run = begin(sys.executable, "-c", code, conninfo)
-        host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
-        pid = int((host / "pid").read_text())
-        run.kill()
-        eventually(lambda: not host.exists(), "its directory to go")
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    run = begin(sys.executable, "-c", code, database)
+    host = Path(str(psycopg.conninfo.conninfo_to_dict(run.line())["host"]))
+    pid = int((host / "pid").read_text())
+    run.kill()
+    eventually(lambda: not host.exists(), "its directory to go")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
-def test_a_pgbouncer_that_dies_says_why(server: Server) -> None:
+def test_a_pgbouncer_that_dies_says_why(database: str) -> None:
     """What it wrote before it died is the message: here env, which cannot run the configuration."""
-    with (
-        server.database() as conninfo,
-        pytest.raises(ServerUnavailableError, match=r"could not be started: .*Permission denied"),
-        open_pooler(conninfo, Path("/usr/bin/env")),
-    ):
+    env, told = Path("/usr/bin/env"), "could not be started: .*Permission denied"
+    with pytest.raises(ServerUnavailableError, match=told), open_pooler(database, env):
         pass
 
 
@@ -321,11 +315,8 @@ def test_a_pgbouncer_that_does_not_start_is_no_verdict(
 
 
 @pytest.mark.pgbouncer
-def test_a_server_that_lets_nobody_in_is_named(server: Server, pgbouncer: Path) -> None:
+def test_a_server_that_lets_nobody_in_is_named(database: str, pgbouncer: Path) -> None:
     """A database that is not there is told in one message."""
-    with (
-        server.database() as conninfo,
-        pytest.raises(ServerUnavailableError, match="nowhere"),
-        open_pooler(make_conninfo(conninfo, dbname="nowhere"), pgbouncer),
-    ):
+    gone = make_conninfo(database, dbname="nowhere")
+    with pytest.raises(ServerUnavailableError, match="nowhere"), open_pooler(gone, pgbouncer):
         pass

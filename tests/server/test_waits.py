@@ -55,6 +55,14 @@ class Public(Client):
 """
 
 
+def worker_that(does: str, folder: Path) -> Queue:
+    """The template's worker, which does something more once it is connected."""
+    assert OPENED in WORKER
+    worker = folder / "worker.py"
+    worker.write_text(WORKER.replace(OPENED, f"{OPENED}{' ' * 16}{does}\n"))
+    return from_command(f"exec: {sys.executable} {worker}")
+
+
 @pytest.fixture(params=["file", "class", "program"])
 def in_public(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,11 +77,7 @@ def in_public(
         (tmp_path / "in_public.py").write_text(IN_PUBLIC)
         monkeypatch.syspath_prepend(tmp_path)
         return resolve("in_public:Public")
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        WORKER.replace(OPENED, f'{OPENED}{" " * 16}db.execute("SET search_path = public")\n')
-    )
-    return from_command(f"exec: {sys.executable} {worker}")
+    return worker_that('db.execute("SET search_path = public")', tmp_path)
 
 
 def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
@@ -87,15 +91,7 @@ def test_tables_in_the_schema_public(lab_of: LabOf, in_public: Queue) -> None:
         assert lab.execute("SELECT count(*) FROM public.jobs") == [(0,)]
 
 
-def worker_that(opens: str, tmp_path: Path) -> Queue:
-    """The template's worker, which does something more when it begins and its tables are there."""
-    assert OPENED in WORKER
-    there = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
-    worker = tmp_path / "worker.py"
-    worker.write_text(
-        WORKER.replace(OPENED, f"{OPENED}{' ' * 16}if {there} is not None:\n{' ' * 20}{opens}\n")
-    )
-    return from_command(f"exec: {sys.executable} {worker}")
+THERE = "db.execute(\"SELECT FROM pg_tables WHERE tablename = 'jobs'\").fetchone()"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +106,7 @@ def test_a_worker_started_ahead_is_in_a_transaction(
     lab_of: LabOf, tmp_path: Path, opens: str
 ) -> None:
     """A reset that waits for it moves what it sends meanwhile, and ends it where that is no use."""
-    lab = lab_of(worker_that(opens, tmp_path))
+    lab = lab_of(worker_that(f"if {THERE} is not None:\n{' ' * 20}{opens}", tmp_path))
     assert isinstance(lab, ClientLab)
     leaves = "BEGIN" in opens
     lab._control.run(f"SET lock_timeout = {100 if leaves else 30_000}")

@@ -727,22 +727,21 @@ def test_a_server_on_tcp(on_tcp: str) -> None:
         assert bench.ids() == [5]
 
 
-@pytest.mark.parametrize("mode", ["require", "verify-full"])
-def test_encryption_that_is_asked_for_is_refused(bench: Bench, mode: str) -> None:
-    """A DSN that asks for TLS is refused with a next step, and nothing is sent in the clear."""
-    with (
-        closing(Wire(make_conninfo(bench.conninfo, sslmode=mode))) as wire,
-        pytest.raises(QueueproofError, match=f"sslmode={mode}: .* write sslmode=prefer"),
-    ):
-        wire.listen("w2")
-
-
-def test_a_server_that_does_not_let_us_in(bench: Bench) -> None:
-    """A server that refuses the login says why, with the fact that the gate speaks no TLS."""
-    with (
-        closing(Wire(make_conninfo(bench.conninfo, user="nobody"))) as wire,
-        pytest.raises(ServerUnavailableError, match=r'no TLS.*role "nobody" does not'),
-    ):
+@pytest.mark.parametrize(
+    ("setting", "error", "told"),
+    [
+        ({"sslmode": "require"}, QueueproofError, "sslmode=require: .* write sslmode=prefer"),
+        ({"sslmode": "verify-full"}, QueueproofError, "=verify-full: .* write sslmode=prefer"),
+        ({"user": "nobody"}, ServerUnavailableError, r'no TLS.*role "nobody" does not'),
+    ],
+    ids=["encryption is asked for", "with certificates", "the login is refused"],
+)
+def test_a_server_that_the_gate_cannot_use(
+    bench: Bench, setting: dict[str, str], error: type[Exception], told: str
+) -> None:
+    """It speaks no TLS: that is said with a next step, and nothing is sent in the clear."""
+    refused = pytest.raises(error, match=told)
+    with closing(Wire(make_conninfo(bench.conninfo, **setting))) as wire, refused:
         wire.listen("w2")
 
 

@@ -31,6 +31,7 @@ from queueproof.queues.worker import (
     as_uri,
 )
 from tests.fix_programs import Begin, Eventually, finished, is_gone
+from tests.fix_queues import answered
 
 Spawn = Callable[..., WorkerProcess]
 DSN = "host=/tmp/socket dbname=q user=me"
@@ -521,14 +522,6 @@ def test_a_worker_that_cannot_be_started_is_named(tmp_path: Path) -> None:
     broken.chmod(0o700)
     with pytest.raises(WorkerError, match=r"exec: .*broken cannot be started: Exec format error"):
         resolve(f"exec: {broken}").spawn("w1")  # type: ignore[attr-defined]
-
-
-def answered(
-    queue: WorkerQueue, process: WorkerProcess, operation: str, **arguments: object
-) -> Any:  # noqa: ANN401
-    """One operation from its arguments to its result."""
-    request = queue.request(operation, **arguments)
-    return queue.read(operation, request, process.ask(request))
 
 
 def live_through(queue: WorkerQueue, dsn: str) -> None:

@@ -138,12 +138,6 @@ def test_a_declared_break_is_accepted_where_it_is_seen(
     assert reason in judgement.reason
 
 
-def test_what_a_queue_does_not_offer_is_not_judged(lab_of: LabOf) -> None:
-    """A guarantee that needs what the queue has not is reported as not offered."""
-    card = check_queue(lab_of(SOUND), select(("live-lease", "retry-bound")), profile="glance")
-    assert [judgement.verdict for judgement in card.guarantees] == ["not-offered"] * 2
-
-
 def test_an_edited_queue_is_asked_for_the_story_under_every_order(lab_of: LabOf) -> None:
     """The program finds the defect wherever its statements stand by now, or sees it mended."""
     (judgement,) = check_queue(lab_of(BROKEN), select(ONLY), profile="glance").guarantees

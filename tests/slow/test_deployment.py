@@ -36,8 +36,11 @@ def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[st
         return judged(lab, *asked, profile=profile)
 
 
+BrokenBy = Callable[[str], Judgement]
+
+
 @pytest.fixture(scope="module")
-def broken_by(server: Server) -> Callable[[str], Judgement]:
+def broken_by(server: Server) -> BrokenBy:
     """What breaks in the first way round that breaks the guarantee a file names."""
 
     @cache
@@ -61,9 +64,7 @@ def test_each_says_what_it_is() -> None:
     "name",
     [pytest.param(name, marks=pytest.mark.sample if "fencing" in name else ()) for name in BROKEN],
 )
-def test_a_deployment_breaks_what_its_first_line_says(
-    name: str, broken_by: Callable[[str], Judgement]
-) -> None:
+def test_a_deployment_breaks_what_its_first_line_says(name: str, broken_by: BrokenBy) -> None:
     """Two versions, each sound by itself, break the guarantee where both run."""
     assert name.startswith(BROKEN[name]["guarantee"].replace("-", "_"))
     found = broken_by(name)
@@ -88,9 +89,7 @@ def test_the_new_version_alone_is_sound(name: str, server: Server) -> None:
     assert found.verdict == "holds"
 
 
-def test_the_story_of_a_deployment_is_told_again(
-    broken_by: Callable[[str], Judgement], command: Command
-) -> None:
+def test_the_story_of_a_deployment_is_told_again(broken_by: BrokenBy, command: Command) -> None:
     """Its token finds the way round in which it was told, and replays with both files."""
     path = NEW["live_lease_moved_heartbeat"]
     ran = command("replay", OLD, broken_by(path.stem).replay, "--with", path)

@@ -336,11 +336,8 @@ class TestDatabase:
         monkeypatch.setattr(secrets, "token_hex", lambda _: "0123456789abcdef")
         taken = "queueproof_0123456789abcdef"
         tell(admin, f"CREATE DATABASE {taken} OWNER alice")
-        with (
-            open_server(uri(door)) as server,
-            pytest.raises(psycopg.errors.DuplicateDatabase),
-            server.database(),
-        ):
+        there = pytest.raises(psycopg.errors.DuplicateDatabase)
+        with open_server(uri(door)) as server, there, server.database():
             pass
         assert taken in str(databases(admin))
         tell(admin, f"DROP DATABASE {taken}")
@@ -427,10 +424,8 @@ class TestDsn:
     def test_superuser_rights_are_used(self, admin: str) -> None:
         """A superuser's database waits as long with its deadlock check as our own servers do."""
         tell(admin, "CREATE ROLE root SUPERUSER LOGIN")
-        with (
-            open_server(make_conninfo(admin, user="root")) as server,
-            server.database() as conninfo,
-        ):
+        root = make_conninfo(admin, user="root")
+        with open_server(root) as server, server.database() as conninfo:
             assert server.superuser
             source = "SELECT source FROM pg_settings WHERE name = 'deadlock_timeout'"
             assert ask(conninfo, source) == "database"
@@ -481,11 +476,9 @@ class TestDsn:
     def test_moments_are_read_whatever_their_style(self, admin: str, door: Door) -> None:
         """The role's own setting, which its database's would not outdo."""
         tell(admin, "ALTER ROLE alice SET DateStyle = 'German'")
+        queue = load_text(queue_file(), "q.sql")
         try:
-            with (
-                open_server(uri(door)) as server,
-                open_lab(load_text(queue_file(), "q.sql"), server) as lab,
-            ):
+            with open_server(uri(door)) as server, open_lab(queue, server) as lab:
                 before = lab.now()
                 lab.advance(lab.until_aligned())
                 assert lab.now() > before
@@ -510,11 +503,8 @@ class TestDsn:
     @pytest.mark.usefixtures("before")
     def test_database_that_lets_nobody_in(self, door: Door) -> None:
         """Where pg_hba.conf has no rule for a new database it is dropped, and the reason shown."""
-        with (
-            open_server(uri(door)) as server,
-            pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects"),
-            server.database("queueproof_refused"),
-        ):
+        refused = pytest.raises(ServerUnavailableError, match=r"pg_hba\.conf rejects")
+        with open_server(uri(door)) as server, refused, server.database("queueproof_refused"):
             pass
 
     def test_pooler(self, guarded: str, refusal: Refusal) -> None:

@@ -200,10 +200,8 @@ def test_a_copy_is_refused_as_soon_as_it_runs(
 ) -> None:
     """Nobody sends data or reads it: the check ends with one message instead of never."""
     monkeypatch.setattr(Copies, "copy", copy)
-    with (
-        open_lab(Copies(), server) as lab,
-        pytest.raises(QueueError, match="COPY from or to the client is no step"),
-    ):
+    refused = pytest.raises(QueueError, match="COPY from or to the client is no step")
+    with open_lab(Copies(), server) as lab, refused:
         check_queue(lab, select(["order"]), profile="quick")
 
 
