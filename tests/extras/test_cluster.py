@@ -29,13 +29,13 @@ from queueproof.run.lab import Lab
 from queueproof.run.open import open_lab
 from tests.extras.fix_cluster import LONG, Cluster
 from tests.fix_commands import Command
+from tests.fix_places import REFERENCE, STRATEGIES
 from tests.fix_programs import Begin, finished
 from tests.fix_queues import queue_file
 
 pytest_plugins = ["tests.extras.fix_cluster"]
 
-STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
-SOUND, BROKEN = STRATEGIES / "skip_locked.sql", STRATEGIES / "select_then_update.sql"
+SOUND, BROKEN = REFERENCE, STRATEGIES / "select_then_update.sql"
 SMALL = load_text(queue_file(), "q.sql")
 ASKED = ("single-claim", "claim-limit", "isolation")
 

@@ -15,16 +15,16 @@ from queueproof.postgres import Server
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import WorkerProcess, WorkerQueue
 from queueproof.run.lab import Lab
+from tests.fix_server import PEERS
 
-FOLDER = Path(__file__).parents[2] / "strategies" / "peers"
 W1 = "00000000-0000-0000-0000-000000000001"
 W2 = "00000000-0000-0000-0000-000000000002"
 OVER = 1.07  # leases
 
 PGQUEUER = "strategies.peers.pgqueuer_worker:PgQueuer"
 PROCRASTINATE = "strategies.peers.procrastinate_worker:Procrastinate"
-PG_BOSS = f"exec: node {FOLDER}/pg_boss_worker.mjs"
-GRAPHILE = f"exec: node {FOLDER}/graphile_worker.mjs"
+PG_BOSS = f"exec: node {PEERS}/pg_boss_worker.mjs"
+GRAPHILE = f"exec: node {PEERS}/graphile_worker.mjs"
 
 every_peer = pytest.mark.parametrize(
     "peer",
@@ -208,7 +208,7 @@ def node_worker(tmp_path: Path) -> WorkerQueue:
     """A Node.js worker without a queue: a claim tells the time, an end fails."""
     worker = tmp_path / "worker.mjs"
     worker.write_text(f"""
-        import {{ serve }} from '{(FOLDER / "lines.mjs").as_uri()}'
+        import {{ serve }} from '{(PEERS / "lines.mjs").as_uri()}'
         const year = (date) => date.getUTCFullYear()
         const told = () => [year(new Date()), year(new Date(Date.now())), year(new Date(Date())),
           year(new Date(0)), year(new Date('1999-12-31Z')), new Date() instanceof Date]

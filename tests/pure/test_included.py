@@ -11,7 +11,7 @@ import pytest
 from queueproof.advice.mutants import mutants_of
 from queueproof.errors import QueueError, Source
 from queueproof.queues.sqlfile import SqlFileQueue, load, load_text
-from tests.fix_places import SKIP_LOCKED
+from tests.fix_places import SKIP_LOCKED, STRATEGIES
 
 BLOCKS = """
 -- name: enqueue
@@ -184,7 +184,7 @@ def test_states_have_the_names_that_the_header_gives_them() -> None:
         load_text(text, "q.sql")
 
 
-README = (Path(__file__).parents[2] / "strategies" / "README.md").read_text(encoding="utf-8")
+README = (STRATEGIES / "README.md").read_text(encoding="utf-8")
 FENCED = re.findall(r"^ *```sql\n(.*?)```", README, re.MULTILINE | re.DOTALL)
 
 

@@ -9,7 +9,7 @@ import pytest
 from queueproof.cli import run
 from queueproof.errors import FormatError, QueueError, Source
 from queueproof.queues.sqlfile import SqlFileQueue, load
-from tests.fix_places import SKIP_LOCKED
+from tests.fix_places import REFERENCE
 
 BASE = """\
 -- What it is about.
@@ -156,4 +156,4 @@ def test_files_that_extend_one_another_without_end_are_refused(tmp_path: Path) -
 
 def test_a_file_that_extends_nothing_is_as_it_was() -> None:
     """Byte for byte."""
-    assert load(Path(__file__).parents[2] / "strategies" / "skip_locked.sql").whole == SKIP_LOCKED
+    assert load(REFERENCE).whole == REFERENCE.read_text()

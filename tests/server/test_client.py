@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +22,7 @@ from queueproof.postgres import Server
 from queueproof.queues.client import Responder, describe, serve
 from queueproof.queues.resolve import resolve
 from queueproof.queues.worker import WorkerQueue
+from tests.fix_places import ROOT
 from tests.fix_programs import finished
 from tests.fix_queues import Write, answered
 
@@ -272,7 +272,7 @@ def test_an_exception_becomes_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The server's SQLSTATE, however wrapped; otherwise XX000 with the line, and no traceback."""
-    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.chdir(ROOT)
     told = answer_of(raising(error), {"op": "claim"})["error"]
     assert sqlstate == told["sqlstate"]
     assert told["message"].startswith(message)

@@ -41,7 +41,6 @@ from tests.fix_loads import (
     BRIEF,
     CLAIM,
     COMPLETE,
-    PATIENCE,
     RETRIED,
     all_done,
     briefly,
@@ -54,7 +53,7 @@ from tests.fix_loads import (
     strategy,
 )
 from tests.fix_places import ROOT, STRATEGIES
-from tests.fix_programs import finished
+from tests.fix_programs import PATIENCE, finished
 from workshop.__main__ import HOLD, main, pages, peers, plan, strategies
 from workshop.yardstick import compared, pgbench
 

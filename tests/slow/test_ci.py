@@ -14,10 +14,9 @@ import pytest
 import yaml
 
 from queueproof.queues.sqlfile import load
+from tests.fix_places import DOUBLE_CLAIM, ROOT
 from tests.fix_programs import finished
 
-ROOT = Path(__file__).parents[2]
-BROKEN = ROOT / "strategies" / "broken" / "single_claim_select_then_update.sql"
 SNIPPETS = ROOT / "docs" / "ci"
 
 
@@ -43,7 +42,7 @@ def test_the_action_checks_a_queue_and_leaves_its_reports(tmp_path: Path) -> Non
     (tmp_path / "queueproof").symlink_to(Path(sys.executable).parents[1])
     checkout = tmp_path / "checkout"
     checkout.mkdir()
-    (checkout / "q.sql").write_text(load(BROKEN).whole)
+    (checkout / "q.sql").write_text(load(DOUBLE_CLAIM).whole)
     ran = run(
         step["run"],
         checkout,

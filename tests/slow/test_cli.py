@@ -43,9 +43,8 @@ APART = "server-clock"  # judged in a second or two, where others that hold take
 
 
 @pytest.fixture
-def check(command: Command, dsn: str, monkeypatch: pytest.MonkeyPatch) -> Command:
+def check(command: Command, on_server: None) -> Command:  # noqa: ARG001
     """Run a quick check in this process, which does all of it: the tests share the processors."""
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
     return lambda *arguments: command("check", "--profile", "quick", "--jobs", 1, *arguments)
 
 

@@ -23,7 +23,6 @@ from queueproof.postgres import Server
 from tests.fix_loads import (
     BRIEF,
     CLAIM,
-    PATIENCE,
     RETRIED,
     all_done,
     every_second_call,
@@ -33,6 +32,7 @@ from tests.fix_loads import (
     scripted,
     strategy,
 )
+from tests.fix_programs import PATIENCE
 from workshop.__main__ import HOLD
 
 Interrupted = Callable[[int, Callable[[Setting], object]], list[BenchReport]]

@@ -18,16 +18,16 @@ from queueproof.report.card import Card, Judgement, together
 from queueproof.run.open import open_lab
 from tests.fix_commands import Command
 from tests.fix_labs import judged
+from tests.fix_places import REFERENCE, STRATEGIES
 
-DEPLOY = Path(__file__).parents[2] / "strategies" / "deploy"
 HEAD = re.compile(
     r"-- (breaks: (?P<guarantee>[\w-]+)|keeps: everything)\n-- beside: (?P<old>\S+)\n-- \S"
 )
-NEW = {path.stem: path for path in sorted(DEPLOY.glob("*.sql"))}
+NEW = {path.stem: path for path in sorted(STRATEGIES.glob("deploy/*.sql"))}
 HEADS = {name: HEAD.match(path.read_text()) for name, path in NEW.items()}
 BROKEN = {name: found for name, found in HEADS.items() if found and found["guarantee"]}
 SOUND = sorted(NEW.keys() - BROKEN.keys())
-OLD = DEPLOY.parent / "skip_locked.sql"
+OLD = REFERENCE
 
 
 def verdicts(queue: Queue, server: Server, *asked: str, profile: str) -> dict[str, Judgement]:

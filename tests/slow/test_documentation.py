@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fix_places import ROOT
 from tests.fix_programs import finished
 
-DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(
     r'^```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
 )
@@ -36,7 +36,7 @@ def test_a_page_does_what_it_says(page: str, commands: int, tmp_path: Path) -> N
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path}
     code, seen = 0, 0
-    for block in _BLOCK.finditer((DOCS / page).read_text(encoding="utf-8")):
+    for block in _BLOCK.finditer((ROOT / "docs" / page).read_text(encoding="utf-8")):
         match block["kind"]:
             case "sql" | "python":
                 (tmp_path / block["title"]).write_text(block["text"], encoding="utf-8")

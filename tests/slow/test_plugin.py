@@ -10,18 +10,14 @@ import psycopg
 import pytest
 
 from queueproof.guarantees.catalogue import CATALOGUE
-from tests.fix_places import text_of
+from tests.fix_places import ROOT, text_of
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("on_server")
 
-STRATEGIES = Path(__file__).parents[2] / "strategies"
+
 SCENARIOS = "--pyargs", "queueproof.scenarios", "-p", "no:cacheprovider"
 HEAVY = ("psycopg", "hypothesis", "sqlglot", "typer", "rich", "jinja2")
-
-
-@pytest.fixture(autouse=True)
-def _server(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUEUEPROOF_POSTGRES", dsn)
 
 
 def run(pytester: pytest.Pytester, *arguments: object) -> pytest.RunResult:
@@ -70,7 +66,7 @@ def test_other_projects_pay_nothing(pytester: pytest.Pytester) -> None:
 
 def test_scenarios_beside_a_copy_of_the_package_are_refused_once(pytester: pytest.Pytester) -> None:
     """One usage error names both ways to run them, however many tests are named."""
-    shutil.copytree(STRATEGIES.parent / "scenarios", pytester.path / "scenarios")
+    shutil.copytree(ROOT / "scenarios", pytester.path / "scenarios")
     for named in ("scenarios", "scenarios/test_server_rules.py"):
         result = pytester.runpytest_subprocess(named)
         assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -30,14 +30,14 @@ from queueproof.postgres import Server, local, open_server, sources, watchdog
 from queueproof.postgres.server import Conninfo, ServerFacts
 from queueproof.queues.sqlfile import load_text
 from queueproof.run.open import open_lab
-from tests.fix_programs import finished, is_gone
+from tests.fix_programs import PATIENCE, Eventually, finished, is_gone
 from tests.fix_queues import queue_file
 from tests.fix_server import tell
 
 PASSWORD = "s3cr:t/@%x? 'y\\"  # noqa: S105 - every character that one of the notations escapes
-Eventually = Callable[[Callable[[], bool]], None]
+
 Refusal = Callable[[str], str]
-PATIENCE = 30.0  # seconds
+
 GOOD = ServerFacts(180004, "alice", False, False, True, "on", "on", False, False, False, ())  # noqa: FBT003
 
 
