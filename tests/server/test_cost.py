@@ -182,11 +182,6 @@ def test_a_held_claim_lasts_as_long_as_it_is_held(ground: Ground, name: str) -> 
     assert found.p50 >= HOLD
 
 
-def test_a_batch_without_complete_many_is_completed_job_by_job(ground: Ground) -> None:
-    """The small queue has `complete` alone."""
-    assert measured(ground, queue(), Shape(7, 3)).exactly_once
-
-
 @pytest.fixture
 def paced(ground: Ground) -> Iterator[Ground]:
     """The ground, whose pace a test may set, and whether it completes and claims apart."""

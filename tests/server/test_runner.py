@@ -113,14 +113,6 @@ def test_a_replay_is_the_same_run(lab_of: LabOf, lock: str) -> None:
     assert len({tuple(run.trace) for run in runs}) == 1
 
 
-def test_a_run_starts_from_the_beginning(lab_of: LabOf) -> None:
-    """What one run did is gone in the next one, its numbers included."""
-    runner = Runner(lab_of(queue("FOR UPDATE SKIP LOCKED")))
-    for _ in range(2):
-        run = runner.run(play(RACE, 2))
-        assert [call.ids for call in run.history.of_kind("enqueue")] == [("1",), ("2",)]
-
-
 def test_a_lock_wait_is_recognised(lab_of: LabOf) -> None:
     """A claim that waits for another's row is seen to, and goes on when the other has committed."""
     lab = lab_of(queue("FOR UPDATE"))

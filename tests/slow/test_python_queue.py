@@ -32,6 +32,7 @@ class SkipLocked(Queue):
     free = "state = 'q'"
     lock = "FOR UPDATE SKIP LOCKED"
     mine = "id = :id AND state = 'r' AND attempts = :attempt"
+    lapsed = "until < now()"
 
     def install(self) -> Operation[None]:
         """Create the table."""
@@ -84,10 +85,14 @@ class SkipLocked(Queue):
         """Bring back what crashed workers held."""
         result = yield Step(
             "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
-            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' AND until < now() "
-            "FOR UPDATE SKIP LOCKED)) RETURNING id"
+            f"WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' AND {self.lapsed} "
+            "FOR UPDATE SKIP LOCKED)) RETURNING id",
+            self._moment(),
         )
         return [str(row["id"]) for row in result.rows]
+
+    def _moment(self) -> dict[str, str]:
+        return {}
 
     def jobs(self) -> Operation[list[JobRow]]:
         """Look."""
@@ -136,9 +141,10 @@ def test_a_class_offers_what_it_defines() -> None:
 class OwnClock(SkipLocked):
     """Its leases end by the clock of whoever looks."""
 
-    @staticmethod
-    def _now() -> str:
-        return datetime.now(UTC).isoformat()
+    lapsed = "until < :now::timestamptz"
+
+    def _moment(self) -> dict[str, str]:
+        return {"now": datetime.now(UTC).isoformat()}
 
     def claim(self, limit: int, lease: timedelta) -> Operation[list[Claim]]:
         """Take some jobs, until a moment on the worker's clock."""
@@ -150,16 +156,6 @@ class OwnClock(SkipLocked):
                 {"until": until, "id": claim.token["id"]},
             )
         return claims
-
-    def recover(self) -> Operation[list[str]]:
-        """Bring back what the reaper's clock says has run out."""
-        result = yield Step(
-            "UPDATE jobs SET state = CASE WHEN attempts < bound THEN 'q' ELSE 'f' END "
-            "WHERE id = ANY (ARRAY(SELECT id FROM jobs WHERE state = 'r' "
-            "AND until < :now::timestamptz FOR UPDATE SKIP LOCKED)) RETURNING id",
-            {"now": self._now()},
-        )
-        return [str(row["id"]) for row in result.rows]
 
 
 def test_a_clock_of_its_own_is_trusted_only_as_far_as_it_is_right(server: Server) -> None:
