@@ -1093,17 +1093,8 @@ def test_a_sound_queue_is_never_accused(
 
 
 DEFECTS = (
-    "single-claim",
-    "claim-limit",
-    "no-lost-job",
-    "not-early",
-    "order",
-    "stale-recovery",
-    "live-lease",
-    "fencing",
-    "retry-bound",
-    "final-state",
-    "non-blocking",
+    *("single-claim", "claim-limit", "no-lost-job", "not-early", "order", "stale-recovery"),
+    *("live-lease", "fencing", "retry-bound", "final-state", "non-blocking"),
 )
 
 
@@ -1127,12 +1118,8 @@ def modelled(rng: random.Random, defect: str, steps: int) -> History:
     return Model(rng, defect).run(steps)
 
 
-histories = st.builds(
-    modelled,
-    st.randoms(use_true_random=False),
-    st.sampled_from(("", *DEFECTS)),
-    st.integers(1, 120),
-)
+lots = st.randoms(use_true_random=False)
+histories = st.builds(modelled, lots, st.sampled_from(("", *DEFECTS)), st.integers(1, 120))
 plainly = settings(max_examples=60, deadline=None, database=None)
 
 
@@ -1140,11 +1127,8 @@ plainly = settings(max_examples=60, deadline=None, database=None)
 @given(histories, st.integers(0, 300), st.integers(0, 300))
 def test_a_timeline_finds_the_calls_that_were_open(history: History, start: int, end: int) -> None:
     """What overlaps a span is what began before its end and had not ended at its start."""
-    expected = [
-        call
-        for call in history.calls
-        if call.invoked < end and (call.returned is None or call.returned > start)
-    ]
+    late = [call for call in history.calls if call.returned is None or call.returned > start]
+    expected = [call for call in late if call.invoked < end]
     assert expected == list(Timeline(history.calls).overlapping(start, end))
 
 
@@ -1316,18 +1300,10 @@ def test_what_cannot_run_is_known_at_every_claim(history: History) -> None:
         earlier = history.calls[: claim.index]
         enqueued = [call for call in earlier if call.kind == "enqueue"]
         attempts = Counter(job for c in earlier if c.kind == "claim" for job in c.ids)
-        done = {
-            ref.job
-            for call in earlier
-            if call.kind == "complete" and call.answer == "accepted"
-            for ref in call.refs
-        }
-        tried = [
-            attempts[job] >= (call.bound or 0)
-            for call in enqueued
-            for job in call.ids
-            if attempts[job] and job not in done
-        ]
+        ends = [call for call in earlier if call.kind == "complete" and call.answer == "accepted"]
+        done = {ref.job for call in ends for ref in call.refs}
+        left = [(job, call) for call in enqueued for job in call.ids if job not in done]
+        tried = [attempts[job] >= (call.bound or 0) for job, call in left if attempts[job]]
         waiting = sum(call.began + call.delay > claim.ended for call in enqueued)
         assert (waiting, tried.count(False), tried.count(True), 0) == hindrances[claim.index]
 

@@ -185,11 +185,7 @@ def functions(body: list[ast.stmt], owner: str = "", *bases: str) -> Iterator[Fu
 
 UNTOLD = {
     "cli": "the help text of an option says what it is",
-    "bench": "not all of them yet",
-    "history": "not all of them yet",
-    "report": "not all of them yet",
-    "run": "not all of them yet",
-    "schedule": "not all of them yet",
+    **dict.fromkeys(("bench", "history", "report", "run", "schedule"), "not all of them yet"),
 }
 """Parts whose functions' parameters are told elsewhere, with the place, or not yet."""
 

@@ -48,13 +48,8 @@ def test_included_files_come_before_the_schemas_own_statements(tmp_path: Path) -
     (tmp_path / "types.sql").write_text("\N{BYTE ORDER MARK}CREATE TYPE t AS\r\nENUM ();")
     own = "-- name: schema#\nCREATE TABLE own();\n"
     queue = including(tmp_path, '["../types.sql", "../*_*.sql"]', own)
-    assert sent(queue) == [
-        "CREATE TYPE t AS ENUM ()",
-        "CREATE TABLE t1()",
-        "CREATE TABLE t2()",
-        "CREATE TABLE t1()",
-        "CREATE TABLE own()",
-    ]
+    tables = [f"CREATE TABLE {name}()" for name in ("t1", "t2", "t1", "own")]
+    assert sent(queue) == ["CREATE TYPE t AS ENUM ()", *tables]
     assert queue.source_of("install") == Source(tmp_path / "queues" / "q.sql", 4)
 
 

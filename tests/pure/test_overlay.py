@@ -137,12 +137,7 @@ def test_a_queue_is_shown_whole(base: Path, capsys: pytest.CaptureFixture[str]) 
     shown.write_text(capsys.readouterr().out)
     assert isinstance(whole := load(shown), SqlFileQueue)
     assert whole.lease_seconds == 60
-    assert {name: block.statements for name, block in whole.blocks.items()}.keys() == {
-        "enqueue",
-        "claim",
-        "complete",
-        "schema",
-    }
+    assert set(whole.blocks) == {"enqueue", "claim", "complete", "schema"}
     assert run(["show", "json:loads"]) == 4
 
 

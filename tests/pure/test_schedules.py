@@ -138,13 +138,8 @@ class DoubleClaims:
         calls: list[Call] = []
         if program.jobs:
             calls.append(Call(0, "enqueue", "producer", 1, 0.0, 2, 0.0, ids=("1",)))
-        workers = [
-            actor
-            for stage in program.stages
-            for actor, dos in stage
-            for do in dos
-            if do.kind == "claim" and program.jobs
-        ]
+        acts = [(actor, do) for stage in program.stages for actor, dos in stage for do in dos]
+        workers = [actor for actor, do in acts if do.kind == "claim" and program.jobs]
         for actor in dict.fromkeys(workers):
             n = len(calls)
             calls.append(Call(n, "claim", actor, 2 + n, 0.0, 100 + n, 0.0, limit=1, ids=("1",)))

@@ -27,16 +27,8 @@ def call(
 ) -> Call:
     """A call between two moments; without an end it takes a millisecond."""
     ended = began + 0.001 if ended is None else ended
-    return Call(
-        0,
-        kind,
-        actor,
-        invoked=round(began * 10_000),
-        began=began,
-        returned=round(ended * 10_000),
-        ended=ended,
-        bound=bound,
-    )
+    invoked, returned = round(began * 10_000), round(ended * 10_000)
+    return Call(0, kind, actor, invoked, began, returned, ended, bound=bound)
 
 
 def act(made: Call, holder: Call | None = None, answer: Answer = "accepted") -> Act:

@@ -408,14 +408,9 @@ def test_takes_names_the_arguments_a_block_uses() -> None:
 
 def test_parameters_have_the_contracts_types() -> None:
     """Values are int4, jsonb, interval or text; a step holds exactly the names it uses."""
-    operation = queue().begin(
-        "enqueue",
-        payload="{}",
-        priority=2,
-        delay=timedelta(seconds=30.5),
-        max_attempts=1,
-        queue="unused",
-    )
+    delay = timedelta(seconds=30.5)
+    spec = {"payload": "{}", "priority": 2, "delay": delay, "max_attempts": 1}
+    operation = queue().begin("enqueue", **spec, queue="unused")
     (step,), answer = run(operation, rows(id=["7"]))
     assert {
         "payload": Value(b"{}", JSONB),
@@ -477,20 +472,11 @@ COMMIT;"""
 
 def test_columns_of_a_step_are_arrays_for_later_ones() -> None:
     """Arrays carry the column's type, replace earlier ones, and void columns give none."""
-    first = Result(
-        ("trie", "v"),
-        (INT4, VOID),
-        [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)],
-    )
+    found = [{"trie": Value(t, INT4), "v": Value(b"", VOID)} for t in (b"1", None)]
+    first = Result(("trie", "v"), (INT4, VOID), found)
     operation = queue(claim=TWO_STEPS).begin("claim", worker="w")
-    steps, claims = run(
-        operation,
-        changed(0, "BEGIN"),
-        first,
-        rows(id=["7"], trie=["3"]),
-        rows(id=["8", "9"]),
-        changed(0, "COMMIT"),
-    )
+    later = (rows(id=["7"], trie=["3"]), rows(id=["8", "9"]))
+    steps, claims = run(operation, changed(0, "BEGIN"), first, *later, changed(0, "COMMIT"))
     assert Values((b"1", None), INT4) == steps[2].params["tries"]
     assert Values((b"3",), INT8) == steps[3].params["tries"]
     assert [claimed.id for claimed in claims] == ["8", "9"]
@@ -669,18 +655,11 @@ def test_install_and_cleanup_answer_nothing() -> None:
     assert Value(b"86400 seconds", INTERVAL) == steps[0].params["age"]
 
 
-BODIES = st.lists(
-    st.sampled_from(
-        [
-            "SELECT ':no', $$ ; :no $$",
-            "BEGIN",
-            "SELECT :worker -- ; :no\n",
-            "UPDATE jobs SET a = :worker::text /* ; */ RETURNING id",
-        ]
-    ),
-    min_size=1,
-    max_size=4,
-)
+STATEMENTS = [
+    *("SELECT ':no', $$ ; :no $$", "BEGIN", "SELECT :worker -- ; :no\n"),
+    "UPDATE jobs SET a = :worker::text /* ; */ RETURNING id",
+]
+BODIES = st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4)
 
 
 @given(st.dictionaries(st.sampled_from(["claim", "complete", "fail", "heartbeat"]), BODIES))

@@ -160,14 +160,10 @@ def test_a_worker_that_is_refused_again_and_again_is_told_once(
 
 def test_rounds_with_the_clock_are_told_once() -> None:
     """A round of several steps that comes again is told with all its jumps."""
-    rounds = [
-        turn
-        for n, seconds in ((2, 5.0), (3, 5.0), (4, 3607.3), (5, 5.0))
-        for turn in (
-            Turn(f"w{n}", (*claim("job 1"), Event("crash"))),
-            Turn("clock", (Passed(seconds),)),
-        )
-    ]
+    rounds: list[Turn] = []
+    for n, seconds in ((2, 5.0), (3, 5.0), (4, 3607.3), (5, 5.0)):
+        rounds.append(Turn(f"w{n}", (*claim("job 1"), Event("crash"))))
+        rounds.append(Turn("clock", (Passed(seconds),)))
     assert steps(story(*rounds, Turn("w6", claim("job 1")))).splitlines() == [
         "1-12  4 times, by w2 to w5, one after the other:",
         "        the worker: claim, at most 1 [a] => job 1",

@@ -533,8 +533,8 @@ def test_a_worker_program_claims_and_completes_every_job(ground: Ground, batch: 
 def test_a_worker_program_that_fails_for_this_time_is_asked_again(ground: Ground) -> None:
     """A deadlock is counted and no failure; what else it says is told."""
     error = 'if calls %% 3 == 0: answer = {"error": {"sqlstate": "%s", "message": "told"}}'
-    enough = lambda found: found.completed and found.retries  # noqa: E731
-    found = briefly(ground, scripted(error % "40P01"), Shape(1, 1), 10, enough)
+    failing = scripted(error % "40P01")
+    found = briefly(ground, failing, Shape(1, 1), 10, lambda one: min(one.completed, one.retries))
     assert found.retries == found.deadlocks > 0
     assert found.completed > 0
     with pytest.raises(QueueError, match="claim failed: 42P01: told"):

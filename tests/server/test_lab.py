@@ -524,12 +524,9 @@ def test_opening_a_gate_passes_exactly_one(lab_of: LabOf, gate: Gate, gates: int
     producer.run("INSERT INTO audit VALUES (1)")
     lab.close_gates()
     session = lab.session("w1")
-    session.send(
-        Step(
-            "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id) "
-            "UPDATE audit SET id = id + 1 WHERE (SELECT count(*) FROM done) = 2"
-        )
-    )
+    done = "WITH done AS (UPDATE jobs SET state = 'completed' RETURNING id)"
+    count = "(SELECT count(*) FROM done)"
+    session.send(Step(f"{done} UPDATE audit SET id = id + 1 WHERE {count} = 2"))
     passed = 0
     while not settle(lab, session):
         assert session.said  # so that nobody asks the server again and again

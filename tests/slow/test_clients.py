@@ -223,13 +223,9 @@ def test_a_race_of_workers_that_begin_with_a_lookup_is_found(lab_of: LabOf) -> N
 
 def test_a_race_inside_one_statement_of_a_worker_is_found(lab_of: LabOf) -> None:
     """Without a lock the snapshot is old when the statement gets to its row."""
-    made = judged(
-        lab_of(
-            ("  FOR UPDATE SKIP LOCKED\n))\nRETURNING id::text, a", "))\nRETURNING id::text, a")
-        ),
-        "single-claim",
-    )
-    assert made.verdict == "broken"
+    rest = "))\nRETURNING id::text, a"
+    lab = lab_of((f"  FOR UPDATE SKIP LOCKED\n{rest}", rest))
+    assert judged(lab, "single-claim").verdict == "broken"
 
 
 def test_time_that_a_worker_brings_along_is_not_judged(lab_of: LabOf) -> None:

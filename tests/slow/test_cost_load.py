@@ -91,13 +91,9 @@ def test_endurance_is_told_and_read_back(endured: BenchReport) -> None:
 def test_an_interrupted_endurance_keeps_the_phases_that_are_whole(endured: BenchReport) -> None:
     """The second phase was half done: the first is kept, told, drawn, and gates what it can."""
     status, appended = endured.entries
-    found = BenchReport(
-        dict(endured.method),
-        [
-            replace(status, endured=status.endured[: endure.POINTS + 2], counted={}),
-            replace(appended, endured=[], counted={}),
-        ],
-    )
+    half = replace(status, endured=status.endured[: endure.POINTS + 2], counted={})
+    none = replace(appended, endured=[], counted={})
+    found = BenchReport(dict(endured.method), [half, none])
     kept: list[BenchReport] = []
     with pytest.raises(KeyboardInterrupt), keeping_whole_rounds(found, kept.append):
         raise KeyboardInterrupt

@@ -105,12 +105,8 @@ def card(*verdicts: str) -> Card:
 @pytest.mark.sample
 def test_of_two_ways_the_worse_verdict_counts() -> None:
     """Broken beats inconclusive beats accepted beats holds; the times are added."""
-    both = together(
-        [
-            card("holds", "broken", "inconclusive", "not-offered"),
-            card("broken", "inconclusive", "accepted", "holds"),
-        ]
-    )
+    one = card("holds", "broken", "inconclusive", "not-offered")
+    both = together([one, card("broken", "inconclusive", "accepted", "holds")])
     assert [one.verdict for one in both.guarantees] == ["broken", "broken", "inconclusive", "holds"]
     assert (both.seconds, both.guarantees[0].seconds) == (4.0, 2.0)
 

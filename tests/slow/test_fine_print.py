@@ -73,11 +73,8 @@ def test_a_time_that_the_worker_sends_is_set_wrong(lab_of: LabOf, bound: str) ->
     """A lease by `:now` is judged with workers' clocks ahead and behind; right ones harm nobody."""
     lab = lab_of(WORKERS_CLOCK.format(bound=bound))
     found = judged(lab, "server-clock", "live-lease", "stale-recovery")
-    assert {name: one.verdict for name, one in found.items()} == {
-        "server-clock": "broken",
-        "live-lease": "holds",
-        "stale-recovery": "holds",
-    }
+    assert found["server-clock"].verdict == "broken"
+    assert (found["live-lease"].verdict, found["stale-recovery"].verdict) == ("holds", "holds")
     assert found["server-clock"].story is not None
     assert "clock (w1:" in found["server-clock"].story
 

@@ -126,12 +126,8 @@ def test_the_workers_of_xdist_find_the_same_on_one_server(
     queues = "--queue", "server_clock_local_timestamp.sql", "--queue", "skip_locked.sql"
     arguments = "-k", "test_server_clock or test_concurrency"
     results = [run(pytester, *queues, *arguments, "-v", "-n", count) for count in (0, 2)]
-    told = [
-        re.findall(
-            r"^(?:server_clock_local_timestamp|skip_locked) .*", one.stdout.str(), re.MULTILINE
-        )
-        for one in results
-    ]
+    line = r"^(?:server_clock_local_timestamp|skip_locked) .*"
+    told = [re.findall(line, one.stdout.str(), re.MULTILINE) for one in results]
     assert told[0] == [
         "server_clock_local_timestamp  server-clock broken; 1 not offered",
         "skip_locked                   1 holds; 1 not offered",

@@ -178,15 +178,8 @@ def uri(door: Door, role: str = "alice", password: str = PASSWORD) -> str:
 
 def key_value(door: Door, role: str = "alice") -> str:
     """Return the DSN of a role in its key/value form."""
-    return make_conninfo(
-        "",
-        host="127.0.0.1",
-        port=door.port,
-        user=role,
-        password=PASSWORD,
-        dbname="postgres",
-        sslmode="disable",
-    )
+    place = f"host=127.0.0.1 port={door.port} dbname=postgres sslmode=disable"
+    return make_conninfo(place, user=role, password=PASSWORD)
 
 
 @pytest.fixture
