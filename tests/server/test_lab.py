@@ -560,8 +560,8 @@ def test_who_has_taken_the_database_away_is_told(
 ) -> None:
     """A connection that is lost looks as any other, and a server that goes on has not gone."""
     monkeypatch.setattr("shutil.disk_usage", usage)
-    with open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
+    refused = pytest.raises(ServerUnavailableError, match=told)
+    with refused, open_lab(load_text(CLOCK, "clock.sql"), server) as lab:
         name = conninfo_to_dict(lab.conninfo)["dbname"]
         server.administer(f'DROP DATABASE "{name}" WITH (FORCE)')
-        with pytest.raises(ServerUnavailableError, match=told):
-            lab.reset()
+        lab.reset()
